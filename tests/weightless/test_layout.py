@@ -81,6 +81,69 @@ class Nested(Net):
         return states
 
 
+class Pairs(Net):
+    """Lists of two modules of one class in a list, whose sums are outside of them."""
+
+    def blocks(self):
+        return nn.ModuleList(nn.ModuleList([nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)]) for _ in range(3))
+
+    def stream(self, x):
+        states = [x]
+        for first, second in self.h:
+            x = x + first(x)
+            x = x + second(x)
+            states.append(x)
+        return states
+
+
+class Scaled(nn.Module):
+    """A norm and a map, whose output a module outside of the block scales."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.norm, self.map, self.scale = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), [scale]
+
+    def forward(self, x):
+        return self.scale[0](self.map(self.norm(x)).mean(-1, keepdim=True)) * x
+
+
+class Called(Net):
+    """A module outside of the blocks that they call, as a bias of positions."""
+
+    def blocks(self):
+        self.scale = nn.Linear(1, 1)
+        return nn.ModuleList(nn.ModuleList([nn.Linear(WIDTH, WIDTH), Scaled(self.scale)]) for _ in range(3))
+
+    def stream(self, x):
+        states = [x]
+        for first, second in self.h:
+            states.append(states[-1] + second(first(states[-1])))
+        return states
+
+
+class Branches(Net):
+    """One list, whose sums are outside of its modules."""
+
+    def stream(self, x):
+        states = [x]
+        for branch in self.h:
+            states.append(states[-1] + 0.5 * branch(states[-1]))
+        return states
+
+
+class Holder(Net):
+    """A dictionary of all parts by their names, which is not a list of blocks."""
+
+    def blocks(self):
+        return nn.ModuleDict({"drop": nn.Dropout(0.0), "h": super().blocks(), "last": nn.LayerNorm(WIDTH)})
+
+    def stream(self, x):
+        states = [self.h["drop"](x)]
+        for block in self.h["h"]:
+            states.append(block(states[-1]))
+        return states
+
+
 class Parallel(Net):
     """Lists of equal length, post-norm."""
 
@@ -124,17 +187,17 @@ class Chunked(Net):
 
     def blocks(self):
         self.positions = nn.ModuleList(nn.Linear(1, WIDTH) for _ in range(2))
-        return nn.ModuleList([nn.ModuleList([Block(), Block()]), nn.ModuleList([Block()])])
+        return nn.ModuleList([nn.ModuleList([Block(), Block()]), nn.ModuleList([nn.Identity(), Block()])])
 
     def stream(self, x):
         states = [x + sum(part(torch.ones(10, 1)) for part in self.positions)]
         for chunk in self.h:
             for block in chunk:
-                states.append(block(states[-1]))
+                states += [block(states[-1])] if isinstance(block, Block) else []
         return states
 
 
-NETWORKS = [Net, Named, Packed, Grid, Nested, Parallel, Attributes, Loop, Chunked]
+NETWORKS = [Net, Named, Packed, Grid, Nested, Pairs, Called, Branches, Holder, Parallel, Attributes, Loop, Chunked]
 
 
 def gram(states, n=WIDTH):
@@ -149,8 +212,8 @@ def test_stream_of_every_arrangement_is_that_of_the_module(network):
     data = lf.check(module, IDS, law=False, progress=False).data
     expected = gram(module.stream(module.embed(IDS)))
     np.testing.assert_allclose(data["covariance"].values[0], expected, rtol=1e-4, atol=1e-5)
-    assert data.sizes["sublayer"] == 1
-    if network is not Parallel:  # whose norm follows the sum
+    assert data.sizes["sublayer"] == (2 if network in (Pairs, Branches) else 1)
+    if network not in (Parallel, Pairs, Branches):  # whose norm follows the sum, or that have two sums
         first, second = module.stream(module.embed(IDS))[:2]
         branch = (second - first).square().mean().sqrt().item()
         np.testing.assert_allclose(data["branch"].values[0, 0, 0], branch, rtol=1e-4)
@@ -262,6 +325,51 @@ def test_decoder_that_reads_an_encoder_is_a_stack_of_its_own():
 
     data = lf.weightless.simulate(Pair, IDS, samples=1, seed=0, progress=False)
     assert data.attrs["blocks"] == "h: 3 × Block; decoder: 2 × Reading"
+
+
+def test_stack_that_overflows_has_a_verdict_and_no_traceback():
+    module = Towers()
+    with torch.no_grad():
+        module.decoder[0].up.weight.fill_(torch.nan)
+    report = lf.check(module, IDS, law=False, progress=False)
+    assert "not finite" in {each.name for each in report.verdicts}
+
+
+def test_attributes_of_parameters_survive_the_copy_in_which_zeros_move():
+    class Head(Net):
+        def __init__(self):
+            super().__init__()
+            self.head.weight = nn.Parameter(torch.zeros(WORDS, WIDTH))
+            self.head.weight.scale = 2.0
+
+        def forward(self, ids):
+            return super().forward(ids) * self.head.weight.scale
+
+    assert lf.check(Head(), IDS, law=False, progress=False).about["zero_weights"] == "head.weight"
+
+
+class Widening(Net):
+    """Blocks, and a list of pairs that widen the stream."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide = nn.ModuleList([nn.ModuleList([nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH)])])
+        self.more = nn.ModuleList(
+            nn.ModuleList([nn.LayerNorm(2 * WIDTH), nn.Linear(2 * WIDTH, 2 * WIDTH)]) for _ in "ab"
+        )
+
+    def forward(self, ids):
+        x = self.stream(self.embed(ids))[-1]
+        for norm, widen in self.wide:
+            x = widen(norm(x))
+        for norm, branch in self.more:
+            x = x + branch(norm(x))
+        return x
+
+
+def test_modules_that_change_the_width_of_the_stream_are_no_blocks():
+    data = lf.weightless.simulate(Widening, IDS, samples=1, seed=0, progress=False)
+    assert data.attrs["blocks"] == "h: 3 × Block; more: 2 × LayerNorm, Linear"
 
 
 def test_verdict_on_another_stack_begins_with_its_name(tmp_path):

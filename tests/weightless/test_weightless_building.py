@@ -422,3 +422,30 @@ def test_parameters_of_size_zero_have_no_gradient():
 
     data = lf.weightless.simulate(lambda: Stack(Empty), X, samples=1, **OPTIONS)
     assert list(data.weight.values) == [f"blocks.{b}.maps.{k}.weight" for b in range(2) for k in range(3)]
+
+
+class Positions(nn.Module):
+    """A network with a parameter that nothing initialises, as those of checkpoints only."""
+
+    def __init__(self, shape, is_read):
+        super().__init__()
+        self.blocks, self.is_read = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(2)), is_read
+        self.positions = nn.Parameter(torch.empty(shape))
+
+    def forward(self, x):
+        x = x + self.positions if self.is_read else x
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+@pytest.mark.parametrize("shape", [(4, 8), (8,)], ids=["matrix", "vector"])
+def test_uninitialised_parameter_is_refused_by_name_if_the_pass_reads_it(shape):
+    options = {"samples": 2, "seed": 0, "gradients": True, "progress": False}
+    x = torch.ones(1, 4, 8)
+    with pytest.raises(lf.InputError, match=r"^positions of .* is never initialised: .*overrides={'positions': 0.02}"):
+        lf.weightless.simulate(lambda: Positions(shape, True), x, **options)
+    unread = lf.weightless.simulate(lambda: Positions(shape, False), x, **options)
+    given = lf.weightless.simulate(lambda: Positions(shape, True), x, overrides={"positions": 0.02}, **options)
+    assert np.isfinite(unread.loss).all() and np.isfinite(given.loss).all()
+    assert not torch.are_deterministic_algorithms_enabled()

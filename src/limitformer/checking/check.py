@@ -310,6 +310,8 @@ def zeros_of_module(
 
     def measure_moved(names: list[str]) -> xr.Dataset:
         other = deepcopy(module)
+        for parameter, copy in zip(module.parameters(), other.parameters(), strict=True):
+            vars(copy).update(vars(parameter))  # attributes, which `deepcopy` leaves out
         chance = torch.Generator().manual_seed(0)
         with torch.no_grad():
             for name in names:

@@ -61,7 +61,10 @@ def laws_of(parameters: Mapping[str, nn.Parameter], table: LawTable) -> dict[str
     first = {name: name for name in table.laws} | {other: name for name, names in table.tied.items() for other in names}
     missing = [name for name in parameters if name not in first]
     if len(missing) * 2 > len(parameters):
-        raise InputError(f"the law is of another module: {table.name} has no {missing[0]}, but {next(iter(first))}.")
+        raise InputError(
+            f"the law is of another module: {table.name} has no {missing[0]}, but {next(iter(first))}. "
+            "Nearest: law=False, or the function that builds the module."
+        )
     for name, parameter in parameters.items():
         expected = table.shapes[first[name]] if name in first else tuple(parameter.shape)
         require(

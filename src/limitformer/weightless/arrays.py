@@ -223,7 +223,8 @@ def split_stacks(data: xr.Dataset) -> dict[str, xr.Dataset]:
         part = data.isel(layer=data["stack"].values == name, block=data["block_stack"].values == name)
         tokens = int(part["tokens"][0])
         part = part.isel({dim: slice(tokens) for dim in ("token", "token_")})
-        lacking = [key for key in BY_BLOCK if key in part and bool(part[key].isnull().all())]
+        overflows = bool(part["covariance"].isnull().all())  # then nothing shows what it lacks
+        lacking = [key for key in BY_BLOCK if key in part and not overflows and bool(part[key].isnull().all())]
         if name != last:
             lacking += [str(key) for key in part.data_vars if part[key].dims == ("sample",)]
         if "weight" in part.dims:

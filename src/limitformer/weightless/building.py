@@ -7,7 +7,8 @@ are those of the build, matrices of unknown law are computed from its tape, and 
 
 import random
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -220,7 +221,7 @@ def drawn_module(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int
     before, own, numpys = torch.get_default_dtype(), random.getstate(), np.random.get_state()
     torch.set_default_dtype(dtype)
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), empty_as_nan():
             torch.manual_seed(seed)
             np.random.seed(seed % 2**32)
             random.seed(seed)
@@ -242,6 +243,26 @@ def drawn_module(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int
     return module
 
 
+@contextmanager
+def empty_as_nan() -> Iterator[None]:
+    """Let tensors of uninitialised memory be NaN within the with statement."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    fills = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.utils.deterministic.fill_uninitialized_memory = fills
+
+
+def uninitialised(module: nn.Module) -> list[str]:
+    """Return the names of parameters that the code of a module, which was built here, does not initialise."""
+    every = module.named_parameters()
+    return [name for name, each in every if not each.is_meta and bool(each.detach().isnan().any())]
+
+
 def law_of(parameter: Tensor, watch: LawWatch) -> Law:
     """Return the watched law; if nothing random wrote to a parameter, whether its values are constant or given."""
     if not parameter.numel():
@@ -251,6 +272,8 @@ def law_of(parameter: Tensor, watch: LawWatch) -> Law:
         return law
     if parameter.is_meta:
         return Law(laws.UNKNOWN, reason="nothing was seen to write to it")
+    if bool(parameter.detach().isnan().any()):
+        return Law(laws.UNKNOWN, reason="it is never initialised")
     first = parameter.detach().reshape(-1)[:1]
     same = parameter.numel() > 0 and bool((parameter.detach() == first).all())
     return laws.constant(float(first)) if same and not parameter.is_complex() else Law(laws.GIVEN)

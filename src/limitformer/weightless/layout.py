@@ -101,7 +101,13 @@ def chosen_layout(module: nn.Module, blocks: Chosen) -> Layout:
 
 
 def is_list(part: nn.Module) -> bool:
-    """Whether a module is a list of others, or a sequence of similar ones."""
+    """Whether a module is a list of others, or a sequence of similar ones.
+
+    A dictionary of different modules by their names, such as `wte`, `h` and `ln_f`, only holds them.
+    """
+    if isinstance(part, nn.ModuleDict):
+        numbered = all(any(map(str.isdigit, key)) for key in part)
+        return numbered or len({type(each) for each in part.values()}) == 1
     return not is_callable(part) or (isinstance(part, nn.Sequential) and is_uniform(part))
 
 
@@ -140,11 +146,14 @@ class Call:
             output, does not count.
         argument: the input with the shape of the output, if there is one.
         form: how the entries of the stream that enters are ordered; empty if none does.
+        entering, leaving: the shapes of the stream and of the output; empty if there is none.
     """
 
     start: int
     follows: set[str]
     form: str
+    entering: torch.Size
+    leaving: torch.Size = torch.Size()  # noqa: RUF009 (it is immutable)
     end: int = 0
     argument: Argument | None = None
 
@@ -206,9 +215,9 @@ class Recorder:
                 for module, output in self.outputs.values()
                 if x is not None and (x is output or same_memory(x, output))
             }
-            self.calls.setdefault(name, []).append(
-                Call(self.tick(), follows, "" if x is None else form_of(x, part, None, None))
-            )
+            form = "" if x is None else form_of(x, part, None, None)
+            shape = torch.Size() if x is None else x.shape
+            self.calls.setdefault(name, []).append(Call(self.tick(), follows, form, shape))
 
         return hook
 
@@ -219,6 +228,7 @@ class Recorder:
             inputs = [*enumerate(args), *kwargs.items()]
             like = [(key, each) for key, each in inputs if outputs and is_wide(each) and each.shape == outputs[0].shape]
             call.end = self.tick()
+            call.leaving = outputs[0].shape if outputs else torch.Size()
             if like:
                 call.argument = next((key for key, each in like if each is x), like[0][0])
                 self.outputs[name.rpartition(".")[0]] = name, outputs[0]
@@ -292,10 +302,11 @@ class Search:
         """Return the stacks of a list: its modules, its lists, or what is inside them."""
         units = children_of(name, part)
         if units and not any(is_callable(child) for _, child in units):
-            if all(len({type(each) for each in child.children()}) == 1 for _, child in units):
+            if all(self.passes_on(*unit) for unit in units):
                 return [stack for unit in units for stack in self.in_list(*unit)]
             groups = [tuple(m for m in callable_members(*unit) if m in self.calls) for unit in units]
-            return [[BlockModules(name, members) for members in groups if members and self.entered(members)]]
+            blocks = [BlockModules(name, members) for members in groups if members and self.returns(members)]
+            return [blocks] if blocks else []
         called = [unit for unit in units if unit[0] in self.calls]
         inner = [tuple(m for m, _ in children_of(*unit) if m in self.calls) for unit in units]
         if not called and inner and all(inner):  # the network calls `block.forward`, which no hook sees
@@ -305,7 +316,8 @@ class Search:
         blocks = [BlockModules(name, (full,)) for full, _ in called if self.maps(full)]
         if len(blocks) == len(called):
             return [blocks] if blocks else []
-        return [stack for unit in units for stack in self.inside(*unit)] or ([blocks] if blocks else [])
+        deeper = [stack for unit in units for stack in (self.in_list if is_list(unit[1]) else self.inside)(*unit)]
+        return deeper or ([blocks] if blocks else [])
 
     def parallel(self, name: str, lists: dict[str, nn.Module]) -> list[BlockModules]:
         """Return blocks of one module of each list, if the lists have equal lengths and the network calls them in turn.
@@ -363,6 +375,12 @@ class Search:
         """Whether each module receives the output of the one before it."""
         return all(before in self.calls[after][0].follows for before, after in pairwise(names))
 
+    def passes_on(self, name: str, part: nn.Module) -> bool:
+        """Whether a list holds blocks of one class that pass the stream on, without a sum outside of them."""
+        units = children_of(name, part)
+        names = [full for full, _ in units if full in self.calls]
+        return len({type(each) for _, each in units}) == 1 and self.chained(names)
+
     def form(self, stack: list[BlockModules]) -> str:
         return self.calls[stack[0].members[0]][0].form
 
@@ -380,8 +398,11 @@ class Search:
     def maps(self, name: str) -> bool:
         return all(call.maps for call in self.calls[name])
 
-    def entered(self, members: tuple[str, ...]) -> bool:
-        return any(self.calls[member][0].form for member in members)
+    def returns(self, members: tuple[str, ...]) -> bool:
+        """Whether a stream enters these modules, and the last output has its shape."""
+        calls = [self.calls[member][0] for member in members]
+        entering = next((call.entering for call in sorted(calls, key=lambda call: call.start) if call.form), None)
+        return entering is not None and max(calls, key=lambda call: call.end).leaving == entering
 
     def window(self, members: tuple[str, ...]) -> tuple[int, int]:
         """Return the start of the first call and the end of the last one of these modules."""

@@ -103,10 +103,12 @@ class Measure(TorchFunctionMode):
         self.stacks: dict[tuple[str, torch.Size], MeasuredStack] = {}
         self.stack: MeasuredStack | None = None  # of the running block
         self.place = -1  # of the running block in the layout, if it has several modules; the module that began it
-        self.begun_by = ""
+        self.begun_by, self.running = "", 0  # and how many of its modules are running
         self.output: Tensor | None = None  # of the last module of that block
         self.unclear = False  # whether a block returned something other than the stream
         self.stream: list[Tensor] = []  # the tensors of the block that are the stream
+        self.input: Tensor = torch.empty(0)  # of the running block, or of the last one
+        self.ended: tuple[Stack, Tensor] | None = None  # the last block's stack and input, until another block begins
         self.sum: tuple[Tensor, Marks, Tensor] | None = None  # the last sum, its marks and its covariance
         self.hooks: list[Any] = []
         self.used: set[Any] = set()  # parameters that were read: ids, and names of those without entries
@@ -135,7 +137,7 @@ class Measure(TorchFunctionMode):
         if any(len(block.members) > 1 for block in self.layout.blocks):
             for part in self.module.modules():
                 if id(part) not in members and list(part.parameters(recurse=False)):
-                    self.hooks.append(part.register_forward_pre_hook(self.end_of_members))
+                    self.hooks.append(part.register_forward_pre_hook(self.before_outside))
         super().__enter__()
         return self
 
@@ -153,6 +155,10 @@ class Measure(TorchFunctionMode):
         if kwargs:
             check_entries(func, kwargs.values(), read)
         stack = self.stack
+        if stack is None and self.ended is not None and func in ADDITIONS:
+            out = func(*args, **kwargs)
+            self.extend_block(*self.ended, args, out)
+            return out
         if func is FUSED and stack is not None:
             return self.dot_product_attention(*args, **kwargs)
         if func is functional.multi_head_attention_forward and stack is not None:
@@ -186,9 +192,9 @@ class Measure(TorchFunctionMode):
         if x is None:
             return
         self.before_blocks = self.before_blocks or frozenset(self.used)
-        self.stack = self.stack_of(place, part, x)
+        self.stack, self.ended = self.stack_of(place, part, x), None
         self.measure_stream(self.stack, x)
-        self.stream = [x]
+        self.stream, self.input = [x], x
         self.stack.inside.append([])
         self.stack.branch.append([])
         self.stack.heads.append({})
@@ -219,10 +225,22 @@ class Measure(TorchFunctionMode):
         assert self.stack is not None
         self.stack.last = last
         self.inside_blocks = frozenset(self.used)
+        self.ended = self.stack, self.input
         self.stack, self.stream = None, []
+
+    def extend_block(self, stack: Stack, x: Tensor, args: Any, out: Any) -> None:
+        """Let a block that has ended include a sum with its input `x`: the network adds its branch to the stream."""
+        if isinstance(out, Tensor) and out.shape == stack.shape:
+            self.stream = [x]
+            self.end_sublayer(stack, args, out)
+            if self.stream[0] is out:
+                stack.last, self.ended = out, None
+                self.inside_blocks = frozenset(self.used)
+            self.stream = []
 
     def before_member(self, place: int, name: str, part: nn.Module, args: Any, kwargs: Any) -> None:
         """Begin a block of several modules with the first of them that is called."""
+        self.running += 1
         if self.place == place and self.stack is not None and name != self.begun_by:
             return
         self.end_of_members()
@@ -232,15 +250,24 @@ class Measure(TorchFunctionMode):
 
     def after_member(self, part: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         """Note the output of a module of a block: the stream, unless a sum with the stream follows."""
+        self.running -= 1
         if self.stack is not None:
             self.output = stream_among(out, self.stack.shape)
             self.inside_blocks = frozenset(self.used)
 
-    def end_of_members(self, *_: Any) -> None:
+    def before_outside(self, *_: Any) -> None:
+        """End a block of several modules, unless one of them calls this module, as it does a bias of positions."""
+        if not self.running:
+            self.end_of_members()
+
+    def end_of_members(self) -> None:
         """End a block of several modules: its stream is the last sum or the norm of it, else the last output."""
         if self.place >= 0 and self.stack is not None:
-            summed = self.stream[-1] if self.stack.inside[-1] else self.output
-            self.end_block(self.stack.last if summed is None else summed)
+            last = self.stream[-1] if self.stack.inside[-1] else self.output
+            names = ", ".join(self.layout.blocks[self.place].members)
+            returned = f"{names} receive tokens {tuple(self.stack.shape)} and return none of that shape"
+            require(last is not None, f"{returned}. Nearest: other blocks.")
+            self.end_block(last)
         self.place = -1
 
     def finish(self) -> None:
@@ -271,7 +298,8 @@ class Measure(TorchFunctionMode):
         if gradient is None:
             return False
         own = gradient.shape[axis] // self.rows  # indices along the dimension that one sequence has
-        return bool((gradient.movedim(axis, 0)[:-own] != 0).any())
+        others = gradient.movedim(axis, 0)[:-own]
+        return bool((others.isfinite() & (others != 0)).any())  # that of a network that overflows is NaN everywhere
 
     def measure_stream(self, stack: MeasuredStack, x: Tensor) -> None:
         """Measure V and sizes of the stream, and hook the norm of its gradient."""

@@ -28,6 +28,7 @@ from limitformer.weightless.building import (
     drawn_module,
     numpy_and_python_states,
     put_parameters,
+    uninitialised,
 )
 from limitformer.weightless.implicit import Implicit
 from limitformer.weightless.inputs import Inputs, call_with
@@ -75,6 +76,7 @@ class Weightless:
         self.weights: list[RandomWeight] = []
         self.drawn: dict[str, str] = {}  # reasons to draw whole networks, by name
         self.rebuilt: dict[str, str] = {}  # reasons to build a network for each sample, by name
+        self.uninitialised: set[str] = set()  # parameters of the network that was drawn or built
         self.sample: tuple[int, int] | None = None  # seed and sample of the network that was drawn or built
         self.state: State | None = None
         self.axes: tuple[Inputs, dict[int, int]] | None = None  # by block, the dimension with these inputs' sequences
@@ -176,6 +178,7 @@ class Weightless:
         shapes = {name: tuple(one.shape) for name, one in module.named_parameters()}
         alike = shapes == self.table.shapes
         require(alike, f"{self.blueprint.name} has other parameters each time it is built.")
+        self.uninitialised = set(uninitialised(module)) - set(self.overridden)
         if self.drawn:
             self.override(module, run)
         else:
@@ -397,6 +400,7 @@ class Weightless:
             with self.trimming(), measure, self.by_sample(run):
                 out = self.call(arguments)
             measure.finish()
+            self.require_initialised(run)
             require(random_states() == before, f"{self.blueprint.name} draws random numbers of its own when it runs.")
             changed = self.state.changed_weight()
             require(changed is None, f"{self.blueprint.name} changes its parameter {changed} when it runs.")
@@ -412,6 +416,15 @@ class Weightless:
                 arrays |= self.backward(out, arguments, loss, run)
             arrays |= stream_arrays(measure, gradients=loss is not None)
         return arrays
+
+    def require_initialised(self, run: WeightlessRun) -> None:
+        """Raise `InputError` if the pass has read a parameter that the module's code does not initialise."""
+        for name, parameter in self.module.named_parameters() if self.uninitialised else ():
+            require(
+                name not in self.uninitialised or id(parameter) not in run.read,
+                f"{name} of {self.blueprint.name} is never initialised: its numbers are those that were in memory. "
+                f"Nearest: initialise it in the function, or overrides={{{name!r}: 0.02}}.",
+            )
 
     def arguments(self, run: WeightlessRun, inputs: Inputs) -> dict[str, Any]:
         """Return the arguments of the module, by name; the first argument may have the name ""."""
