@@ -447,5 +447,6 @@ def test_uninitialised_parameter_is_refused_by_name_if_the_pass_reads_it(shape):
         lf.weightless.simulate(lambda: Positions(shape, True), x, **options)
     unread = lf.weightless.simulate(lambda: Positions(shape, False), x, **options)
     given = lf.weightless.simulate(lambda: Positions(shape, True), x, overrides={"positions": 0.02}, **options)
-    assert np.isfinite(unread.loss).all() and np.isfinite(given.loss).all()
+    assert np.isfinite(unread.loss).all()
+    assert np.isfinite(given.loss).all()
     assert not torch.are_deterministic_algorithms_enabled()

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from limitformer.base.errors import require
+from limitformer.base.errors import InputError, require
 from limitformer.weightless.blocks import is_norm, stream_axis, tokens_among
 from limitformer.weightless.implicit import METADATA, Implicit
 from limitformer.weightless.layout import (
@@ -108,7 +108,7 @@ class Measure(TorchFunctionMode):
         self.unclear = False  # whether a block returned something other than the stream
         self.stream: list[Tensor] = []  # the tensors of the block that are the stream
         self.input: Tensor = torch.empty(0)  # of the running block, or of the last one
-        self.ended: tuple[Stack, Tensor] | None = None  # the last block's stack and input, until another block begins
+        self.ended: tuple[MeasuredStack, Tensor] | None = None  # the last block's stack and input, until another begins
         self.sum: tuple[Tensor, Marks, Tensor] | None = None  # the last sum, its marks and its covariance
         self.hooks: list[Any] = []
         self.used: set[Any] = set()  # parameters that were read: ids, and names of those without entries
@@ -228,7 +228,7 @@ class Measure(TorchFunctionMode):
         self.ended = self.stack, self.input
         self.stack, self.stream = None, []
 
-    def extend_block(self, stack: Stack, x: Tensor, args: Any, out: Any) -> None:
+    def extend_block(self, stack: MeasuredStack, x: Tensor, args: Any, out: Any) -> None:
         """Let a block that has ended include a sum with its input `x`: the network adds its branch to the stream."""
         if isinstance(out, Tensor) and out.shape == stack.shape:
             self.stream = [x]
@@ -266,7 +266,8 @@ class Measure(TorchFunctionMode):
             last = self.stream[-1] if self.stack.inside[-1] else self.output
             names = ", ".join(self.layout.blocks[self.place].members)
             returned = f"{names} receive tokens {tuple(self.stack.shape)} and return none of that shape"
-            require(last is not None, f"{returned}. Nearest: other blocks.")
+            if last is None:
+                raise InputError(f"{returned}. Nearest: other blocks.")
             self.end_block(last)
         self.place = -1
 
