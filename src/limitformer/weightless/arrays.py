@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from limitformer.weightless.inputs import Inputs
 from limitformer.weightless.layout import kinds_of
-from limitformer.weightless.measure import Measure, MeasuredStack
+from limitformer.weightless.measure import PLACES, Measure, MeasuredStack
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -30,6 +30,9 @@ def stream_arrays(measure: Measure, gradients: bool) -> Arrays:
         return parts[0]
     samples, arrays = measure.samples, {}
     tokens = max(part["covariance"].shape[-1] for part in parts)
+    layers = sum(part["covariance"].shape[1] for part in parts)
+    what = f"Recording {len(parts)} stacks of {layers} layers, filled up to {tokens:,} tokens,"
+    check_scratch(PLACES * 8 * samples * layers * tokens**2, what, "shorter or smaller inputs, or one stack (blocks)")
     for name in (*BY_LAYER, *BY_BLOCK):
         if not any(name in part for part in parts):
             continue

@@ -313,7 +313,7 @@ class Search:
             return [[BlockModules(name, members) for members in inner]]
         if all(is_norm(*unit) or not list(unit[1].parameters()) for unit in called):  # or activations
             return []
-        blocks = [BlockModules(name, (full,)) for full, _ in called if self.maps(full)]
+        blocks = [BlockModules(name, (full,)) for full, part in called if self.maps(full) and list(part.parameters())]
         if len(blocks) == len(called):
             return [blocks] if blocks else []
         deeper = [stack for unit in units for stack in (self.in_list if is_list(unit[1]) else self.inside)(*unit)]

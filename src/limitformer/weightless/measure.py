@@ -30,6 +30,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from limitformer.base.errors import InputError, require
+from limitformer.base.memory import check_scratch
 from limitformer.weightless.blocks import is_norm, stream_axis, tokens_among
 from limitformer.weightless.implicit import METADATA, Implicit
 from limitformer.weightless.layout import (
@@ -50,6 +51,7 @@ ADDITIONS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_
 SCALINGS = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__}
 SOFTMAX = {functional.softmax, torch.softmax, Tensor.softmax}
 FUSED = functional.scaled_dot_product_attention
+PLACES = 3  # covariances of a block: before it, and after two sublayers
 BEFORE, INSIDE = "before the blocks", "inside the blocks"  # where a parameter was read
 
 
@@ -207,7 +209,13 @@ class Measure(TorchFunctionMode):
             axis = self.axes[place] if self.axes else stream_axis(x.shape, self.rows, self.samples, self.length)
             if axis == 1 and self.samples > 1:
                 raise OneSampleOnlyError
-            self.stacks[key] = MeasuredStack(block.stack, x.shape, form_of(x, part, self.length, axis), axis, x, x)
+            form = form_of(x, part, self.length, axis)
+            tokens = in_rows(x.detach(), form).shape[:-1].numel() // self.samples
+            blocks = sum(each.stack == block.stack for each in self.layout.blocks)
+            needed = PLACES * blocks * self.samples * 8 * tokens**2
+            what = f"The covariances of {tokens:,} tokens in {blocks} blocks of {block.stack}"
+            check_scratch(needed, what, "shorter or smaller inputs, or other blocks")
+            self.stacks[key] = MeasuredStack(block.stack, x.shape, form, axis, x, x)
         return self.stacks[key]
 
     def after_block(self, name: str, part: nn.Module, args: Any, kwargs: Any, out: Any) -> None:

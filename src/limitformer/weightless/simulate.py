@@ -25,6 +25,7 @@ from limitformer.weightless.choices import parameters_of
 from limitformer.weightless.inputs import Inputs, inputs_of, with_targets
 from limitformer.weightless.layout import Chosen
 from limitformer.weightless.losses import Loss, default_loss
+from limitformer.weightless.measure import PLACES
 from limitformer.weightless.models import Blueprint, blueprint_of
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.run import ALWAYS, AUTO, NEVER, POSITIONS, OneSampleOnlyError, row_error
@@ -33,7 +34,7 @@ SIDE_BY_SIDE_BYTES = 2**25  # of activations that a pass of several samples may 
 MOST_SIDE_BY_SIDE = 256
 RECOMPUTE_BYTES = 2**30  # of activations, above which blocks run again in the backward pass
 NAMED_ARGUMENTS = 6  # in an error
-PLACES, COPIES = 3, 4  # covariances of a block, and the measured number of copies of each in memory
+COPIES = 4  # the measured number of copies of each covariance in memory
 T = TypeVar("T")
 AGREEMENT = {torch.float64: 1e-6, torch.float32: 1e-2}  # between samples side by side and alone
 
