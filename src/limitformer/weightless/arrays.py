@@ -9,6 +9,7 @@ import xarray as xr
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from limitformer.base.memory import check_scratch
 from limitformer.weightless.inputs import Inputs
 from limitformer.weightless.layout import kinds_of
 from limitformer.weightless.measure import PLACES, Measure, MeasuredStack
