@@ -449,6 +449,26 @@ def test_watch_recognises_a_truncated_normal_in_four_steps():
     assert lf.weightless.law(lambda: made(0.03))["weight"].kind == "unknown"  # other bounds
 
 
+def test_bounds_that_cut_nothing_give_the_law_of_torchs_own_truncated_normal():
+    def made(change):
+        layer = nn.Linear(50, 40)
+        with torch.no_grad():
+            change(layer.weight)
+        return layer
+
+    def pasted(weight):
+        weight.uniform_(-1.0, 1.0).erfinv_().mul_(0.02 * 2**0.5).add_(0.0).clamp_(min=-2.0, max=2.0)
+
+    def law_of(change):
+        return lf.weightless.law(lambda: made(change))["weight"]
+
+    torchs, own = law_of(lambda weight: nn.init.trunc_normal_(weight, std=0.02)), law_of(pasted)
+    assert (own.kind, own.mean, own.std) == (torchs.kind, torchs.mean, pytest.approx(torchs.std, rel=1e-12))
+    assert (own.low, own.high) == pytest.approx((torchs.low, torchs.high))
+    assert law_of(lambda weight: weight.normal_(std=0.1).clamp_(-1.0, 1.0)).kind == "truncated normal"
+    assert law_of(lambda weight: weight.normal_(std=0.1).clamp_(-0.5, 1.0)).kind == "unknown"
+
+
 def test_factory_may_move_its_module_to_a_device():
     sent = lf.weightless.simulate(lambda: Net().to("cpu"), IDS, samples=2, **OPTIONS)
     plain = lf.weightless.simulate(Net, IDS, samples=2, **OPTIONS)

@@ -91,6 +91,16 @@ class Law:
         slack = ROUNDING * self.std
         return self.random and not self.rows and least - slack <= ends[0] and ends[1] <= most + slack
 
+    def clamped(self, least: float, most: float) -> "Law | None":
+        """Return the law of an entry that is cut at two bounds; None if they cut more than rounding or far tails."""
+        if self.within(least, most):
+            return self
+        reach = min(self.shift - least, most - self.shift) / self.scale if self.scale > 0 else 0.0
+        if self.kind not in (NORMAL, TRUNCATED) or self.rows or reach < CUT_NOTHING:
+            return None
+        low, high = ((each - self.shift) / self.scale for each in (least, most))
+        return replace(self, kind=TRUNCATED, low=max(self.low, low), high=min(self.high, high))
+
     def truncated_ends(self) -> tuple[float, float]:
         """Return the ends of a truncated normal law."""
         return self.scale * self.low + self.shift, self.scale * self.high + self.shift

@@ -381,8 +381,10 @@ def after_writing(name: str, before: Law | None, args: Any, kwargs: dict[str, An
         return before.times(-1.0)
     if name == "erfinv_" and before.kind == laws.UNIFORM and not before.rows:
         return before.erfinv()
-    if name in ("clamp_", "clip_") and before.within(*clamp_arguments(args, kwargs)):
-        return before
+    if name in ("clamp_", "clip_"):
+        clamped = before.clamped(*clamp_arguments(args, kwargs))
+        if clamped is not None:
+            return clamped
     return Law(laws.UNKNOWN, reason=f"it was changed by {name.rstrip('_')}")
 
 
