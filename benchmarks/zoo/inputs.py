@@ -31,9 +31,10 @@ def candidates(config: Any, model: Any) -> Iterator[Named]:
     needed = [
         name
         for name, each in parameters.items()
-        if each.default is Parameter.empty and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+        if name != "self"
+        and each.default is Parameter.empty
+        and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
     ]
-    needed.remove("self")
     usual = list(by_main_input(config, getattr(model, "main_input_name", "input_ids")))
     read = list(by_signature(config, parameters, needed))
     yield from read + usual if needed else usual + read
