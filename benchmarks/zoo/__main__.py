@@ -14,17 +14,18 @@ warnings.filterwarnings("ignore")
 import torch  # noqa: E402
 import transformers  # noqa: E402
 
-from benchmarks.zoo.children import run_all, rows_in  # noqa: E402
+from benchmarks.zoo.children import rows_in, run_all  # noqa: E402
 from benchmarks.zoo.configurations import all_types  # noqa: E402
 from benchmarks.zoo.examine import WORKS, examine  # noqa: E402
 from benchmarks.zoo.laws import compare  # noqa: E402
 from benchmarks.zoo.page import page  # noqa: E402
 
 # The twenty families of `make laws`, and the parts and wrappers of these.
-TESTED = set(
-    "gpt2 bert roberta vit modernbert llama mistral qwen2 qwen3 gemma gemma2 gemma3 gemma3_text gemma4 gemma4_text olmo "
-    "olmo2 gpt_neox cohere t5 mixtral gpt_oss deepseek_v3".split()
-)
+TESTED = {
+    *("bert", "cohere", "deepseek_v3", "gemma", "gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "gpt2"),
+    *("gpt_neox", "gpt_oss", "llama", "mistral", "mixtral", "modernbert", "olmo", "olmo2", "qwen2", "qwen3"),
+    *("roberta", "t5", "vit"),
+}
 
 
 def main() -> int:

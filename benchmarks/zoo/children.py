@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -46,7 +46,7 @@ class Child:
 
 def run_all(
     call: Callable[[str], Row], names: Iterable[str], path: Path, workers: int, about: Row, limits: Limits = LIMITS
-) -> Iterator[Row]:
+) -> Generator[Row]:
     """Yield the row of each name with `about`, after it has been appended to the file."""
     waiting, children = list(names)[::-1], list[Child]()
     try:

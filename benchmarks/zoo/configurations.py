@@ -106,9 +106,10 @@ UNCHANGED = {"transformers_version", "id2label", "label2id", "architectures", "c
 
 
 def all_types() -> list[str]:
-    """Return the model types that have a class for a task of TASKS."""
+    """Return the model types of transformers that have a class for a task of TASKS."""
     mappings = [getattr(transformers, mapping) for _, mapping in TASKS.values()]
-    return [kind for kind in CONFIG_MAPPING if any(CONFIG_MAPPING[kind] in mapping for mapping in mappings)]
+    own = [kind for kind in CONFIG_MAPPING if CONFIG_MAPPING[kind].__module__.startswith("transformers.")]
+    return [kind for kind in own if any(CONFIG_MAPPING[kind] in mapping for mapping in mappings)]
 
 
 def task_of(config: Any) -> tuple[str, str]:
@@ -206,8 +207,8 @@ def small_number(name: str, value: int, fields: Mapping[str, Any], depth: int, t
         every = next((each for each in heads if each), fields.get(name.replace("key_value", "attention")))
         return 1 if value == 1 else 4 if value == every else 2
     for rule in RULES:
-        pattern, exception, most = rule
-        most = depth if rule is DEPTH_RULE else most
+        pattern, exception, limit = rule
+        most = depth if rule is DEPTH_RULE else limit
         if value > most and pattern.search(name) and not exception.search(name):
             return most
     return value
@@ -312,8 +313,8 @@ def number_in(config: Any, names: tuple[str, ...], otherwise: int) -> int:
     inside = (getattr(config, name, None) for name in config.sub_configs or ())
     for part in (config, *(each for each in inside if isinstance(each, PreTrainedConfig))):
         for name in names:
-            value = getattr(part, name, None)
-            first = value[0] if isinstance(value, list | tuple) and value else value
-            if is_count(first):
-                return int(first)
+            value: Any = getattr(part, name, None)
+            value = value[0] if isinstance(value, list | tuple) and value else value
+            if is_count(value):
+                return int(value)
     return otherwise

@@ -16,26 +16,26 @@ MEANINGS = {
 }
 HEAD = """# Architectures
 
-Every model type of transformers {version} that has a class for a language model, a classifier of images or sequences, or hidden states:
-a small configuration of two to six blocks, forward and backward. `make zoo` writes this page.
+A small configuration of every model type of transformers {version} that has a class for a language model, a classifier
+of images or sequences, or hidden states, forward and backward. `make zoo` writes this page.
 
 | verdict | types | |
 |---|---|---|
 {counts}
 
 Of {runs} types that transformers itself builds and runs, {works} ({share:.0%}) work as called.
-
 {laws}
-
 | type | task | inputs | stacks | verdict | KS, least p |
 |---|---|---|---|---|---|
 {rows}
 """
-LAWS = """The last column compares {samples} weightless networks with {samples} that transformers draws, with 8 tokens: size and correlation of
-the stream after the last block, standard deviation of the logits, the loss that the model itself computes on its own labels, and the
-gradient norms of two matrices. It has the least p-value of a type. {passed} of {types} types are above {level:.1e}, the level of 1 %
-divided by the number of tests. A wrong twin, whose initial standard deviation is 5 % larger, is rejected for {rejected} of the
-{twins} types whose configuration has one.
+LAWS = """
+The last column compares {samples} weightless networks with {samples} that transformers draws, on 8 tokens, and has the
+least p-value of up to six statistics: size and correlation of the stream after the last block, standard deviation of
+the logits, the loss that the model itself computes on its own labels, and the gradient norms of two matrices.
+{passed} of {types} types are above {level:.1e}, which is 1 % divided by the number of tests. A wrong twin, whose
+weights have a standard deviation that is 5 % larger, is below it for {rejected} of the {twins} types that have such a
+field.
 """
 
 
