@@ -6,7 +6,7 @@ Rules by the names of fields make numbers smaller; `overrides` has the fields of
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import transformers
 from transformers import CONFIG_MAPPING, PreTrainedConfig
@@ -191,10 +191,10 @@ def small_values(make: Any, given: Mapping[str, Any], depth: int, token: Tokens)
             result[name] = small
         elif isinstance(value, list | tuple) and any(is_count(each) and each >= VOCABULARY for each in value):
             result[name] = 2
-    return {name: value for name, value in result.items() if name in given or value is not fields.get(name)}
+    return {name: value for name, value in result.items() if name in given or value != fields.get(name)}
 
 
-def is_count(value: Any) -> bool:
+def is_count(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -316,5 +316,5 @@ def number_in(config: Any, names: tuple[str, ...], otherwise: int) -> int:
             value: Any = getattr(part, name, None)
             value = value[0] if isinstance(value, list | tuple) and value else value
             if is_count(value):
-                return int(value)
+                return value
     return otherwise

@@ -37,6 +37,8 @@ def compare(kind: str, samples: int = SAMPLES) -> dict[str, Any]:
 
     data = weightless(deepcopy(config))
     blocks = data.attrs["blocks"].split("; ")[-1].split(": ")[0]
+    if not list(make_model(config, auto).get_submodule(blocks).children()):
+        raise ValueError(f"the blocks {blocks} are not one list")
     weights = matrices_in(data, blocks)
     theirs = drawn(config, auto, inputs, labels, blocks, weights, samples)
     ours = statistics(data, weights, theirs)
@@ -103,7 +105,7 @@ def drawn(
     rows = []
     for sample in range(samples):
         torch.manual_seed(10_000 + sample)
-        model = getattr(transformers, auto).from_config(deepcopy(config)).eval()
+        model = make_model(config, auto)
         with last_stream(model, blocks) as streams:
             out = model(**inputs, labels=labels)
         out.loss.backward()
@@ -115,6 +117,10 @@ def drawn(
         named = dict(model.named_parameters())
         rows.append(row | {name: named[name].grad.double().norm().item() for name in weights})
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+
+
+def make_model(config: Any, auto: str) -> Any:
+    return getattr(transformers, auto).from_config(deepcopy(config)).eval()
 
 
 @contextmanager
