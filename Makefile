@@ -5,7 +5,7 @@ OUT ?= out
 unexport PYTHONDONTWRITEBYTECODE
 APT = DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends -o Acquire::http::Timeout=20
 
-.PHONY: demo test tests check lint style types core-alone browser site gallery explorer bench faults laws bands alarms coverage release-check clean
+.PHONY: demo test tests check lint style types core-alone browser site gallery explorer bench zoo faults laws bands alarms coverage release-check clean
 
 # The core alone: no torch.
 .venv/ready: pyproject.toml
@@ -100,6 +100,12 @@ coverage: .venv-test/ready
 release-check: .venv-test/ready
 	.venv-test/bin/pip install --quiet --group release
 	.venv-test/bin/python tests/release.py $(ONLY)
+
+# Every model type of transformers, small, and docs/architectures.md; stopped, it goes on; two hours, or less with more WORKERS.
+ZOO = nice -n 10 .venv-test/bin/python -m benchmarks.zoo --workers $(or $(WORKERS),2) --out $(OUT)/zoo
+zoo: .venv-test/ready
+	$(ZOO)
+	$(ZOO) --laws --page docs/architectures.md
 
 bench: .venv-test/ready
 	.venv-test/bin/python -m benchmarks.run $(OUT)
