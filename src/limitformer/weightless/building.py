@@ -247,14 +247,15 @@ def drawn_module(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int
 def empty_as_nan() -> Iterator[None]:
     """Let tensors of uninitialised memory be NaN within the with statement."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    fills = torch.utils.deterministic.fill_uninitialized_memory
+    options: Any = torch.utils.deterministic
+    fills = options.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
+    options.fill_uninitialized_memory = True
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        torch.utils.deterministic.fill_uninitialized_memory = fills
+        options.fill_uninitialized_memory = fills
 
 
 def uninitialised(module: nn.Module) -> list[str]:

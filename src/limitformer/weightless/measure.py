@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from limitformer.base.errors import require
+from limitformer.base.errors import InputError, require
 from limitformer.weightless.blocks import is_norm, stream_axis, tokens_among
 from limitformer.weightless.implicit import METADATA, Implicit
 from limitformer.weightless.layout import (
@@ -264,9 +264,10 @@ class Measure(TorchFunctionMode):
         """End a block of several modules: its stream is the last sum or the norm of it, else the last output."""
         if self.place >= 0 and self.stack is not None:
             last = self.stream[-1] if self.stack.inside[-1] else self.output
-            names = ", ".join(self.layout.blocks[self.place].members)
-            returned = f"{names} receive tokens {tuple(self.stack.shape)} and return none of that shape"
-            require(last is not None, f"{returned}. Nearest: other blocks.")
+            if last is None:
+                names = ", ".join(self.layout.blocks[self.place].members)
+                returned = f"{names} receive tokens {tuple(self.stack.shape)} and return none of that shape"
+                raise InputError(f"{returned}. Nearest: other blocks.")
             self.end_block(last)
         self.place = -1
 
