@@ -272,9 +272,9 @@ class Measure(TorchFunctionMode):
         """End a block of several modules: its stream is the last sum or the norm of it, else the last output."""
         if self.place >= 0 and self.stack is not None:
             last = self.stream[-1] if self.stack.inside[-1] else self.output
-            names = ", ".join(self.layout.blocks[self.place].members)
-            returned = f"{names} receive tokens {tuple(self.stack.shape)} and return none of that shape"
             if last is None:
+                names = ", ".join(self.layout.blocks[self.place].members)
+                returned = f"{names} receive tokens {tuple(self.stack.shape)} and return none of that shape"
                 raise InputError(f"{returned}. Nearest: other blocks.")
             self.end_block(last)
         self.place = -1
