@@ -101,7 +101,7 @@ release-check: .venv-test/ready
 	.venv-test/bin/pip install --quiet --group release
 	.venv-test/bin/python tests/release.py $(ONLY)
 
-# Every model type of transformers, small, and docs/architectures.md; stopped, it goes on; two hours, or less with more WORKERS.
+# Every model type of transformers, small, and docs/architectures.md; stopped, it resumes; two hours, or less with more WORKERS.
 ZOO = nice -n 10 .venv-test/bin/python -m benchmarks.zoo --workers $(or $(WORKERS),2) --out $(OUT)/zoo
 zoo: .venv-test/ready
 	$(ZOO)

@@ -46,7 +46,7 @@ def main() -> int:
             print(f"{done}/{len(todo)}, {minutes:.0f} min left: {in_words(row)}", flush=True)
     except KeyboardInterrupt:
         rows.close()
-        print(f"Stopped; {path} has {len(rows_in(path))} types. The same command goes on.", file=sys.stderr)
+        print(f"Stopped; {path} has {len(rows_in(path))} types. The same command resumes.", file=sys.stderr)
         return 130
     if options.page:
         options.page.write_text(page(rows_in(options.out / "zoo.jsonl"), rows_in(options.out / "laws.jsonl")))

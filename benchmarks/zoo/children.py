@@ -1,6 +1,6 @@
 """Run a function once for each name, each in a forked process with limits, and append its row to a file.
 
-A row is written whole as soon as it is there, so a run can be stopped at any time and goes on with what is missing.
+A row is written whole as soon as it is there, so a run can be stopped at any time and resumed.
 """
 
 import json
@@ -24,7 +24,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Limits:
-    """What one process may use: seconds of CPU time, seconds by the clock, and bytes of address space."""
+    """The most that one process may use: seconds of CPU time, seconds by the clock, and bytes of address space."""
 
     cpu: int = 150
     wall: int = 900
