@@ -302,6 +302,8 @@ def drawn(factory, count):
             hook = module.blocks[-1].register_forward_hook(lambda part, given, out, end=end: end.append(out.detach()))
             (module(IDS).square().sum(-1).mean() / 2).backward()
             hook.remove()
+            if factory is Listed:  # whose stream is the sum after the block
+                end = [module.stream(module.embed(IDS)).detach()]
             ends.append(end[0].reshape(-1, WIDTH).numpy())
             norms.append(float(module.blocks[0].norm.weight.grad.norm()))
     return np.array(ends) @ np.array(ends).swapaxes(1, 2) / WIDTH, np.array(norms)

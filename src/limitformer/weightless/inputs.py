@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from inspect import Parameter
 from pathlib import Path
 from typing import Any
 
@@ -240,10 +241,14 @@ def inputs_of_class(inputs: Any, blueprint: Blueprint) -> Inputs:
     """
     kind, config = blueprint.kind, blueprint.config
     names, main = parameters_of(kind), getattr(kind, "main_input_name", "input_ids")
+    if all(each.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD) for each in names.values()):  # PEFT's wrapper
+        tokens, words = ids_of(inputs, config)
+        return Inputs({"input_ids": tokens}, options_of(blueprint), len(tokens), words)
     reads_text = bool({"input_ids", "decoder_input_ids"} & names.keys())
     array = None if isinstance(inputs, int | str | Path) else tensor_of(inputs)
     given = array is not None and array.is_floating_point() and main != "input_ids"
-    ids, labels, rows = None, tuple[str, ...](), 1
+    ids: Tensor | None = None
+    labels, rows = tuple[str, ...](), 1
     if array is not None and given:
         require(main in names, f"{blueprint.name} must have its inputs by name, such as {next(iter(names), 'x')!r}.")
         rows = len(array)
