@@ -28,7 +28,7 @@ class Limits:
 
     cpu: int = 150
     wall: int = 900
-    memory: int = 6 << 30
+    memory: int = 8 << 30
 
 
 LIMITS = Limits()

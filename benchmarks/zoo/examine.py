@@ -37,7 +37,8 @@ def examine(kind: str) -> dict[str, Any]:
     except Exception as error:  # a model of transformers may raise anything  # noqa: BLE001
         return row | {"verdict": ABSENT, "reason": one_line(error)}
     row |= {"named": {name: list(each.shape) for name, each in named.items() if isinstance(each, Tensor)}}
-    row |= both(small_config(kind), 1 if task == "image" else TOKENS)
+    images = task == "image" and getattr(model, "main_input_name", "") == "pixel_values"
+    row |= both(small_config(kind), 1 if images else TOKENS)
     if row["verdict"] in (REFUSED, FAILS):
         again = both(small_config(kind), named)
         row["named_verdict"], row["named_reason"] = again["verdict"], again.get("reason", "")
