@@ -298,11 +298,13 @@ def drawn(factory, count):
             torch.set_default_dtype(torch.float64)
             module = factory().double() if factory is not Complex else factory()
             torch.set_default_dtype(torch.float32)
-            end = []
-            hook = module.blocks[-1].register_forward_hook(lambda part, given, out, end=end: end.append(out.detach()))
+            end, entering = [], []
+            module.blocks[-1].register_forward_pre_hook(lambda part, given, x=entering: x.append(given[0].detach()))
+            last = module.extra[-1] if factory is Listed else module.blocks[-1]  # whose sum with the stream ends it
+            hook = last.register_forward_hook(lambda part, given, out, end=end: end.append(out.detach()))
             (module(IDS).square().sum(-1).mean() / 2).backward()
             hook.remove()
-            ends.append(end[0].reshape(-1, WIDTH).numpy())
+            ends.append((end[0] + (entering[-1] if factory is Listed else 0)).reshape(-1, WIDTH).numpy())
             norms.append(float(module.blocks[0].norm.weight.grad.norm()))
     return np.array(ends) @ np.array(ends).swapaxes(1, 2) / WIDTH, np.array(norms)
 
