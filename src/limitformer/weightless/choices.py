@@ -173,7 +173,7 @@ class Maker:
             shapes = torch.tensor([[4, 4]] * self.rows)
             return [{name: flat, "pixel_attention_mask": torch.ones(self.rows, 16).long(), "spatial_shapes": shapes}]
         own = lookup(self.config, ("image_size", "img_size", "input_image_size", "input_size"), VISION)
-        sizes = list(dict.fromkeys(pair(each, 224) for each in (own, 64, 224)))
+        sizes = list(dict.fromkeys(pair(each, 64) for each in (own, 64, 224)))
         frames = self.number(("num_frames", "frames_per_clip", "tubelet_size"), 0)
         single = [{name: noise(self.rows, channels, *size)} for size in sizes]
         several = [{name: noise(self.rows, max(1, frames), channels, *size)} for size in sizes[:1]]
