@@ -271,7 +271,7 @@ def first_choice(name, config, ids=None, rows=1):
     [
         ("CLIPForImageClassification", transformers.CLIPConfig(vision_config=VISION), (1, 3, 32, 32)),
         ("HieraModel", transformers.HieraConfig(image_size=[24, 48]), (1, 3, 24, 48)),
-        ("ResNetModel", transformers.ResNetConfig(), (1, 3, 224, 224)),
+        ("ResNetModel", transformers.ResNetConfig(), (1, 3, 64, 64)),
         ("ViTModel", transformers.ViTConfig(image_size=16, num_channels=1), (1, 1, 16, 16)),
         ("VideoMAEModel", transformers.VideoMAEConfig(image_size=32, num_frames=4), (1, 4, 3, 32, 32)),
     ],
