@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import limitformer as lf
 from limitformer.weightless import split_stacks
@@ -457,3 +458,43 @@ def test_attention_of_three_dimensions_is_measured_by_head():
     np.testing.assert_allclose(data["entropy"].values[0, 0], entropy.numpy(), rtol=1e-4)
     branch = module.stream(x)[1] - x
     np.testing.assert_allclose(data["branch"].values[0, 0, 0], branch.square().mean().sqrt().item(), rtol=1e-4)
+
+
+class NormOutside(Net):
+    """A functional norm before each block, whose branch the network adds to the stream."""
+
+    def stream(self, x):
+        states = [x]
+        for block in self.h:
+            states.append(states[-1] + block(functional.layer_norm(states[-1], (WIDTH,))))
+        return states
+
+
+def test_stream_that_changes_between_blocks_is_named():
+    data = lf.weightless.simulate(NormOutside, IDS, samples=1, seed=0, progress=False)
+    assert data.attrs["blocks"].endswith("(the network changes the stream between blocks: their inputs were measured)")
+    assert "between" not in lf.weightless.simulate(Net, IDS, samples=1, seed=0, progress=False).attrs["blocks"]
+
+
+def test_sum_after_the_last_block_that_is_not_with_its_output_does_not_count():
+    class Mixed(Net):
+        def forward(self, ids):
+            states = self.stream(self.embed(ids))
+            return self.head(states[-2] + self.norm(states[-1]))
+
+    torch.manual_seed(1)
+    module = Mixed()
+    data = lf.check(module, IDS, law=False, progress=False).data
+    expected = gram(module.stream(module.embed(IDS)))
+    np.testing.assert_allclose(data["covariance"].values[0], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_gradient_that_torch_cannot_compute_is_one_line():
+    class InPlace(Net):
+        def stream(self, x):
+            x = self.h[0](x)
+            x += self.h[1](x.square())
+            return [self.h[2](x)]
+
+    with pytest.raises(lf.InputError, match="the loss cannot be differentiated: one of the variables needed"):
+        lf.check(InPlace(), IDS, law=False, progress=False)

@@ -450,3 +450,36 @@ def test_uninitialised_parameter_is_refused_by_name_if_the_pass_reads_it(shape):
     assert np.isfinite(unread.loss).all()
     assert np.isfinite(given.loss).all()
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_writes_of_numpy_and_operations_that_fail_draw_the_network_whole():
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(16, 16, bias=False) for _ in range(2)])
+            for layer in self.layers:
+                nn.init.normal_(layer.weight)
+                entries = layer.weight.detach().numpy()
+                entries *= 3
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = x + layer(x)
+            return x
+
+    class Turned(Shared):
+        def __init__(self):
+            super().__init__()
+            for layer in self.layers:
+                nn.utils.parametrizations.orthogonal(layer)
+
+    x = torch.ones(1, 1, 16)
+    data = lf.weightless.simulate(Shared, x, samples=200, seed=0, progress=False)
+    assert "NumPy" in data.attrs["kept"]
+    size = data["covariance"].values[:, 1, 0, 0].mean()
+    assert (
+        abs(size - 145) < 5 * data["covariance"].values[:, 1, 0, 0].std() / 200**0.5
+    )  # 1 + 16 · 9; without the 3 it is 17
+    turned = lf.weightless.simulate(Turned, x, samples=3, seed=0, progress=False)
+    assert "fails while" in turned.attrs["kept"]
+    assert (turned["covariance"].values[:, 1, 0, 0] > 0).all()

@@ -230,7 +230,10 @@ def gradients(value: Tensor, weights: dict[str, nn.Parameter]) -> Arrays:
     depends = isinstance(value, Tensor) and value.requires_grad
     require(depends, "the loss must be a tensor that depends on the module's output.")
     whole = value.mean()
-    gradient = torch.autograd.grad(whole, list(weights.values()), allow_unused=True)
+    try:
+        gradient = torch.autograd.grad(whole, list(weights.values()), allow_unused=True)
+    except RuntimeError as error:  # such as a change in place of a tensor that the gradient needs
+        raise InputError(f"the loss cannot be differentiated: {first_line(error)}") from error
     norms = [torch.nan if each is None else float(gradient_norm(each)) for each in gradient]
     return {
         "loss": np.array([float(whole.detach())]),

@@ -133,7 +133,7 @@ class CheckedNetwork:
         unlike = [] if self.trained else [f"{name} (p {p:.0e})" for name, p in self.unlike_law.items()]
         if unlike:
             lines.append(f"unlike its law: {', '.join(unlike[:LISTED])}{' and more' if len(unlike) > LISTED else ''}")
-        if self.stacks or ", " in str(self.about.get("blocks", "")):
+        if self.stacks or any(sign in str(self.about.get("blocks", "")) for sign in (", ", "(")):
             lines.append(f"blocks: {self.about['blocks']}")
         if self.exists and self.laws is None:
             lines.append("no law is known of this network: the verdicts take it for one that is not trained")

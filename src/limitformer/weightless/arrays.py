@@ -75,10 +75,14 @@ def stack_arrays(stack: MeasuredStack, gradients: bool) -> Arrays:
     return arrays
 
 
+BETWEEN = " (the network changes the stream between blocks: their inputs were measured)"
+
+
 class StackSize(NamedTuple):
     layers: int  # blocks, and one
     tokens: int
     members: tuple[str, ...]  # names of the modules of its blocks
+    changed: bool  # whether the network changes the stream between blocks
 
 
 def sizes_of_stacks(measure: Measure) -> dict[str, StackSize]:
@@ -88,7 +92,8 @@ def sizes_of_stacks(measure: Measure) -> dict[str, StackSize]:
     for block in measure.layout.blocks:
         members.setdefault(block.stack, []).extend(block.members)
     sizes = [
-        StackSize(len(stack.covariance), stack.covariance[0].shape[-1], tuple(members[stack.name])) for stack in stacks
+        StackSize(len(stack.covariance), stack.covariance[0].shape[-1], tuple(members[stack.name]), stack.changed)
+        for stack in stacks
     ]
     names = [stack.name for stack in stacks]
     labels = [
@@ -102,7 +107,10 @@ def sizes_of_stacks(measure: Measure) -> dict[str, StackSize]:
 
 def blocks_in_words(stacks: Mapping[str, StackSize], module: nn.Module) -> str:
     """Return what was measured, such as `transformer.h: 12 × GPT2Block`."""
-    return "; ".join(f"{name}: {size.layers - 1} × {kinds_of(size.members, module)}" for name, size in stacks.items())
+    return "; ".join(
+        f"{name}: {size.layers - 1} × {kinds_of(size.members, module)}{BETWEEN if size.changed else ''}"
+        for name, size in stacks.items()
+    )
 
 
 def padded(values: list[Tensor], count: int, none: Tensor) -> Tensor:

@@ -79,6 +79,8 @@ class MeasuredStack:
     branch: list[list[Tensor]] = field(default_factory=list)
     heads: list[dict[str, Tensor]] = field(default_factory=list)
     gradient: dict[int, Tensor] = field(default_factory=dict)
+    sums: bool = False  # whether the network adds something made of a block's output to the block's input
+    changed: bool = False  # whether a block receives something other than what the last one returned
 
 
 class UnclearBlocksError(Exception):
@@ -110,6 +112,7 @@ class Measure(TorchFunctionMode):
         self.unclear = False  # whether a block returned something other than the stream
         self.stream: list[Tensor] = []  # the tensors of the block that are the stream
         self.input: Tensor = torch.empty(0)  # of the running block, or of the last one
+        self.sum_after: Tensor | None = None  # the last sum of the last block's input with another tensor
         self.ended: tuple[MeasuredStack, Tensor] | None = None  # the last block's stack and input, until another begins
         self.sum: tuple[Tensor, Marks, Tensor] | None = None  # the last sum, its marks and its covariance
         self.hooks: list[Any] = []
@@ -195,6 +198,10 @@ class Measure(TorchFunctionMode):
             return
         self.before_blocks = self.before_blocks or frozenset(self.used)
         self.stack, self.ended = self.stack_of(place, part, x), None
+        if self.stack.covariance:
+            self.stack.sums = self.stack.sums or x is self.sum_after
+            passed_on = x is self.stack.last or same_memory(x, self.stack.last) or x is self.sum_after
+            self.stack.changed = self.stack.changed or not passed_on
         self.measure_stream(self.stack, x)
         self.stream, self.input = [x], x
         self.stack.inside.append([])
@@ -237,7 +244,14 @@ class Measure(TorchFunctionMode):
         self.stack, self.stream = None, []
 
     def extend_block(self, stack: MeasuredStack, x: Tensor, args: Any, out: Any) -> None:
-        """Let a block that has ended include a sum with its input `x`: the network adds its branch to the stream."""
+        """Let a block that has ended include a sum with its input `x`: the network adds its branch to the stream.
+
+        The other term is the block's output, unless the sums of earlier blocks had others and were the next input.
+        """
+        terms = args[:2]
+        if not stack.sums and not any(term is stack.last for term in terms):
+            self.sum_after = out
+            return
         if isinstance(out, Tensor) and out.shape == stack.shape:
             self.stream = [x]
             self.end_sublayer(stack, args, out)

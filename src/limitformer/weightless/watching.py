@@ -48,6 +48,8 @@ FROM_NUMBERS = {torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tenso
 OWN_GENERATOR = "it draws from a generator of its own"
 OWN_STATE = "it sets the state of torch's generator"
 READS = "it reads a random number while it builds the module"
+SHARES = "it shares the memory of a matrix with NumPy while it builds the module"
+FAILS = "an operation fails while the code that makes it is watched"
 DEPENDENT = Law(laws.UNKNOWN, reason="its entries depend on each other")
 SILENT = {function.__name__: function for function in (nn.init.orthogonal_, nn.init.sparse_, nn.init.dirac_)}
 ORIGINALS = {  # functions of their own, as the watch changes the code of torch's
@@ -85,7 +87,11 @@ class LawWatch(TorchDispatchMode):
         seeded = torch.Tag.nondeterministic_seeded in func.tags
         if seeded:
             self.check_state()
-        out = self.follow(name, func, args, kwargs, seeded)
+        try:
+            out = self.follow(name, func, args, kwargs, seeded)
+        except Exception:  # the code may catch it and make another module
+            self.doubts.add(FAILS)
+            raise
         if seeded:
             self.move_state()
         return out
@@ -333,6 +339,8 @@ class Readings(TorchFunctionMode):
         """Call `func`, and note a doubt if it reads random entries."""
         if getattr(func, "__name__", "") in ENTRIES:
             self.watch.check_reading(args[:1])
+            if func.__name__ != "tolist" and any(each.is_meta for each in tensors_in(args[:1])):
+                self.watch.doubts.add(SHARES)  # what NumPy writes there would be lost
             args = (self.watch.with_entries(args[0]), *args[1:])
         kwargs = dict(kwargs or {})
         if func in FROM_NUMBERS:
