@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from limitformer.base.errors import InputError, require
+from limitformer.base.errors import InputError, first_line, require
 from limitformer.base.memory import check_scratch
 from limitformer.weightless.blocks import is_norm, stream_axis, tokens_among
 from limitformer.weightless.implicit import METADATA, Implicit
@@ -317,7 +317,10 @@ class Measure(TorchFunctionMode):
         if not last.requires_grad or not first.requires_grad or first.dim() != 3 or last.dim() != 3:
             return False
         direction = torch.linspace(-1.0, 2.0, last.shape[-1], dtype=last.dtype, device=last.device)
-        (gradient,) = torch.autograd.grad(last[-1, -1] @ direction, first, allow_unused=True, retain_graph=True)
+        try:
+            (gradient,) = torch.autograd.grad(last[-1, -1] @ direction, first, allow_unused=True, retain_graph=True)
+        except RuntimeError as error:  # such as a change in place of a tensor that the gradient needs
+            raise InputError(f"the network cannot be differentiated: {first_line(error)}") from error
         if gradient is None:
             return False
         own = gradient.shape[axis] // self.rows  # indices along the dimension that one sequence has
