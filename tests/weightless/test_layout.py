@@ -499,3 +499,15 @@ def test_gradient_that_torch_cannot_compute_is_one_line(ids):
 
     with pytest.raises(lf.InputError, match="cannot be differentiated: one of the variables needed"):
         lf.check(InPlace(), ids, law=False, progress=False)
+
+
+def test_softmax_over_another_dimension_is_no_attention():
+    class Column(Scores):
+        def forward(self, x):
+            return x + (torch.stack([x @ x.mT, x.mT.mT @ x.mT], 1).softmax(dim=2).mean(1) @ x)
+
+    class Columns(Net):
+        def blocks(self):
+            return nn.ModuleList(Column() for _ in range(2))
+
+    assert "entropy" not in lf.weightless.simulate(Columns, IDS, samples=1, seed=0, progress=False)

@@ -198,6 +198,8 @@ def test_module_with_targets_computes_its_own_loss():
             twin.append(float(model(ids, ids)[1]))
     assert ks_2samp(law.loss.values, own).pvalue > 1e-3
     assert ks_2samp(law.loss.values, twin).pvalue < 1e-6
+    by_place = simulate(Nano, (ids, ids.roll(-1, 1)), samples=SAMPLES, gradients=True)
+    np.testing.assert_array_equal(by_place.loss, law.loss)
     users = simulate(Nano, ids, gradients=True, loss=lambda out, inputs: out[0].square().mean((1, 2)))
     assert users.attrs["inputs"] == "(1, 10)"  # the user's loss receives what the module returns by itself
 

@@ -212,14 +212,29 @@ def call_with(module: Any, arguments: Mapping[str, Any]) -> Any:
 
 
 def with_targets(inputs: Inputs, module: Any) -> Inputs:
-    """Add the next token as target, if a module reads ids and has an argument for targets; the last has the first."""
+    """Add the next token as target, if a module reads ids and has an argument for targets; the last has the first.
+
+    Targets that are given by position are given by name instead, so that the loss of the module is recognised.
+    """
     parameters = parameters_of(module)
+    inputs = replace(inputs, fixed=by_name(inputs.fixed, parameters), options=by_name(inputs.options, parameters))
     target = next((name for name in TARGETS if name in parameters), None)
     ids = inputs.fixed.get("")
     several = len(inputs.fixed) + len(inputs.options) > 1
     if target is None or ids is None or several or ids.is_floating_point() or ids.dim() != 2:
         return inputs
     return replace(inputs, fixed=inputs.fixed | {target: ids.roll(-1, 1 - inputs.batch_dim)})
+
+
+def by_name(arguments: dict[str, Any], parameters: Mapping[str, Parameter]) -> dict[str, Any]:
+    """Return positional arguments after the first under the names of their parameters, where a name can be given."""
+    names = [name if each.kind is Parameter.POSITIONAL_OR_KEYWORD else "" for name, each in parameters.items()]
+
+    def name_of(key: str) -> str:
+        place = int(key[1:]) if key.startswith(POSITIONAL) else 0
+        return names[place] if 0 < place < len(names) and names[place] else key
+
+    return {name_of(key): each for key, each in arguments.items()}
 
 
 def inputs_of_factory(inputs: Any) -> Inputs:

@@ -190,7 +190,9 @@ class Recorder:
 
     module: nn.Module
     calls: dict[str, list[Call]] = field(default_factory=dict)
-    outputs: dict[str, tuple[str, Tensor]] = field(default_factory=dict)  # by list: its last module and that's output
+    outputs: dict[str, tuple[str, Tensor]] = field(
+        default_factory=dict
+    )  # by list: its last module, and the output of that
     clock: int = 0
     hooks: list[Any] = field(default_factory=list)
 

@@ -180,7 +180,7 @@ class Measure(TorchFunctionMode):
                 self.end_sublayer(stack, args, out)
             elif func in SCALINGS:
                 self.follow_multiple(args, out)
-            elif func in SOFTMAX and (shape := self.attention_shape(stack, out)):
+            elif func in SOFTMAX and over_last(out, args, kwargs) and (shape := self.attention_shape(stack, out)):
                 logits = args[0] if args else kwargs["input"]
                 visible = self.visible.of(logits)
                 if out.dim() == 3:
@@ -476,6 +476,12 @@ class Measure(TorchFunctionMode):
     def gram(self, stack: MeasuredStack, x: Tensor) -> Tensor:
         tokens = self.by_sample(stack, x)
         return gram(tokens) / tokens.shape[-1]
+
+
+def over_last(out: Tensor, args: Any, kwargs: Any) -> bool:
+    """Whether a softmax adds up to 1 over the last dimension, as that of attention does."""
+    dimension = args[1] if len(args) > 1 else kwargs.get("dim", -1)
+    return dimension in (-1, out.dim() - 1)
 
 
 def in_rows(x: Tensor, form: str) -> Tensor:
