@@ -501,7 +501,7 @@ def test_gradient_that_torch_cannot_compute_is_one_line(ids):
         lf.check(InPlace(), ids, law=False, progress=False)
 
 
-def test_softmax_over_another_dimension_is_no_attention():
+def test_attention_is_a_softmax_over_the_last_dimension():
     class Column(Scores):
         def forward(self, x):
             return x + (torch.stack([x @ x.mT, x.mT.mT @ x.mT], 1).softmax(dim=2).mean(1) @ x)
@@ -511,3 +511,51 @@ def test_softmax_over_another_dimension_is_no_attention():
             return nn.ModuleList(Column() for _ in range(2))
 
     assert "entropy" not in lf.weightless.simulate(Columns, IDS, samples=1, seed=0, progress=False)
+
+
+class WithMemory(Block):
+    """A block whose first argument is not the stream, and whose first output is not it either."""
+
+    def forward(self, memory, x):
+        return memory + x, super().forward(x + memory.mean(1, keepdim=True))
+
+
+class Memories(Net):
+    def blocks(self):
+        return nn.ModuleList(WithMemory() for _ in range(3))
+
+    def stream(self, x):
+        states, memory = [x], torch.flip(x, (1,))
+        for block in self.h:
+            states.append(block(memory, states[-1])[1])
+        return states
+
+
+class ReadsMemory(Memories):
+    """A decoder with as many tokens as its encoder, whose output it takes first."""
+
+    def blocks(self):
+        self.encoder = nn.ModuleList(Block() for _ in range(2))
+        return super().blocks()
+
+    def stream(self, x):
+        memory, states = x, [x.exp()]
+        for block in self.encoder:
+            memory = block(memory)
+        for block in self.h:
+            states.append(block(memory, states[-1])[1])
+        return states
+
+
+@pytest.mark.parametrize("network", [Memories, ReadsMemory])
+def test_modules_of_a_list_show_their_stream_by_passing_it_on(network):
+    torch.manual_seed(1)
+    module = network()
+    data = lf.check(module, IDS, law=False, progress=False).data
+    np.testing.assert_allclose(
+        data["covariance"].values[0], gram(module.stream(module.embed(IDS))), rtol=1e-4, atol=1e-5
+    )
+    assert "between" not in data.attrs["blocks"]
+    assert data.attrs["blocks"].endswith("h: 3 × WithMemory")
+    law = split_stacks(lf.weightless.simulate(network, IDS, samples=1, seed=0, progress=False))
+    assert list(law.values())[-1].sizes["layer"] == 4

@@ -241,7 +241,8 @@ def test_tuple_is_positional_arguments_and_a_mapping_at_its_end_is_named():
 
 def test_targets_are_not_added_to_other_arguments():
     inputs = inputs_of((torch.arange(4)[None], None), blueprint_of(Nano))
-    assert with_targets(inputs, Nano()) is inputs
+    same = with_targets(inputs, Nano())
+    assert (same.fixed, same.options) == (inputs.fixed, {"targets": None})
 
 
 def test_end_tokens_may_be_a_list():

@@ -4,13 +4,15 @@ A *block* receives the stream and returns it; it is one module, or several that 
 and a feed-forward network in a list of lists, or in parallel lists). A *stack* is a sequence of blocks that pass one
 stream on, such as an encoder or a vision tower.
 
-The one outermost list of most networks needs no search. For the others, `search` watches a pass: a module is a block
-if its output has the shape of one of its inputs.
+The one outermost list of most networks needs no search, if each of its modules receives what the last one returned. For
+the others, `search` watches a pass: a module is a block if its output has the shape of one of its inputs.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import cached_property
 from itertools import pairwise, takewhile
 from typing import Any
 
@@ -35,11 +37,13 @@ class BlockModules:
         stack: the name of its stack.
         members: the names of its modules; several if the network calls them in turn.
         argument: the argument that is its stream; None: the first of three dimensions, if there is one.
+        output: the place of the stream among the tensors that it returns; None: the first of the stream's shape.
     """
 
     stack: str
     members: tuple[str, ...]
     argument: Argument | None = None
+    output: int | None = None
 
 
 @dataclass(frozen=True)
@@ -142,15 +146,14 @@ class Call:
     """One call of a module, between two readings of a counter.
 
     Attributes:
-        follows: modules whose last output is the stream that enters this call; another input, such as an encoder's
-            output, does not count.
+        sources: by argument, the modules whose last output it is, with its place in that output.
         argument: the input with the shape of the output, if there is one.
         form: how the entries of the stream that enters are ordered; empty if none does.
         entering, leaving: the shapes of the stream and of the output; empty if there is none.
     """
 
     start: int
-    follows: set[str]
+    sources: dict[Argument, list[tuple[str, int]]]
     form: str
     entering: torch.Size
     leaving: torch.Size = torch.Size()  # noqa: RUF009 (it is immutable)
@@ -190,9 +193,7 @@ class Recorder:
 
     module: nn.Module
     calls: dict[str, list[Call]] = field(default_factory=dict)
-    outputs: dict[str, tuple[str, Tensor]] = field(
-        default_factory=dict
-    )  # by list: its last module, and the output of that
+    outputs: dict[str, tuple[str, list[Tensor]]] = field(default_factory=dict)  # by list: its last module and output
     clock: int = 0
     hooks: list[Any] = field(default_factory=list)
 
@@ -211,15 +212,11 @@ class Recorder:
 
     def before(self, name: str) -> Callable[..., None]:
         def hook(part: nn.Module, args: Any, kwargs: Any) -> None:
-            x = tokens_among(args, kwargs)
-            follows = {
-                module
-                for module, output in self.outputs.values()
-                if x is not None and (x is output or same_memory(x, output))
-            }
+            x, given = tokens_among(args, kwargs), [*enumerate(args), *kwargs.items()]
+            sources = {key: self.sources_of(each) for key, each in given if is_wide(each)}
             form = "" if x is None else form_of(x, part, None, None)
             shape = torch.Size() if x is None else x.shape
-            self.calls.setdefault(name, []).append(Call(self.tick(), follows, form, shape))
+            self.calls.setdefault(name, []).append(Call(self.tick(), sources, form, shape))
 
         return hook
 
@@ -233,9 +230,14 @@ class Recorder:
             call.leaving = outputs[0].shape if outputs else torch.Size()
             if like:
                 call.argument = next((key for key, each in like if each is x), like[0][0])
-                self.outputs[name.rpartition(".")[0]] = name, outputs[0]
+                self.outputs[name.rpartition(".")[0]] = name, outputs
 
         return hook
+
+    def sources_of(self, x: Tensor) -> list[tuple[str, int]]:
+        """Return the modules that returned `x` last, and its place in their outputs."""
+        every = ((name, k, each) for name, outputs in self.outputs.values() for k, each in enumerate(outputs))
+        return [(name, k) for name, k, each in every if x is each or same_memory(x, each)]
 
     def tick(self) -> int:
         self.clock += 1
@@ -258,14 +260,16 @@ def kinds_of(names: Sequence[str], module: nn.Module) -> str:
     return ", ".join(dict.fromkeys(type(module.get_submodule(name)).__name__ for name in names))
 
 
-def search(module: nn.Module, calls: dict[str, list[Call]]) -> Layout:
-    """Find the blocks of a network by the calls of one pass.
+def search(module: nn.Module, calls: dict[str, list[Call]], otherwise: Layout | None = None) -> Layout:
+    """Find the blocks of a network by the calls of one pass, or return the other layout if there are none.
 
     Raises:
-        InputError: no module receives a stream and returns it.
+        InputError: no module receives a stream and returns it, and there is no other layout.
     """
     found = Search(module, calls)
     stacks = found.inside("", module) or list(found.attributes())
+    if not stacks and otherwise is not None:
+        return replace(otherwise, certain=True)
     if not stacks:
         raise InputError(
             f"{type(module).__name__} has no blocks: no module of a list receives tokens and returns as many. "
@@ -370,12 +374,12 @@ class Search:
 
     def continues(self, before: list[BlockModules], stack: list[BlockModules]) -> bool:
         last = max(before, key=lambda block: self.window(block.members)[1]).members[-1]
-        first = self.calls[stack[0].members[0]][0]
-        return last in first.follows and self.calls[last][-1].end < first.start
+        first = stack[0].members[0]
+        return self.follows(first, last) and self.calls[last][-1].end < self.calls[first][0].start
 
     def chained(self, names: list[str]) -> bool:
         """Whether each module receives the output of the one before it."""
-        return all(before in self.calls[after][0].follows for before, after in pairwise(names))
+        return all(self.follows(after, before) for before, after in pairwise(names))
 
     def passes_on(self, name: str, part: nn.Module) -> bool:
         """Whether a list holds blocks of one class that pass the stream on, without a sum outside of them."""
@@ -393,9 +397,42 @@ class Search:
         )
 
     def with_argument(self, block: BlockModules) -> BlockModules:
-        """Note the argument that is the stream, if the block is one module."""
-        argument = self.calls[block.members[0]][0].argument
-        return replace(block, argument=argument) if len(block.members) == 1 else block
+        """Note which argument and which output is the stream, if the block is one module."""
+        if len(block.members) > 1:
+            return block
+        argument, output = self.stream_of(block.members[0])
+        return replace(block, argument=argument, output=output)
+
+    def stream_of(self, name: str) -> tuple[Argument | None, int | None]:
+        """Return the argument that is the stream of a module, and the place of the stream in its output.
+
+        The modules of one list pass the stream on, which shows both. Otherwise it is the input with the output's shape.
+        """
+        siblings = self.siblings[name.rpartition(".")[0]]
+        links = Counter(
+            (argument, place)
+            for sibling in siblings
+            for argument, sources in self.calls[sibling][0].sources.items()
+            for module, place in sources
+            if module in siblings and self.calls[module][0].start < self.calls[sibling][0].start
+        )
+        if links:
+            return links.most_common(1)[0][0]
+        return self.calls[name][0].argument, None
+
+    @cached_property
+    def siblings(self) -> dict[str, list[str]]:
+        """The modules that were called, by the name of their list."""
+        result: dict[str, list[str]] = {}
+        for name in self.calls:
+            result.setdefault(name.rpartition(".")[0], []).append(name)
+        return result
+
+    def follows(self, after: str, before: str) -> bool:
+        """Whether the stream that enters a module is the output of another; its other inputs do not count."""
+        argument, _ = self.stream_of(after)
+        sources = [] if argument is None else self.calls[after][0].sources.get(argument, [])
+        return any(module == before for module, _ in sources)
 
     def maps(self, name: str) -> bool:
         return all(call.maps for call in self.calls[name])

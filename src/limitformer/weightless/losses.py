@@ -51,7 +51,7 @@ def own_loss(out: Any, inputs: Mapping[str, Any]) -> Tensor | None:
     if isinstance(named, Tensor):
         return named
     tensors = list(real_tensors(out))
-    targets = any(name in inputs for name in TARGETS)
+    targets = any(inputs.get(name) is not None for name in TARGETS)
     return next((each for each in tensors if each.dim() == 0 and (targets or len(tensors) == 1)), None)
 
 

@@ -84,7 +84,15 @@ class MeasuredStack:
 
 
 class UnclearBlocksError(Exception):
-    """The modules that were taken for blocks do not receive a stream and return it."""
+    """The modules that were taken for blocks may not be the blocks.
+
+    Attributes:
+        measured: whether they receive a stream and return it, so that they are blocks if no others are found.
+    """
+
+    def __init__(self, measured: bool = False) -> None:
+        super().__init__()
+        self.measured = measured
 
 
 class Measure(TorchFunctionMode):
@@ -131,7 +139,7 @@ class Measure(TorchFunctionMode):
                 before: Any = partial(self.before_member, place, name)
                 after: Any = self.after_member
                 if len(parts) == 1:
-                    before, after = partial(self.before_block, place), partial(self.after_block, name)
+                    before, after = partial(self.before_block, place), partial(self.after_block, place)
                 self.hooks.append(part.register_forward_pre_hook(before, with_kwargs=True))
                 self.hooks.append(part.register_forward_hook(after, with_kwargs=True))
                 members |= {id(each) for each in part.modules()}
@@ -225,14 +233,17 @@ class Measure(TorchFunctionMode):
             self.stacks[key] = MeasuredStack(block.stack, x.shape, form, axis, x, x)
         return self.stacks[key]
 
-    def after_block(self, name: str, part: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+    def after_block(self, place: int, part: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         """Take the output of a block as the end of its stack, until another block begins."""
         if self.stack is None:  # without tokens it is not a block
             return
-        found = stream_among(out, self.stack.shape)
+        block = self.layout.blocks[place]
+        found = stream_among(out, self.stack.shape, block.output)
         shape = tuple(self.stack.shape)
         fits = found is not None or not self.layout.certain
-        require(fits, f"{name} receives tokens {shape} and returns none of that shape. Nearest: other blocks.")
+        require(
+            fits, f"{block.members[0]} receives tokens {shape} and returns none of that shape. Nearest: other blocks."
+        )
         self.unclear = self.unclear or found is None
         self.end_block(self.stack.last if found is None else found)
 
@@ -297,11 +308,13 @@ class Measure(TorchFunctionMode):
         """Measure the streams after their last blocks.
 
         Raises:
-            UnclearBlocksError: the modules do not receive a stream and return it, and nobody has chosen them.
+            UnclearBlocksError: the modules do not pass a stream on, and neither the user nor a search has chosen them.
         """
         self.end_of_members()
         if (self.unclear or not self.stacks) and not self.layout.certain:
             raise UnclearBlocksError
+        if any(stack.changed for stack in self.stacks.values()) and not self.layout.certain:
+            raise UnclearBlocksError(measured=True)
         require(bool(self.stacks), "no block receives tokens. Nearest: blocks='…' with the names of its blocks.")
         for stack in self.stacks.values():
             self.measure_stream(stack, stack.last)
@@ -495,11 +508,14 @@ def in_rows(x: Tensor, form: str) -> Tensor:
     return x.flatten(2) if form == STREAMS_LAST else x
 
 
-def stream_among(out: Any, shape: torch.Size) -> Tensor | None:
-    """Return the first tensor of this shape in the output of a block."""
+def stream_among(out: Any, shape: torch.Size, place: int | None = None) -> Tensor | None:
+    """Return the tensor at this place in the output of a block, if it has this shape; else the first that has it."""
     if isinstance(out, Tensor):
         return out if out.shape == shape else None
-    return next((each for each in wide_tensors(out) if each.shape == shape), None)
+    tensors = wide_tensors(out)
+    if place is not None and place < len(tensors) and tensors[place].shape == shape:
+        return tensors[place]
+    return next((each for each in tensors if each.shape == shape), None)
 
 
 class NoEntriesError(Exception):

@@ -297,14 +297,14 @@ class Weightless:
             self.find_blocks(seed, samples.start, inputs, draw)
         try:
             return self.until_it_runs(seed, samples, inputs, draw, loss)
-        except UnclearBlocksError:
-            self.find_blocks(seed, samples.start, inputs, draw)
+        except UnclearBlocksError as unclear:
+            self.find_blocks(seed, samples.start, inputs, draw, unclear.measured)
         except UnclearAxisError:
             self.find_axes(seed, samples.start, inputs, draw)
         return self.run(seed, samples, inputs, draw, loss)
 
-    def find_blocks(self, seed: int, sample: int, inputs: Inputs, draw: str) -> None:
-        """Find the blocks in a pass of one sample.
+    def find_blocks(self, seed: int, sample: int, inputs: Inputs, draw: str, measured: bool = False) -> None:
+        """Find the blocks in a pass of one sample; if there are none, those that were measured remain.
 
         Raises:
             InputError: no module receives tokens and returns as many.
@@ -314,7 +314,7 @@ class Weightless:
             return record_calls(self.module, lambda: self.call(self.arguments(run, inputs)))
 
         calls = self.until_it_runs(seed, range(sample, sample + 1), inputs, draw, None, call)
-        self.layout = search(self.module, calls)
+        self.layout = search(self.module, calls, self.layout if measured else None)
         if self.recomputes:
             self.run_again()
 
