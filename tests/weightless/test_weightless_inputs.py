@@ -245,6 +245,18 @@ def test_targets_are_not_added_to_other_arguments():
     assert (same.fixed, same.options) == (inputs.fixed, {"targets": None})
 
 
+def test_decoder_that_shifts_its_input_itself_has_the_loss_of_the_shifted_tokens():
+    config = transformers.BartConfig(
+        vocab_size=50, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=32,
+        decoder_start_token_id=2, pad_token_id=1, bos_token_id=0, eos_token_id=2,
+    )  # fmt: skip
+    ids = torch.arange(4, 12)[None]
+    shifted = {"input_ids": ids, "decoder_input_ids": torch.cat([torch.tensor([[2]]), ids[:, :-1]], 1)}
+    own, given = (simulate(config, each, gradients=True) for each in ({"input_ids": ids}, shifted))
+    np.testing.assert_array_equal(own.loss, given.loss)
+
+
 def test_end_tokens_may_be_a_list():
     config = transformers.LlamaConfig(**TEXT, eos_token_id=[1, 2], pad_token_id=None, bos_token_id=0)
     ids = inputs_of(4, blueprint_of(config)).fixed["input_ids"]

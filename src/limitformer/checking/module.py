@@ -130,7 +130,7 @@ class Passes:
         except UnclearBlocksError as unclear:
             self.state.restore()
             calls = record_calls(self.module, lambda: called(self.module, placed(inputs, self.module)))
-            self.layout = search(self.module, calls, self.layout if unclear.measured else None)
+            self.layout, self.axes = search(self.module, calls, self.layout if unclear.measured else None), None
         except UnclearAxisError:
             self.axes = grown_axes(*(self.shapes(inputs.repeated(times)) for times in (1, 2)))
         return self.one(inputs, placed(inputs, self.module), gradients)

@@ -105,10 +105,11 @@ def same_token(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
 def decoder_token(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
     """Return the mean cross-entropy of the token that follows each token of the decoder.
 
-    A decoder of as many tokens as the encoder is taken to read the encoder's tokens, one later.
+    A decoder of as many tokens as the encoder is taken to read the encoder's tokens, one later. So is one that is given
+    none, because BART and its relatives then shift the encoder's tokens themselves.
     """
-    ids, read = inputs.get("input_ids"), inputs["decoder_input_ids"]
-    if ids is not None and ids.shape == read.shape:
+    ids, read = inputs.get("input_ids"), inputs.get("decoder_input_ids")
+    if read is None or (ids is not None and ids.shape == read.shape):
         return same_token(out, inputs)
     return shifted(output_of(out), read, mask_in(inputs, "decoder_attention_mask"))
 

@@ -314,7 +314,7 @@ class Weightless:
             return record_calls(self.module, lambda: self.call(self.arguments(run, inputs)))
 
         calls = self.until_it_runs(seed, range(sample, sample + 1), inputs, draw, None, call)
-        self.layout = search(self.module, calls, self.layout if measured else None)
+        self.layout, self.axes = search(self.module, calls, self.layout if measured else None), None
         if self.recomputes:
             self.run_again()
 
