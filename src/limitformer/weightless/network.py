@@ -103,8 +103,8 @@ class Weightless:
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """The blocks that are one module each, and the first modules of the others."""
-        return [self.module.get_submodule(block.members[0]) for block in self.layout.blocks]
+        """The modules of the blocks."""
+        return [self.module.get_submodule(name) for block in self.layout.blocks for name in block.members]
 
     @property
     def foreign(self) -> bool:
