@@ -559,3 +559,47 @@ def test_modules_of_a_list_show_their_stream_by_passing_it_on(network):
     assert data.attrs["blocks"].endswith("h: 3 × WithMemory")
     law = split_stacks(lf.weightless.simulate(network, IDS, samples=1, seed=0, progress=False))
     assert list(law.values())[-1].sizes["layer"] == 4
+
+
+class NestedTail(Nested):
+    """A norm after the last block, and a sum with the stream that belongs to no block."""
+
+    def forward(self, ids):
+        last = self.stream(self.embed(ids))[-1]
+        return self.head(last + self.norm(last))
+
+
+def test_block_of_several_modules_ends_where_another_module_begins():
+    torch.manual_seed(1)
+    module = NestedTail()
+    data = lf.check(module, IDS, law=False, progress=False).data
+    expected = gram(module.stream(module.embed(IDS)))
+    np.testing.assert_allclose(data["covariance"].values[0], expected, rtol=1e-4, atol=1e-5)
+    assert data.sizes["sublayer"] == 1
+
+
+class Plain(nn.Module):
+    """A block without a sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return torch.tanh(self.linear(x))
+
+
+class PlainAndBranched(Towers):
+    """The stack with more tokens has no sublayers."""
+
+    def __init__(self):
+        super().__init__()
+        self.decoder, self.more = (nn.ModuleList(Plain() for _ in range(2)) for _ in range(2))
+
+
+def test_sublayers_of_the_shorter_stack_alone_are_kept():
+    data = lf.weightless.simulate(PlainAndBranched, IDS, samples=1, seed=0, progress=False)
+    encoder, decoder = split_stacks(data).values()
+    assert encoder["covariance_inside"].shape == (1, 3, 1, 12, 12)
+    np.testing.assert_allclose(encoder["covariance_inside"][0, :, 0], encoder["covariance"][0, 1:])
+    assert "covariance_inside" not in decoder
