@@ -16,6 +16,7 @@ from limitformer.base.errors import PicklesArguments
 from limitformer.base.lock import CannotLockError
 from limitformer.designing import DesignInterrupted
 from limitformer.sweep import SweepInterrupted
+from limitformer.weightless.measure import UnclearBlocksError
 from limitformer.weightless.run import KeepWeightsError
 from limitformer_papers.training.interrupts import TrainingInterrupted
 
@@ -33,6 +34,7 @@ MADE = {
     DesignInterrupted: (lambda: DesignInterrupted(REGION), lambda error: error.partial.to_dict()),
     KeepWeightsError: (lambda: KeepWeightsError({"a.weight": "used twice"}), lambda error: error.reasons),
     SweepInterrupted: (lambda: SweepInterrupted(Path("a.zarr"), 1, 3), lambda error: error.resumes),
+    UnclearBlocksError: (lambda: UnclearBlocksError(measured=True), lambda error: error.measured),
     TrainingInterrupted: (lambda: TrainingInterrupted(Path("run"), 2, 9), lambda error: error.resumes),
 }  # fmt: skip
 LEFT_OUT = "limitformer.__main__"  # importing it runs the command line
