@@ -652,10 +652,10 @@ def test_memory_grows_by_half_a_kilobyte_a_cell_at_most(tmp_path, monkeypatch):
     peaks = []
     monkeypatch.setattr(work_module, "compute", collecting(work_module.compute))
     monkeypatch.setattr(store_module, "decoded", collecting(store_module.decoded))
-    for cells in (30, 30, 130):
+    for cells in (30, 30, 230):  # threads that meet add some kilobytes to any peak
         description = sweep({"seed": list(range(cells))}, keep={"samples": True}, samples=640)
         tracemalloc.start()
         run(description, tmp_path / f"{len(peaks)}.sweep")
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[2] - peaks[1] < 512 * 100
+    assert peaks[2] - peaks[1] < 512 * 200
