@@ -232,6 +232,8 @@ def check_repeats(first: Arrays, again: Arrays, network: Weightless) -> None:
 
 def equal_up_to_rounding(a: NDArray[Any], b: NDArray[Any], tolerance: float) -> bool:
     """Whether two arrays are equal up to rounding."""
+    if a.shape != b.shape:
+        return False
     scale = np.max(np.abs(b[np.isfinite(b)]), initial=0.0)
     return bool(np.allclose(a, b, rtol=tolerance, atol=tolerance * 1e-3 * scale, equal_nan=True))
 
