@@ -26,7 +26,7 @@ STACK_COORDINATES = ("stack", "block_stack", "tokens", "layer_sequence", "layer_
 
 def stream_arrays(measure: Measure, gradients: bool) -> Arrays:
     """Return the measures of the streams and the heads, by sample; stacks follow each other along layers and blocks."""
-    parts = [stack_arrays(stack, gradients) for stack in measure.stacks.values()]
+    parts = [stack_arrays(stack, gradients) for stack in measure.stacks]
     if len(parts) == 1:
         return parts[0]
     samples, arrays = measure.samples, {}
@@ -81,18 +81,21 @@ BETWEEN = " (the network changes the stream between blocks: their inputs were me
 class StackSize(NamedTuple):
     layers: int  # blocks, and one
     tokens: int
-    members: tuple[str, ...]  # names of the modules of its blocks
+    members: tuple[str, ...]  # names of the modules of the blocks that ran
     changed: bool  # whether the network changes the stream between blocks
 
 
 def sizes_of_stacks(measure: Measure) -> dict[str, StackSize]:
     """Return the size of each stack by its name, with its tokens if several have one name."""
-    stacks = list(measure.stacks.values())
-    members: dict[str, list[str]] = {}
-    for block in measure.layout.blocks:
-        members.setdefault(block.stack, []).extend(block.members)
+    stacks = list(measure.stacks)
+    blocks = measure.layout.blocks
     sizes = [
-        StackSize(len(stack.covariance), stack.covariance[0].shape[-1], tuple(members[stack.name]), stack.changed)
+        StackSize(
+            len(stack.covariance),
+            stack.covariance[0].shape[-1],
+            tuple(member for place in sorted(stack.places) for member in blocks[place].members),
+            stack.changed,
+        )
         for stack in stacks
     ]
     names = [stack.name for stack in stacks]
@@ -100,9 +103,9 @@ def sizes_of_stacks(measure: Measure) -> dict[str, StackSize]:
         name if names.count(name) == 1 else f"{name} ({size.tokens} tokens)"
         for name, size in zip(names, sizes, strict=True)
     ]
-    if len(set(labels)) < len(labels):
-        labels = [f"{name} {k}" for k, name in enumerate(names, 1)]
-    return dict(zip(labels, sizes, strict=True))
+    numbers = [labels[: k + 1].count(label) for k, label in enumerate(labels)]  # of inputs to the same blocks
+    names = [f"{label}, input {k}" if labels.count(label) > 1 else label for label, k in zip(labels, numbers, strict=True)]
+    return dict(zip(names, sizes, strict=True))
 
 
 def blocks_in_words(stacks: Mapping[str, StackSize], module: nn.Module) -> str:

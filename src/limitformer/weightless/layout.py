@@ -169,7 +169,7 @@ class Call:
 def form_of(x: Tensor, part: nn.Module, length: int | None, axis: int | None) -> str:
     """Return how the entries of a stream are ordered.
 
-    Convolutions take channels first (B, n, …). Hyper-connections have several streams a token, which are one long
+    Convolutions take channels first (B, n, …), and so do modules that turn such a stream for a recurrent layer. Hyper-connections have several streams a token, which are one long
     vector here: (B, M, streams, n), (B, streams, M, n) or, with axis 1, (streams, B, M, n).
     """
     if x.dim() == 4 and length is not None and length in x.shape[1:3]:
@@ -183,6 +183,8 @@ def form_of(x: Tensor, part: nn.Module, length: int | None, axis: int | None) ->
         channels = leaf.num_features
     elif isinstance(leaf, nn.GroupNorm):
         channels = leaf.num_channels
+    elif isinstance(leaf, nn.RNNBase):
+        channels = leaf.input_size
     first = channels == x.shape[1] and (x.dim() > 3 or (x.dim() == 3 and channels != x.shape[-1]))
     return CHANNELS_FIRST if first else ROWS
 
@@ -339,7 +341,7 @@ class Search:
         for length, rows in by_length.items():
             blocks = [tuple(row[k][0] for row in rows) for k in range(length)]
             windows = [self.window(members) for members in blocks]
-            in_turn = all(end < start for (_, end), (start, _) in pairwise(windows))
+            in_turn = all(end < start for (_, end), (start, _) in pairwise(windows)) and all(map(self.returns, blocks))
             if length > 1 and len(rows) > 1 and in_turn:
                 ordered = [tuple(sorted(members, key=lambda each: self.calls[each][0].start)) for members in blocks]
                 return [BlockModules(name or "blocks", members) for members in ordered]

@@ -34,6 +34,8 @@ SIDE_BY_SIDE_BYTES = 2**25  # of activations that a pass of several samples may 
 MOST_SIDE_BY_SIDE = 256
 RECOMPUTE_BYTES = 2**30  # of activations, above which blocks run again in the backward pass
 NAMED_ARGUMENTS = 6  # in an error
+SEEDED = "the factory seeds its own numbers, so that all samples are equal"
+CONSTANT_FACTORY = "the factory makes the same numbers each time, so that all samples are equal"
 COPIES = 4  # the measured number of copies of each covariance in memory
 T = TypeVar("T")
 AGREEMENT = {torch.float64: 1e-6, torch.float32: 1e-2}  # between samples side by side and alone
@@ -84,9 +86,10 @@ def simulate(
         `effective_tokens`, `tokens_seen`, `logit_std`, `largest_logit` by head, `logits_mean` and `logits_std` of the
         output; with gradients `loss`, `weight_gradient` (weight: every trained parameter) and `stream_gradient`
         (layer), as norms. If the module has random numbers of unknown law, its own code draws a network for each
-        sample; the attributes `weights` and `kept` then name them. The attribute `blocks` names the blocks. Several
-        stacks of blocks, such as encoder and decoder, follow each other along `layer`, with a coordinate `stack`;
-        `limitformer.weightless.split_stacks` separates them.
+        sample; the attributes `weights` and `kept` then name them. The attribute `equal_samples` says why all samples
+        are equal, if they are. The attribute `blocks` names the blocks. Several stacks of blocks, such as encoder and
+        decoder, follow each other along `layer`, with a coordinate `stack`; `limitformer.weightless.split_stacks`
+        separates them.
 
     Raises:
         InputError: an argument cannot be used, or the module's code cannot run.
@@ -154,6 +157,8 @@ def run_passes(
         about = {**provenance(network), "seed": seed, "samples": done, "sequences": inputs.rows, "draw": draw}
         if inputs.fixed:
             about["inputs"] = str(inputs)
+        if done > 1 and all(are_equal(key, parts) for key in parts[0]):
+            about["equal_samples"] = SEEDED if network.seeds_itself else CONSTANT_FACTORY
         about["wall_seconds"] = time.perf_counter() - began
         return dataset(parts, network.trained, network.read_where, network.stacks, inputs, about)
 
@@ -173,6 +178,12 @@ def run_passes(
     finally:
         advance(bar, -1)
     return result(samples)
+
+
+def are_equal(key: str, parts: list[Arrays]) -> bool:
+    """Whether an array of all samples has the same entries for each."""
+    first = parts[0][key][0]
+    return all(np.array_equal(first, each, equal_nan=True) for part in parts for each in part[key])
 
 
 @dataclass
