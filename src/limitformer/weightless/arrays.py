@@ -31,9 +31,9 @@ def stream_arrays(measure: Measure, gradients: bool) -> Arrays:
         return parts[0]
     samples, arrays = measure.samples, {}
     tokens = max(part["covariance"].shape[-1] for part in parts)
-    layers = sum(part["covariance"].shape[1] for part in parts)
-    what = f"Recording {len(parts)} stacks of {layers} layers, filled up to {tokens:,} tokens,"
-    check_scratch(PLACES * 8 * samples * layers * tokens**2, what, "shorter or smaller inputs, or one stack (blocks)")
+    layers = [part["covariance"].shape[1] for part in parts]
+    what = f"Recording {len(parts)} stacks of {sum(layers)} layers, filled up to {tokens:,} tokens,"
+    check_scratch(PLACES * 8 * samples * sum(layers) * tokens**2, what, "shorter or smaller inputs, or one stack (blocks)")
     for name in (*BY_LAYER, *BY_BLOCK):
         if not any(name in part for part in parts):
             continue
@@ -41,14 +41,14 @@ def stream_arrays(measure: Measure, gradients: bool) -> Arrays:
         widest = [max(sizes) for sizes in zip(*rest, strict=True)]
         if name in ("covariance", "covariance_inside"):
             widest[-2:] = tokens, tokens
-        rows = []
-        for part in parts:
-            layers = part["covariance"].shape[1] - (name in BY_BLOCK)
-            row = np.full((samples, layers, *widest), np.nan)
+        lengths = [number - (name in BY_BLOCK) for number in layers]
+        whole, start = np.full((samples, sum(lengths), *widest), np.nan), 0
+        for part, length in zip(parts, lengths, strict=True):
             if name in part:
-                row[:, :, *(slice(size) for size in part[name].shape[2:])] = part[name]
-            rows.append(row)
-        arrays[name] = np.concatenate(rows, 1)
+                sizes = (slice(size) for size in part[name].shape[2:])
+                whole[:, start : start + length, *sizes] = part.pop(name)
+            start += length
+        arrays[name] = whole
     return arrays
 
 
@@ -154,7 +154,7 @@ def dataset(
         stacks: the size of each stack; if there are several, they follow each other along layers and blocks, and
             smaller ones are filled up with NaN. `split_stacks` separates them.
     """
-    arrays = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]} if parts else {}
+    arrays = {key: joined([part[key] for part in parts]) for key in parts[0]} if parts else {}
     dims = {
         "covariance": ("sample", "layer", "token", "token_"),
         "covariance_inside": ("sample", "block", "sublayer", "token", "token_"),
@@ -181,6 +181,10 @@ def dataset(
         return data.assign_coords(coordinates).assign_attrs(about)
     coordinates |= token_coordinates(data.sizes.get("token", 0), inputs)
     return data.assign_coords(coordinates).assign_attrs(about)
+
+
+def joined(arrays: list[NDArray[Any]]) -> NDArray[Any]:
+    return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
 
 
 def stack_coordinates(stacks: Mapping[str, StackSize], most: int, inputs: Inputs) -> dict[str, Any]:
@@ -235,7 +239,7 @@ def split_stacks(data: xr.Dataset) -> dict[str, xr.Dataset]:
     names, result = list(dict.fromkeys(data["stack"].values.tolist())), {}
     last = names[-1]
     for name in names:
-        part = data.isel(layer=data["stack"].values == name, block=data["block_stack"].values == name)
+        part = data.isel(layer=places(data["stack"].values == name), block=places(data["block_stack"].values == name))
         tokens = int(part["tokens"][0])
         part = part.isel({dim: slice(tokens) for dim in ("token", "token_")})
         overflows = bool(part["covariance"].isnull().all())  # then nothing shows what it lacks
@@ -253,3 +257,9 @@ def split_stacks(data: xr.Dataset) -> dict[str, xr.Dataset]:
         part = part.drop_vars([*lacking, *(key for key in STACK_COORDINATES if key in part.coords)])
         result[name] = part.assign_coords(words)
     return result
+
+
+def places(own: NDArray[np.bool_]) -> slice:
+    """Return the consecutive places that are true as a slice, which copies nothing."""
+    found = np.flatnonzero(own)
+    return slice(int(found[0]), int(found[-1]) + 1)

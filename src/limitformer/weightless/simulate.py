@@ -15,7 +15,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from limitformer.base.errors import InputError, first_line, require, require_count
-from limitformer.base.memory import check_scratch
+from limitformer.base.memory import check_scratch, readable
 from limitformer.base.progress import advance, progress_bar
 from limitformer.nn.drawn.simulate import resolve_device
 from limitformer.results.datasets import stamp
@@ -168,6 +168,8 @@ def run_passes(
     try:
         together = SideBySide(one, side_by_side(one, network, samples, size) if samples > 2 else 1)
         for part, arrays in together.parts(range(samples)):
+            if not parts:
+                require_room_for(arrays, len(part), samples)
             parts.append(arrays)
             done = part.stop
             advance(bar, done)
@@ -322,6 +324,14 @@ def require_recordings(network: Weightless, inputs: Inputs, samples: int) -> Non
         if short:  # the more useful error
             raise row_error(short[0], 0, token_count(inputs) - 1) from None
         raise
+
+
+def require_room_for(arrays: Arrays, done: int, samples: int) -> None:
+    """Raise `InputError` unless the arrays of all samples, of which some are done, fit the memory with one copy."""
+    each = sum(array.nbytes for array in arrays.values()) // done
+    if samples > done:
+        what = f"Recording {samples} samples, which take {readable(each)} each,"
+        check_scratch(each * (2 * samples - done), what, "fewer samples, smaller inputs, or other blocks")
 
 
 def provenance(network: Weightless) -> dict[str, Any]:
