@@ -81,6 +81,10 @@ class LawWatch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call `func`, and note the laws of the tensors that it writes."""
+        with torch._C.DisableTorchFunction():  # `Readings` hides the meta device
+            return self.watched(func, args, kwargs)
+
+    def watched(self, func: Any, args: Any, kwargs: Any) -> Any:
         name, kwargs = func.overloadpacket.__name__, dict(kwargs or {})
         if self.paused:
             return func(*args, **kwargs)
@@ -336,7 +340,7 @@ class LawWatch(TorchDispatchMode):
         if any(isinstance(each, torch.Generator) for each in (*args, *kwargs.values())):
             self.doubts.add(OWN_GENERATOR)
         seeded = law.kind != laws.GIVEN
-        with torch._C.DisableTorchFunction():  # `Readings` hides the meta device
+        with torch._C.DisableTorchFunction():  # as above
             if seeded:
                 torch.rand(1)  # a watched draw that advances torch's generator, as the replaced one does
             if not tensor.is_meta:
