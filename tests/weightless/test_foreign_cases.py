@@ -109,6 +109,16 @@ def loop_of_four_dimensions(q, k, v):
     return torch.cat([attend(*(each[:, j : j + 1] for each in (q, k, v))) for j in range(q.shape[1])], 1)
 
 
+def masked_loop(q, k, v):
+    """With a mask that is added and hides nothing."""
+    mask = torch.zeros(q.shape[2], q.shape[2])
+    return torch.stack([(q[:, j] @ k[:, j].mT + mask).softmax(-1) @ v[:, j] for j in range(q.shape[1])], 1)
+
+
+def groups(q, k, v):
+    return attend(*(each.unflatten(1, (2, -1)) for each in (q, k, v))).flatten(1, 2)
+
+
 def fused(q, k, v):
     return functional.scaled_dot_product_attention(q, k, v, scale=1.0)
 
@@ -125,8 +135,8 @@ def fused_flat_heads_first(q, k, v):
 ATTEND = {
     each.__name__: each
     for each in (
-        attend, heads_first, flat, flat_heads_first, loop, loop_of_four_dimensions, fused, fused_heads_first,
-        fused_flat_heads_first,
+        attend, heads_first, flat, flat_heads_first, loop, loop_of_four_dimensions, masked_loop, groups, fused,
+        fused_heads_first, fused_flat_heads_first,
     )
 }  # fmt: skip
 
@@ -193,7 +203,7 @@ def test_softmax_over_another_dimension_is_not_called_none_at_all():
             return x + self.out(((k @ q.mT).softmax(-2).mT @ v).transpose(1, 2).flatten(2))
 
     report = lf.check(lambda: Net(lambda: KeysFirst("attend", 2)), IDS, samples=1, progress=False)
-    assert "no attention was seen: no softmax over the last dimension, nor torch's own" in str(report)
+    assert "no attention was seen: no softmax of a known form, nor torch's own" in str(report)
     assert "entropy" not in report.curves
 
 
@@ -232,7 +242,9 @@ def test_two_inputs_through_the_same_blocks_are_two_stacks(in_turn):
     assert_covariance(report.data, y)
 
 
-@pytest.mark.parametrize("between", [lambda x, e: x, lambda x, e: x + e, lambda x, e: torch.cat([x, e], -1)[..., :WIDTH]])
+@pytest.mark.parametrize(
+    "between", [lambda x, e: x, lambda x, e: x + e, lambda x, e: torch.cat([x, e], -1)[..., :WIDTH]]
+)
 def test_blocks_in_a_loop_are_one_stack_whatever_the_loop_adds(between):
     class Loop(Net):
         def forward(self, ids):
@@ -249,6 +261,66 @@ def test_blocks_in_a_loop_are_one_stack_whatever_the_loop_adds(between):
     report = lf.check(module, IDS, law=False, progress=False)
     assert report.stacks == ()
     assert_covariance(report.data, module.loop(IDS))
+
+
+@pytest.mark.parametrize("mix", [0.0, 0.1])
+def test_parallel_lists_with_a_stream_each_are_two_stacks(mix):
+    class Pair(nn.Module):
+        """Two streams, each through a list of its own, of which each may read the other."""
+
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(WORDS, WIDTH)
+            self.one, self.two = (nn.ModuleList(Block() for _ in range(3)) for _ in range(2))
+
+        def stacks(self, ids):
+            x, y = self.embed(ids), self.embed(ids.flip(1))
+            first, second = [], []
+            for one, two in zip(self.one, self.two, strict=True):
+                first, second = [*first, x + mix * y if mix else x], [*second, y + mix * x if mix else y]
+                x, y = one(first[-1]), two(second[-1])
+            return [*first, x], [*second, y]
+
+        def forward(self, ids):
+            x, y = self.stacks(ids)
+            return x[-1] + y[-1]
+
+    torch.manual_seed(1)
+    module = Pair()
+    report = lf.check(module, IDS, law=False, progress=False)
+    first, second = module.stacks(IDS)
+    assert (report.stacks[0].name, report.stack) == ("one", "two")
+    assert_covariance(report.stacks[0].data, first)
+    assert_covariance(report.data, second)
+    assert report.about["blocks"].count("the network changes the stream") == (2 if mix else 0)
+
+
+class ParallelBranches(Net):
+    """Lists of norms, attentions and feed-forward networks; both branches read the same norm, or norms of their own."""
+
+    def __init__(self, norms):
+        super().__init__()
+        self.h = None
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(3))
+        self.more = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(3)) if norms == 2 else self.norms
+        self.one, self.two = (nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3)) for _ in range(2))
+
+    def trunk(self, x):
+        states = [x]
+        for norm, more, one, two in zip(self.norms, self.more, self.one, self.two, strict=True):
+            x = states[-1]
+            h = norm(x)
+            states.append(x + (one(h) + two(h if more is norm else more(x))))
+        return states
+
+
+@pytest.mark.parametrize("norms", [1, 2])
+def test_parallel_branches_in_lists_are_one_block(norms):
+    torch.manual_seed(1)
+    module = ParallelBranches(norms)
+    report = lf.check(module, IDS, law=False, progress=False)
+    assert report.stacks == ()
+    assert_covariance(report.data, module.trunk(module.embed(IDS)))
 
 
 class Hourglass(nn.Module):
@@ -364,7 +436,17 @@ class Batched(Net):
         return super().forward(batch["ids"]) * scale * batch.get("factor", 1.0)
 
 
-@pytest.mark.parametrize("inputs", [{"ids": IDS}, ({"ids": IDS},), {"batch": {"ids": IDS}}, {"ids": IDS, "scale": 1.0}])
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        {"ids": IDS},
+        ({"ids": IDS},),
+        {"batch": {"ids": IDS}},
+        {"ids": IDS, "scale": 1.0},
+        ({"ids": IDS}, {"scale": 1.0}),
+        ({"batch": {"ids": IDS}, "scale": 1.0},),
+    ],
+)
 def test_forward_may_take_one_dictionary(inputs):
     plain = lf.weightless.simulate(Net, IDS, samples=3, gradients=True, **OPTIONS)
     data = lf.weightless.simulate(Batched, inputs, samples=3, gradients=True, **OPTIONS)
@@ -391,8 +473,16 @@ def test_wrong_names_in_the_dictionary_are_one_clear_error():
     for model in (Batched, Batched()):
         with pytest.raises(lf.InputError, match=message):
             lf.check(model, {"idz": IDS}, samples=1, progress=False)
-    with pytest.raises(lf.InputError, match="unexpected keyword argument 'other'"):  # batch is given
-        lf.weightless.simulate(Batched, ({"ids": IDS}, {"other": IDS}), samples=1, **OPTIONS)
+    with pytest.raises(lf.InputError, match="unexpected keyword argument 'other'"):  # ids are given
+        lf.weightless.simulate(Net, {"ids": IDS, "other": IDS}, samples=1, **OPTIONS)
+    several = r"one dictionary may be an argument, not several, nor one inside another; got more: (a|b|argument 1|x)\."
+    for inputs in (
+        {"a": {"ids": IDS}, "b": {"ids": IDS}},
+        ({"ids": IDS}, IDS, {"s": 1}),
+        ({"batch": {"x": {"ids": IDS}}},),
+    ):
+        with pytest.raises(lf.InputError, match=several):
+            lf.weightless.simulate(Batched, inputs, samples=1, **OPTIONS)
 
 
 def test_output_without_real_numbers_is_named():
@@ -608,8 +698,11 @@ def test_types_that_read_masks_as_boolean_have_the_law_of_torchs_attention():
 
 
 def test_sound_of_a_codec_is_shorter():
-    codec = transformers.EncodecConfig()
-    (longest,) = {each.fixed["input_values"].shape[-1] for each in choices_of(transformers.EncodecModel, codec, None, 1, False)[:1]}
-    assert longest == CODEC_SAMPLES
-    wave = choices_of(transformers.Wav2Vec2Model, transformers.Wav2Vec2Config(), None, 1, False)[0]
-    assert wave.fixed["input_values"].shape == (1, SAMPLES)
+    choices = [
+        choices_of(kind, config, None, 1, False)[0]
+        for kind, config in (
+            (transformers.EncodecModel, transformers.EncodecConfig()),
+            (transformers.Wav2Vec2Model, transformers.Wav2Vec2Config()),
+        )
+    ]
+    assert [each.fixed["input_values"].shape for each in choices] == [(1, CODEC_SAMPLES), (1, SAMPLES)]

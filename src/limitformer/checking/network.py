@@ -22,7 +22,7 @@ LISTED = 4  # names in a remark
 FEW = 3  # points, of which one may lie outside by chance
 MOST_WEIGHTS = 4
 LONGEST = 38  # characters of a name in the comparison
-NO_ATTENTION = "no attention was seen: no softmax over the last dimension, nor torch's own"
+NO_ATTENTION = "no attention was seen: no softmax of a known form, nor torch's own"
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,8 @@ def stream_arrays(measure: Measure, gradients: bool) -> Arrays:
     tokens = max(part["covariance"].shape[-1] for part in parts)
     layers = [part["covariance"].shape[1] for part in parts]
     what = f"Recording {len(parts)} stacks of {sum(layers)} layers, filled up to {tokens:,} tokens,"
-    check_scratch(PLACES * 8 * samples * sum(layers) * tokens**2, what, "shorter or smaller inputs, or one stack (blocks)")
+    needed = PLACES * 8 * samples * sum(layers) * tokens**2
+    check_scratch(needed, what, "shorter or smaller inputs, or one stack (blocks)")
     for name in (*BY_LAYER, *BY_BLOCK):
         if not any(name in part for part in parts):
             continue
@@ -103,9 +104,11 @@ def sizes_of_stacks(measure: Measure) -> dict[str, StackSize]:
         name if names.count(name) == 1 else f"{name} ({size.tokens} tokens)"
         for name, size in zip(names, sizes, strict=True)
     ]
-    numbers = [labels[: k + 1].count(label) for k, label in enumerate(labels)]  # of inputs to the same blocks
-    names = [f"{label}, input {k}" if labels.count(label) > 1 else label for label, k in zip(labels, numbers, strict=True)]
-    return dict(zip(names, sizes, strict=True))
+    numbered = [  # inputs to the same blocks
+        f"{label}, input {labels[: k + 1].count(label)}" if labels.count(label) > 1 else label
+        for k, label in enumerate(labels)
+    ]
+    return dict(zip(numbered, sizes, strict=True))
 
 
 def blocks_in_words(stacks: Mapping[str, StackSize], module: nn.Module) -> str:

@@ -1,8 +1,8 @@
 """Attention weights by sequence and head, for every order in which a module may have these dimensions.
 
-Weights have four dimensions, (sequences, heads, M, M) or (heads, sequences, M, M), or three, in which sequences and
-heads are one dimension. If the sizes leave the order open, `heads_come_first` compares weights of sequences that are
-there twice.
+Weights have four dimensions, (sequences, heads, M, M) or (heads, sequences, M, M), three, in which sequences and heads
+are one dimension, or five, in which heads are in groups. If the sizes leave the order open, `heads_come_first` compares
+weights of sequences that are there twice.
 """
 
 from typing import Any
@@ -42,6 +42,9 @@ def by_sequence_and_head(
         if min(heads, sequences) > 1 and known(heads_first):
             return x.unflatten(0, (heads, sequences)).transpose(0, 1)
         return x.unflatten(0, (sequences, heads))
+    if x.dim() == 5 and x.shape[0] == sequences and x.shape[3] == tokens:
+        doubt = sequences > 1 and sequences in x.shape[1:3]
+        return None if doubt and known(heads_first) else x.flatten(1, 2)
     if x.dim() != 4:
         return None
     usual = x.shape[0] == sequences if x.shape[2] == tokens else x.shape[0] % sequences == 0
@@ -74,7 +77,7 @@ class AttentionWeights(TorchFunctionMode):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         softmax = func in SOFTMAX and is_over_last(out, args, kwargs)
-        if (softmax or func is FUSED) and out.dim() in (3, 4) and len(self.results) < COMPARED:
+        if (softmax or func is FUSED) and out.dim() in (3, 4, 5) and len(self.results) < COMPARED:
             self.results.append(out.detach())
         return out
 

@@ -169,14 +169,31 @@ def named_values(inputs: Any) -> dict[str, Any]:
     """Return arguments by name; positional ones have names that no argument can have. A mapping at the end is named.
 
     A dictionary for one argument counts as its entries: `call_with` makes it again.
+
+    Raises:
+        InputError: more than one dictionary is an argument.
     """
-    if isinstance(inputs, Mapping):
-        named = {str(name): each for name, each in inputs.items() if each is not None}
-        inside = [name for name, each in named.items() if isinstance(each, Mapping)]
-        return named if len(inside) != 1 else dict(named.pop(inside[0])) | named
-    named = inputs[-1] if isinstance(inputs[-1], Mapping) else {}
-    positional = inputs[:-1] if isinstance(inputs[-1], Mapping) else inputs
-    return {f"{POSITIONAL}{k}" if k else "": each for k, each in enumerate(positional)} | dict(named)
+    positional = [] if isinstance(inputs, Mapping) else list(inputs)
+    named: dict[str, Any] = {}
+    for each in (inputs,) if isinstance(inputs, Mapping) else (positional.pop(),) if is_mapping(positional) else ():
+        named = {str(name): value for name, value in each.items() if value is not None}
+    if is_mapping(positional):
+        named = {**positional.pop(), **named}
+    inside = [name for name, each in named.items() if isinstance(each, Mapping)]
+    if len(inside) == 1:
+        named = {**named.pop(inside[0]), **named}
+    others = [f"argument {k + 1}" for k, each in enumerate(positional) if isinstance(each, Mapping)]
+    others += [name for name, each in named.items() if isinstance(each, Mapping)]
+    require(
+        not others,
+        f"one dictionary may be an argument, not several, nor one inside another; got more: {', '.join(others)}. "
+        "Nearest: a module whose forward takes tensors by name.",
+    )
+    return {f"{POSITIONAL}{k}" if k else "": each for k, each in enumerate(positional)} | named
+
+
+def is_mapping(arguments: list[Any]) -> bool:
+    return bool(arguments) and isinstance(arguments[-1], Mapping)
 
 
 def inputs_by_name(values: dict[str, Any], options: dict[str, Any]) -> Inputs:
@@ -224,8 +241,9 @@ def call_with(module: Any, arguments: Mapping[str, Any]) -> Any:
     argument = argument_of(dictionary, parameters, len(positional), named)
     if argument is None:
         return module(*positional, **named)
+    known = {name: each for name, each in named.items() if name in parameters}
     try:
-        return module(*positional, **{name: named[name] for name in named.keys() & parameters}, **{argument: dictionary})
+        return module(*positional, **known, **{argument: dictionary})
     except (KeyError, TypeError, AttributeError) as error:
         own, names = type(module).__name__, ", ".join(dictionary)
         raise InputError(

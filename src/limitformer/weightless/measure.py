@@ -117,7 +117,7 @@ class Measure(TorchFunctionMode):
         self.axes, self.length, self.heads_first = axes, length, heads_first
         self.stacks: list[MeasuredStack] = []
         self.sources: Any = WeakTensorKeyDictionary()  # by tensor between blocks: the stacks that it was made from
-        self.attended: tuple[int, torch.Size] | None = None  # sublayer and shape of the block's attention of one head
+        self.attended: tuple[int, torch.Size, bool] | None = None  # sublayer and form of the block's first single head
         self.stack: MeasuredStack | None = None  # of the running block
         self.place = -1  # of the running block in the layout, if it has several modules; the module that began it
         self.begun_by, self.running = "", 0  # and how many of its modules are running
@@ -286,7 +286,7 @@ class Measure(TorchFunctionMode):
         """
         terms = args[:2]
         if not stack.sums and not any(term is stack.last for term in terms):
-            self.sum_after = out
+            self.sum_after = out if any(term is x for term in terms) else self.sum_after
             return
         if isinstance(out, Tensor) and out.shape == stack.shape:
             self.stream = [x]
@@ -417,20 +417,20 @@ class Measure(TorchFunctionMode):
             self.stream.append(out)
 
     def summarise_attention(
-        self, stack: MeasuredStack, logits: Tensor, weights: Tensor, visible: Tensor | None, sorted: bool = False
+        self, stack: MeasuredStack, logits: Tensor, weights: Tensor, visible: Tensor | None, ordered: bool = False
     ) -> None:
         """Summarise the first attention of a block by head; unknown visibility follows from the sizes of logits.
 
         A loop over heads has several softmaxes of one head each, before the next sum with the stream.
 
         Args:
-            sorted: whether sequences and heads are the first two dimensions, in this order.
+            ordered: whether sequences and heads are the first two dimensions, in this order.
         """
-        sublayer, heads = (len(stack.inside[-1]), logits.shape), stack.heads[-1]
-        if heads and (sublayer != self.attended or visible is None):
+        kind, heads = (len(stack.inside[-1]), logits.shape, visible is None), stack.heads[-1]
+        if heads and kind != self.attended:
             return
         tensors = [logits, weights, *([] if visible is None else [visible.expand(logits.shape)])]
-        if not sorted:
+        if not ordered:
             sequences = self.samples * self.rows
             tokens = stack.shape[:-1].numel() // sequences
             found = [by_sequence_and_head(x, sequences, self.samples, tokens, self.heads_first) for x in tensors]
@@ -442,7 +442,7 @@ class Measure(TorchFunctionMode):
         summary = self.by_head(logits.float(), weights.float(), visible)
         stack.heads[-1] = {key: torch.cat([heads[key], each], 1) for key, each in summary.items()} if heads else summary
         if not heads and logits.shape[1] == 1:
-            self.attended = sublayer
+            self.attended = kind
 
     def by_head(self, logits: Tensor, weights: Tensor, visible: Tensor) -> dict[str, Tensor]:
         """Summarise logits (S·B, h, M, ·) and their softmax; each summary is (S, h)."""
@@ -503,7 +503,7 @@ class Measure(TorchFunctionMode):
                 logits, weights = (each.unflatten(0, (-1, heads)) for each in (x, out))
                 visible = visible_by_masks(logits, attention, padding)
                 if self.stack is not None:
-                    self.summarise_attention(self.stack, logits, weights, visible, sorted=True)
+                    self.summarise_attention(self.stack, logits, weights, visible, ordered=True)
             return out
 
         replaced: Any = functional

@@ -334,7 +334,7 @@ class Weightless:
         self.axes = inputs, grown_axes(*shapes)
 
     def find_heads(self, seed: int, sample: int, inputs: Inputs, draw: str) -> None:
-        """Find whether attention weights have heads before sequences, by a pass in which each sequence is there twice."""
+        """Find whether attention weights have heads before sequences, by a pass with each sequence twice."""
         twice = inputs.repeated(2)
 
         def call(run: WeightlessRun) -> list[Tensor]:

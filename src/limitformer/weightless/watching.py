@@ -117,7 +117,8 @@ class LawWatch(TorchDispatchMode):
         device = kwargs.get("device")
         if device is not None:
             return torch.device(device).type == META.type
-        return bool(self.sent) and any(each.is_meta and storage(each) in self.sent for each in tensors_in((args, kwargs)))
+        tensors = tensors_in((args, kwargs)) if self.sent else []
+        return any(each.is_meta and storage(each) in self.sent for each in tensors)
 
     def begin(self) -> None:
         """Note the state of torch's generator before the first draw."""
