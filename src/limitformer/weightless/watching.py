@@ -46,7 +46,7 @@ META, CPU = torch.device("meta"), torch.device("cpu")
 PLACES: dict[Any, Any] = {  # attributes by which the code asks where a tensor is, and the answers for the CPU
     Tensor.is_meta.__get__: False,  # type: ignore[attr-defined]
     Tensor.is_cpu.__get__: True,  # type: ignore[attr-defined]
-    Tensor.device.__get__: CPU,  # type: ignore[attr-defined]
+    Tensor.device.__get__: CPU,
 }
 MOST_ROWS = 1024  # rows of constants in a random matrix
 ENTRIES = {"tolist", "numpy", "__array__", "__dlpack__"}  # methods that read a tensor's memory
