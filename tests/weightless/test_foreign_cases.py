@@ -110,7 +110,7 @@ def loop_of_four_dimensions(q, k, v):
 
 
 def masked_loop(q, k, v):
-    """With a mask that is added and hides nothing."""
+    """A loop with a mask that is added and hides nothing."""
     mask = torch.zeros(q.shape[2], q.shape[2])
     return torch.stack([(q[:, j] @ k[:, j].mT + mask).softmax(-1) @ v[:, j] for j in range(q.shape[1])], 1)
 
@@ -162,7 +162,7 @@ def test_attention_is_measured_by_head_in_every_order(order, heads):
 
 @pytest.mark.parametrize("order", [order for order in ATTEND if order != "attend"])
 def test_law_of_attention_has_the_same_numbers_in_every_order(order):
-    """Of several samples, which are side by side where the order allows it."""
+    """There are several samples, which are side by side where the order allows it."""
     plain, other = (
         lf.weightless.simulate(lambda o=o: Net(lambda: Attention(o, 4)), SAME_AND_DIFFERENT, samples=4, **OPTIONS)
         for o in ("attend", order)

@@ -151,7 +151,7 @@ class Call:
     Attributes:
         sources: by argument, the modules whose last output it is, with its place in that output.
         made_of: the modules of lists from whose outputs the inputs were computed.
-        beside: the modules with the same key in another list that received the same tensor.
+        partners: the modules with the same key in another list that received the same tensor.
         argument: the input with the shape of the output, if there is one.
         form: how the entries of the stream that enters are ordered; empty if none does.
         entering, leaving: the shapes of the stream and of the output; empty if there is none.
@@ -160,7 +160,7 @@ class Call:
     start: int
     sources: dict[Argument, list[tuple[str, int]]]
     made_of: frozenset[str]
-    beside: frozenset[str]
+    partners: frozenset[str]
     form: str
     entering: torch.Size
     leaving: torch.Size = torch.Size()  # noqa: RUF009 (it is immutable)
@@ -258,12 +258,12 @@ class Recorder:
             sources = {key: self.sources_of(each) for key, each in given if is_wide(each)}
             form = "" if x is None else form_of(x, part, None, None)
             shape = torch.Size() if x is None else x.shape
-            made_of, beside = self.origins.of((args, kwargs)), self.beside(name, x)
-            self.calls.setdefault(name, []).append(Call(self.tick(), sources, made_of, beside, form, shape))
+            made_of, partners = self.origins.of((args, kwargs)), self.partners_of(name, x)
+            self.calls.setdefault(name, []).append(Call(self.tick(), sources, made_of, partners, form, shape))
 
         return hook
 
-    def beside(self, name: str, x: Tensor | None) -> frozenset[str]:
+    def partners_of(self, name: str, x: Tensor | None) -> frozenset[str]:
         """Return the modules with the same key in other lists that received `x` too, and note that this one has."""
         if x is None or name not in self.members:
             return frozenset()
@@ -403,7 +403,7 @@ class Search:
     def share_a_stream(self, members: tuple[str, ...]) -> bool:
         """Whether each module but the first receives the input of an earlier one, or something made of its output."""
         calls = [self.calls[member][0] for member in members]
-        return all((call.made_of | call.beside) & set(members[:k]) for k, call in enumerate(calls) if k)
+        return all((call.made_of | call.partners) & set(members[:k]) for k, call in enumerate(calls) if k)
 
     def attributes(self) -> Iterator[list[BlockModules]]:
         """Yield stacks of modules that are plain attributes: of one class, or one that is called again and again."""

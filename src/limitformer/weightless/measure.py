@@ -221,7 +221,7 @@ class Measure(TorchFunctionMode):
     def stack_of(self, place: int, part: nn.Module, x: Tensor) -> MeasuredStack:
         """Return the stack of a block that receives the stream `x`.
 
-        A block that runs again goes on with the stack whose output x was made from. If there is none, as in a network
+        A block that runs again continues the stack whose output x was made from. If there is none, as in a network
         that sends two inputs through the same blocks, a new stack begins.
         """
         block, sources = self.layout.blocks[place], self.sources.get(x, frozenset())
