@@ -475,14 +475,20 @@ def test_wrong_names_in_the_dictionary_are_one_clear_error():
             lf.check(model, {"idz": IDS}, samples=1, progress=False)
     with pytest.raises(lf.InputError, match="unexpected keyword argument 'other'"):  # ids are given
         lf.weightless.simulate(Net, {"ids": IDS, "other": IDS}, samples=1, **OPTIONS)
-    several = r"one dictionary may be an argument, not several, nor one inside another; got more: (a|b|argument 1|x)\."
-    for inputs in (
-        {"a": {"ids": IDS}, "b": {"ids": IDS}},
-        ({"ids": IDS}, IDS, {"s": 1}),
-        ({"batch": {"x": {"ids": IDS}}},),
-    ):
-        with pytest.raises(lf.InputError, match=several):
-            lf.weightless.simulate(Batched, inputs, samples=1, **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "others"),
+    [
+        ({"a": {"ids": IDS}, "b": {"ids": IDS}}, "a, b"),
+        (({"ids": IDS}, IDS, {"scale": 1.0}), "argument 1"),
+        (({"batch": {"x": {"ids": IDS}}},), "x"),
+    ],
+)
+def test_several_dictionaries_are_refused(inputs, others):
+    message = f"one dictionary may be an argument, not several, nor one inside another; got more: {others}\\. Nearest"
+    with pytest.raises(lf.InputError, match=message):
+        lf.weightless.simulate(Batched, inputs, samples=1, **OPTIONS)
 
 
 def test_output_without_real_numbers_is_named():
