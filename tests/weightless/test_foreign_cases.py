@@ -236,7 +236,7 @@ def test_two_inputs_through_the_same_blocks_are_two_stacks(in_turn):
     torch.manual_seed(1)
     module, inputs = Siamese(in_turn), (IDS, IDS.flip(1) + 20)
     report = lf.check(module, inputs, law=False, progress=False)
-    assert report.about["blocks"] == "h (20 tokens), input 1: 3 × Block; h (20 tokens), input 2: 3 × Block"
+    assert report.about["blocks"] == "h, input 1: 3 × Block; h, input 2: 3 × Block"
     x, y = module.both(*inputs)
     assert_covariance(report.stacks[0].data, x)
     assert_covariance(report.data, y)
@@ -396,6 +396,24 @@ def test_blocks_that_read_fewer_tokens_are_a_stack_of_their_own():
     assert report.about["blocks"] == "h (20 tokens): 2 × Block; h (10 tokens): 1 × Block"
     assert_covariance(report.stacks[0].data, states[:3])
     assert_covariance(report.data, [states[2][:, ::2], states[3]])
+
+
+def test_blocks_of_one_list_with_other_widths_are_named_by_them():
+    class Wide(nn.Module):
+        """A list of maps of two widths, with a layer between."""
+
+        def __init__(self):
+            super().__init__()
+            self.embed, self.between = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, 2 * WIDTH)
+            self.h = nn.ModuleList(nn.Sequential(nn.LayerNorm(n), nn.Linear(n, n)) for n in (WIDTH, 2 * WIDTH))
+
+        def forward(self, ids):
+            x = self.embed(ids)
+            x = self.between(x + self.h[0](x))
+            return x + self.h[1](x)
+
+    data = lf.weightless.simulate(Wide, IDS, samples=1, **OPTIONS)
+    assert data.attrs["blocks"] == "h (width 16): 1 × Sequential; h (width 32): 1 × Sequential"
 
 
 class Turned(nn.Module):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from limitformer.base.memory import check_scratch
 from limitformer.weightless.inputs import Inputs
 from limitformer.weightless.layout import kinds_of
-from limitformer.weightless.measure import PLACES, Measure, MeasuredStack
+from limitformer.weightless.measure import PLACES, Measure, MeasuredStack, in_rows
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -87,9 +87,8 @@ class StackSize(NamedTuple):
 
 
 def sizes_of_stacks(measure: Measure) -> dict[str, StackSize]:
-    """Return the size of each stack by its name, with its tokens if several have one name."""
-    stacks = list(measure.stacks)
-    blocks = measure.layout.blocks
+    """Return the size of each stack by its name; if several have one name, with their tokens, widths or inputs."""
+    stacks, blocks = measure.stacks, measure.layout.blocks
     sizes = [
         StackSize(
             len(stack.covariance),
@@ -99,16 +98,18 @@ def sizes_of_stacks(measure: Measure) -> dict[str, StackSize]:
         )
         for stack in stacks
     ]
-    names = [stack.name for stack in stacks]
-    labels = [
-        name if names.count(name) == 1 else f"{name} ({size.tokens} tokens)"
-        for name, size in zip(names, sizes, strict=True)
-    ]
-    numbered = [  # inputs to the same blocks
-        f"{label}, input {labels[: k + 1].count(label)}" if labels.count(label) > 1 else label
-        for k, label in enumerate(labels)
-    ]
-    return dict(zip(numbered, sizes, strict=True))
+    labels = [stack.name for stack in stacks]
+    widths = [in_rows(stack.first, stack.form).shape[-1] for stack in stacks]
+    for notes in ([f" ({size.tokens} tokens)" for size in sizes], [f" (width {width})" for width in widths]):
+        labels = with_notes(labels, notes)
+    inputs = [f", input {labels[: k + 1].count(label)}" for k, label in enumerate(labels)]
+    return dict(zip(with_notes(labels, inputs), sizes, strict=True))
+
+
+def with_notes(labels: list[str], notes: list[str]) -> list[str]:
+    """Add a note to each label that several have, if their notes differ."""
+    pairs = list(zip(labels, notes, strict=True))
+    return [label + note if len({n for other, n in pairs if other == label}) > 1 else label for label, note in pairs]
 
 
 def blocks_in_words(stacks: Mapping[str, StackSize], module: nn.Module) -> str:
