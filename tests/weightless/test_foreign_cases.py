@@ -730,3 +730,47 @@ def test_sound_of_a_codec_is_shorter():
         )
     ]
     assert [each.fixed["input_values"].shape for each in choices] == [(1, CODEC_SAMPLES), (1, SAMPLES)]
+
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+STREAMS = {
+    "xlm": {"emb_dim": 32, "n_layers": 3, "n_heads": 2, "n_words": 64, "max_position_embeddings": 64},
+    "flaubert": {"emb_dim": 32, "n_layers": 3, "n_heads": 2, "n_words": 64, "max_position_embeddings": 64},
+    "granite_swa": SMALL | {"num_key_value_heads": 2, "vocab_size": 64, "pad_token_id": 0, "head_dim": 16},
+    "dinov3_vit": SMALL | {"image_size": 32, "patch_size": 8},  # without registers, a parameter without entries
+}
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_stream_of_a_type_is_its_hidden_states(kind):
+    config = transformers.CONFIG_MAPPING[kind](**STREAMS[kind])
+    torch.manual_seed(0)
+    model = transformers.AutoModel.from_config(config).eval()
+    pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    inputs = {"pixel_values": pixels} if kind == "dinov3_vit" else {"input_ids": IDS + 3}
+    data = lf.check(model, inputs, law=False, progress=False).data
+    states = model(**inputs, output_hidden_states=True).hidden_states[:-1]  # the last one may be normed
+    assert data.sizes["layer"] == len(states) + 1
+    for k, state in enumerate(states):
+        x = state.detach().flatten(0, 1).double()
+        np.testing.assert_allclose(
+            data["covariance"].values[0, k], (x @ x.T / x.shape[-1]).numpy(), rtol=1e-3, atol=1e-5
+        )
+
+
+def test_towers_of_one_length_are_two_stacks():
+    text = SMALL | {"vocab_size": 64, "max_position_embeddings": 16}
+    config = transformers.Aimv2Config(
+        text_config=text, vision_config=SMALL | {"image_size": 32, "patch_size": 8}, projection_dim=16
+    )
+    ids = torch.arange(3, 19)[None]  # as many tokens as the image has patches
+    inputs = {"input_ids": ids, "pixel_values": torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))}
+    data = lf.weightless.simulate(config, inputs, samples=1, **OPTIONS)
+    parts = lf.weightless.split_stacks(data)
+    assert data.attrs["blocks"] == (
+        "vision_model.encoder.layers: 2 × Aimv2EncoderLayer; text_model.encoder.layers: 2 × Aimv2EncoderLayer"
+    )
+    assert [part.sizes["token"] for part in parts.values()] == [16, 16]
+    for part in parts.values():
+        assert np.shares_memory(part.covariance.values, data.covariance.values)  # large stacks are not copied
+        assert not np.allclose(part.covariance[0, 0], 0)
