@@ -687,6 +687,16 @@ def test_recordings_of_all_samples_must_fit_before_the_second(monkeypatch):
         require_room_for(each, 1, 3)
 
 
+def test_pass_that_torch_has_no_memory_for_is_refused_in_plain_words():
+    class Vast(Net):
+        def trunk(self, x):
+            torch.empty(2**58, dtype=torch.uint8, device="cpu")
+            return super().trunk(x)
+
+    with pytest.raises(lf.InputError, match=r"^Vast with these inputs takes more memory than is free\. Nearest: fewer"):
+        lf.weightless.simulate(Vast, IDS, samples=1, **OPTIONS)
+
+
 # ---------------------------------------------------------------- types of transformers
 
 

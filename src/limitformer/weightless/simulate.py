@@ -4,6 +4,7 @@ A pass may have several samples side by side in the first dimension, if they the
 samples are compared before that is done.
 """
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ SIDE_BY_SIDE_BYTES = 2**25  # of activations that a pass of several samples may 
 MOST_SIDE_BY_SIDE = 256
 RECOMPUTE_BYTES = 2**30  # of activations, above which blocks run again in the backward pass
 NAMED_ARGUMENTS = 6  # in an error
+ALLOCATION = re.compile(r"can't allocate memory|not enough memory|out of memory")  # in errors of torch
 SEEDED = "the factory seeds its own numbers, so that all samples are equal"
 CONSTANT_FACTORY = "the factory makes the same numbers each time, so that all samples are equal"
 COPIES = 4  # the measured number of copies of each covariance in memory
@@ -258,6 +260,11 @@ def named_errors(call: Callable[[], T], blueprint: Blueprint, inputs: Inputs) ->
     except (InputError, OneSampleOnlyError, MemoryError):
         raise
     except Exception as error:  # the user's own code, which may raise anything
+        if ALLOCATION.search(str(error)):
+            raise InputError(
+                f"{blueprint.name} with these inputs takes more memory than is free. Nearest: fewer tokens, smaller "
+                "inputs, or a smaller network."
+            ) from error
         what = f"{type(error).__name__}: {first_line(error)}{place_of(error)}"
         hint = longest(blueprint, inputs) or other_inputs(blueprint, inputs)
         raise InputError(f"{blueprint.name} cannot run with these inputs: {what}{hint}") from error
