@@ -150,7 +150,6 @@ def filled(kind: Any, config: Any, tensors: dict[str, Tensor], folder: Path) -> 
             config=config,
             state_dict=dict(tensors),
             dtype=type_of(tensors),
-            attn_implementation="eager",
             ignore_mismatched_sizes=True,  # the report has them
             local_files_only=True,
             output_loading_info=True,

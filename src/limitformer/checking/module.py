@@ -20,6 +20,7 @@ from limitformer.weightless.arrays import (
     stream_arrays,
 )
 from limitformer.weightless.blocks import Entry, UnclearAxisError, grown_axes, mixed_sequences, stream_shapes
+from limitformer.weightless.heads import AttentionWeights, UnclearHeadsError, heads_come_first
 from limitformer.weightless.inputs import Inputs, call_with, with_targets
 from limitformer.weightless.layout import (
     Chosen,
@@ -114,12 +115,14 @@ class Passes:
 
     Attributes:
         axes: by block, the dimension of its stream that counts sequences; None: the sizes show it.
+        heads_first: whether attention weights have heads before sequences; None: not known, and not needed so far.
     """
 
     module: nn.Module
     layout: Layout
     state: State
     axes: dict[int, int] | None = None
+    heads_first: bool | None = None
 
     def one(self, inputs: Inputs, arguments: dict[str, Any], gradients: bool) -> tuple[Any, Measure]:
         """Call the module once; return its output and the measurement. The first call finds blocks and axes."""
@@ -133,6 +136,12 @@ class Passes:
             self.layout, self.axes = search(self.module, calls, self.layout if unclear.measured else None), None
         except UnclearAxisError:
             self.axes = grown_axes(*(self.shapes(inputs.repeated(times)) for times in (1, 2)))
+        except UnclearHeadsError:
+            self.state.restore()
+            twice = inputs.repeated(2)
+            with torch.no_grad(), AttentionWeights() as weights:
+                called(self.module, placed(twice, self.module))
+            self.heads_first = heads_come_first(weights.results, twice.rows)
         return self.one(inputs, placed(inputs, self.module), gradients)
 
     def shapes(self, inputs: Inputs) -> list[Entry]:
@@ -144,7 +153,9 @@ class Passes:
 
     def measured(self, inputs: Inputs, arguments: dict[str, Any], gradients: bool) -> tuple[Any, Measure]:
         self.state.restore()
-        measure = Measure(self.module, self.layout, 1, inputs.rows, inputs.counted, self.axes, inputs.length)
+        measure = Measure(
+            self.module, self.layout, 1, inputs.rows, inputs.counted, self.axes, inputs.length, self.heads_first
+        )
         before, name = random_states(), self.name
         with torch.set_grad_enabled(gradients):
             out = called(self.module, arguments, measure)
@@ -195,7 +206,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 def covariances(measure: Measure) -> list[Tensor]:
-    return [each for stack in measure.stacks.values() for each in stack.covariance]
+    return [each for stack in measure.stacks for each in stack.covariance]
 
 
 def called(module: nn.Module, arguments: dict[str, Any], measure: Measure | None = None) -> Any:
@@ -205,7 +216,7 @@ def called(module: nn.Module, arguments: dict[str, Any], measure: Measure | None
             out = call_with(module, arguments)
         if measure is not None:
             measure.finish()
-    except (InputError, MemoryError, UnclearAxisError, UnclearBlocksError):
+    except (InputError, MemoryError, UnclearAxisError, UnclearBlocksError, UnclearHeadsError):
         raise
     except NoEntriesError as error:
         raise InputError(f"{type(module).__name__} {error}.") from error

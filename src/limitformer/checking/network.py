@@ -22,6 +22,7 @@ LISTED = 4  # names in a remark
 FEW = 3  # points, of which one may lie outside by chance
 MOST_WEIGHTS = 4
 LONGEST = 38  # characters of a name in the comparison
+NO_ATTENTION = "no attention was seen: no softmax of a known form, nor torch's own"
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,9 @@ class CheckedNetwork:
 
     def remarks(self) -> list[str]:
         """Return the loss next to that of a uniform guess, the curves unlike the law, and a summary of the weights."""
-        lines = [] if "logit_std" in self.curves else ["no attention was seen: neither a softmax nor torch's own"]
+        lines = [] if "logit_std" in self.curves else [NO_ATTENTION]
+        if "equal_samples" in self.about:
+            lines.append(str(self.about["equal_samples"]))
         if "chosen" in self.about:
             lines.append(f"inputs chosen for it: {self.about['chosen']}")
         if "loss" in self.curves:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from limitformer.base.memory import check_scratch
 from limitformer.weightless.inputs import Inputs
 from limitformer.weightless.layout import kinds_of
-from limitformer.weightless.measure import PLACES, Measure, MeasuredStack
+from limitformer.weightless.measure import PLACES, Measure, MeasuredStack, in_rows
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -26,14 +26,15 @@ STACK_COORDINATES = ("stack", "block_stack", "tokens", "layer_sequence", "layer_
 
 def stream_arrays(measure: Measure, gradients: bool) -> Arrays:
     """Return the measures of the streams and the heads, by sample; stacks follow each other along layers and blocks."""
-    parts = [stack_arrays(stack, gradients) for stack in measure.stacks.values()]
+    parts = [stack_arrays(stack, gradients) for stack in measure.stacks]
     if len(parts) == 1:
         return parts[0]
     samples, arrays = measure.samples, {}
     tokens = max(part["covariance"].shape[-1] for part in parts)
-    layers = sum(part["covariance"].shape[1] for part in parts)
-    what = f"Recording {len(parts)} stacks of {layers} layers, filled up to {tokens:,} tokens,"
-    check_scratch(PLACES * 8 * samples * layers * tokens**2, what, "shorter or smaller inputs, or one stack (blocks)")
+    layers = [part["covariance"].shape[1] for part in parts]
+    what = f"Recording {len(parts)} stacks of {sum(layers)} layers, filled up to {tokens:,} tokens,"
+    needed = PLACES * 8 * samples * sum(layers) * tokens**2
+    check_scratch(needed, what, "shorter or smaller inputs, or one stack (blocks)")
     for name in (*BY_LAYER, *BY_BLOCK):
         if not any(name in part for part in parts):
             continue
@@ -41,14 +42,14 @@ def stream_arrays(measure: Measure, gradients: bool) -> Arrays:
         widest = [max(sizes) for sizes in zip(*rest, strict=True)]
         if name in ("covariance", "covariance_inside"):
             widest[-2:] = tokens, tokens
-        rows = []
-        for part in parts:
-            layers = part["covariance"].shape[1] - (name in BY_BLOCK)
-            row = np.full((samples, layers, *widest), np.nan)
+        lengths = [number - (name in BY_BLOCK) for number in layers]
+        whole, start = np.full((samples, sum(lengths), *widest), np.nan), 0
+        for part, length in zip(parts, lengths, strict=True):
             if name in part:
-                row[:, :, *(slice(size) for size in part[name].shape[2:])] = part[name]
-            rows.append(row)
-        arrays[name] = np.concatenate(rows, 1)
+                sizes = (slice(size) for size in part[name].shape[2:])
+                whole[:, start : start + length, *sizes] = part.pop(name)
+            start += length
+        arrays[name] = whole
     return arrays
 
 
@@ -81,28 +82,34 @@ BETWEEN = " (the network changes the stream between blocks: their inputs were me
 class StackSize(NamedTuple):
     layers: int  # blocks, and one
     tokens: int
-    members: tuple[str, ...]  # names of the modules of its blocks
+    members: tuple[str, ...]  # names of the modules of the blocks that ran
     changed: bool  # whether the network changes the stream between blocks
 
 
 def sizes_of_stacks(measure: Measure) -> dict[str, StackSize]:
-    """Return the size of each stack by its name, with its tokens if several have one name."""
-    stacks = list(measure.stacks.values())
-    members: dict[str, list[str]] = {}
-    for block in measure.layout.blocks:
-        members.setdefault(block.stack, []).extend(block.members)
+    """Return the size of each stack by its name; if several have one name, with their tokens, widths or inputs."""
+    stacks, blocks = measure.stacks, measure.layout.blocks
     sizes = [
-        StackSize(len(stack.covariance), stack.covariance[0].shape[-1], tuple(members[stack.name]), stack.changed)
+        StackSize(
+            len(stack.covariance),
+            stack.covariance[0].shape[-1],
+            tuple(member for place in sorted(stack.places) for member in blocks[place].members),
+            stack.changed,
+        )
         for stack in stacks
     ]
-    names = [stack.name for stack in stacks]
-    labels = [
-        name if names.count(name) == 1 else f"{name} ({size.tokens} tokens)"
-        for name, size in zip(names, sizes, strict=True)
-    ]
-    if len(set(labels)) < len(labels):
-        labels = [f"{name} {k}" for k, name in enumerate(names, 1)]
-    return dict(zip(labels, sizes, strict=True))
+    labels = [stack.name for stack in stacks]
+    widths = [in_rows(stack.first, stack.form).shape[-1] for stack in stacks]
+    for notes in ([f" ({size.tokens} tokens)" for size in sizes], [f" (width {width})" for width in widths]):
+        labels = with_notes(labels, notes)
+    inputs = [f", input {labels[: k + 1].count(label)}" for k, label in enumerate(labels)]
+    return dict(zip(with_notes(labels, inputs), sizes, strict=True))
+
+
+def with_notes(labels: list[str], notes: list[str]) -> list[str]:
+    """Add a note to each label that several have, if their notes differ."""
+    pairs = list(zip(labels, notes, strict=True))
+    return [label + note if len({n for other, n in pairs if other == label}) > 1 else label for label, note in pairs]
 
 
 def blocks_in_words(stacks: Mapping[str, StackSize], module: nn.Module) -> str:
@@ -151,7 +158,7 @@ def dataset(
         stacks: the size of each stack; if there are several, they follow each other along layers and blocks, and
             smaller ones are filled up with NaN. `split_stacks` separates them.
     """
-    arrays = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]} if parts else {}
+    arrays = {key: joined([part[key] for part in parts]) for key in parts[0]} if parts else {}
     dims = {
         "covariance": ("sample", "layer", "token", "token_"),
         "covariance_inside": ("sample", "block", "sublayer", "token", "token_"),
@@ -178,6 +185,10 @@ def dataset(
         return data.assign_coords(coordinates).assign_attrs(about)
     coordinates |= token_coordinates(data.sizes.get("token", 0), inputs)
     return data.assign_coords(coordinates).assign_attrs(about)
+
+
+def joined(arrays: list[NDArray[Any]]) -> NDArray[Any]:
+    return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
 
 
 def stack_coordinates(stacks: Mapping[str, StackSize], most: int, inputs: Inputs) -> dict[str, Any]:
@@ -232,7 +243,7 @@ def split_stacks(data: xr.Dataset) -> dict[str, xr.Dataset]:
     names, result = list(dict.fromkeys(data["stack"].values.tolist())), {}
     last = names[-1]
     for name in names:
-        part = data.isel(layer=data["stack"].values == name, block=data["block_stack"].values == name)
+        part = data.isel(layer=places(data["stack"].values == name), block=places(data["block_stack"].values == name))
         tokens = int(part["tokens"][0])
         part = part.isel({dim: slice(tokens) for dim in ("token", "token_")})
         overflows = bool(part["covariance"].isnull().all())  # then nothing shows what it lacks
@@ -250,3 +261,9 @@ def split_stacks(data: xr.Dataset) -> dict[str, xr.Dataset]:
         part = part.drop_vars([*lacking, *(key for key in STACK_COORDINATES if key in part.coords)])
         result[name] = part.assign_coords(words)
     return result
+
+
+def places(own: NDArray[np.bool_]) -> slice:
+    """Return the consecutive places that are true as a slice, which copies nothing."""
+    found = np.flatnonzero(own)
+    return slice(int(found[0]), int(found[-1]) + 1)

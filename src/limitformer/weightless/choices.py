@@ -40,6 +40,7 @@ IMAGES = ("pixel_values", "pixel_values_images", "pixel_values_videos", "hidden_
 SOUND_MASKS = ("input_features_mask", "feature_attention_mask")
 SOUNDS = ("input_features", "input_values", "audio_mel", "audio_values")
 SAMPLES, FRAMES = 8000, 64  # of a sound
+CODEC_SAMPLES = 1600  # of a sound for a codec, which has as many tokens in its first blocks
 EPISODE, EPISODE_STEPS = ("states", "actions", "rewards", "returns_to_go", "timesteps"), 5  # of a decision model
 
 
@@ -173,7 +174,7 @@ class Maker:
             shapes = torch.tensor([[4, 4]] * self.rows)
             return [{name: flat, "pixel_attention_mask": torch.ones(self.rows, 16).long(), "spatial_shapes": shapes}]
         own = lookup(self.config, ("image_size", "img_size", "input_image_size", "input_size"), VISION)
-        sizes = list(dict.fromkeys(pair(each, 64) for each in (own, 64, 224)))
+        sizes = list(dict.fromkeys(pair(each, 64) for each in (own, 64, 96, 224)))
         frames = self.number(("num_frames", "frames_per_clip", "tubelet_size"), 0)
         single = [{name: noise(self.rows, channels, *size)} for size in sizes]
         several = [{name: noise(self.rows, max(1, frames), channels, *size)} for size in sizes[:1]]
@@ -231,7 +232,8 @@ class Maker:
             frames = self.number(("max_length",), FRAMES, AUDIO)
             spectrum: list[tuple[tuple[int, ...], int]] = [((self.rows, frames, bands), frames)]
             width = self.number(("hidden_size",), 64)
-            shapes = [((self.rows, SAMPLES), SAMPLES), ((self.rows, channels, SAMPLES), SAMPLES)]
+            length = SAMPLES if lookup(self.config, ("upsampling_ratios",)) is None else CODEC_SAMPLES
+            shapes = [((self.rows, length), length), ((self.rows, channels, length), length)]
             shapes = spectrum + shapes if lookup(self.config, ("num_mel_bins",)) else shapes + spectrum
             shapes.append(((self.rows, FRAMES, width), FRAMES))
         needed = [each for each in self.needed if each.endswith("mask")]

@@ -115,7 +115,7 @@ def parameters_of(kind: Any) -> dict[str, Parameter]:
     """Return the parameters of a class's `forward`, or of a module's, without `self`."""
     try:
         parameters = dict(signature(kind.forward).parameters)
-    except (TypeError, ValueError):
+    except (AttributeError, TypeError, ValueError):
         return {}
     parameters.pop("self", None)
     return parameters

@@ -117,7 +117,9 @@ class WeightNumbers:
         return self.tensor.weight.law.scale
 
     def gaussian(self, purpose: str, rows: int, columns: int) -> Tensor:
-        return self.run.normals(f"{self.name}: {purpose}", range(1), rows * columns).reshape(-1, rows, columns)
+        return self.run.normals(f"{self.name}: {purpose}", range(1), rows * columns).reshape(
+            self.run.side_by_side, rows, columns
+        )
 
     def whole(self) -> Tensor:
         """Draw W (S, n, p)."""
@@ -277,7 +279,8 @@ def embedding(
     if not isinstance(weight, Implicit) or max_norm is not None or scale_grad_by_freq or sparse:
         return NotImplemented
     run, ids = weight.weight.run, input
-    one_sample = ids[: run.sequences] if ids.shape[0] == run.side_by_side * run.sequences else ids
+    several = ids.dim() > 0 and ids.shape[0] == run.side_by_side * run.sequences
+    one_sample = ids[: run.sequences] if several else ids
     if one_sample is not ids and not torch.equal(ids, one_sample.repeat(run.side_by_side, *[1] * (ids.dim() - 1))):
         raise OneSampleOnlyError
     rows = run.embed(weight.weight, one_sample)
@@ -296,7 +299,7 @@ def side_by_side(rows: Tensor, one_sample: Tensor, ids: Tensor, run: WeightlessR
         return rows.flatten(0, 1)
     if ids.dim() == 1:
         return rows.repeat_interleave(run.sequences, 0)
-    if ids.shape[0] != 1:
+    if ids.dim() == 0 or ids.shape[0] != 1:
         raise OneSampleOnlyError
     return rows[:, 0].repeat_interleave(run.sequences, 0)
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from limitformer.base.errors import InputError, require
+from limitformer.base.errors import InputError, first_line, require
 from limitformer.models import as_start
 from limitformer.models.text import words_of
 from limitformer.nn.drawn.simulate import TokenLaw, torch_seed
@@ -166,12 +166,34 @@ def is_positional(inputs: Any) -> bool:
 
 
 def named_values(inputs: Any) -> dict[str, Any]:
-    """Return arguments by name; positional ones have names that no argument can have. A mapping at the end is named."""
-    if isinstance(inputs, Mapping):
-        return {str(name): each for name, each in inputs.items() if each is not None}
-    named = inputs[-1] if isinstance(inputs[-1], Mapping) else {}
-    positional = inputs[:-1] if isinstance(inputs[-1], Mapping) else inputs
-    return {f"{POSITIONAL}{k}" if k else "": each for k, each in enumerate(positional)} | dict(named)
+    """Return arguments by name; positional ones have names that no argument can have. A mapping at the end is named.
+
+    A dictionary for one argument counts as its entries: `call_with` makes it again.
+
+    Raises:
+        InputError: more than one dictionary is an argument.
+    """
+    positional = [] if isinstance(inputs, Mapping) else list(inputs)
+    named: dict[str, Any] = {}
+    for each in (inputs,) if isinstance(inputs, Mapping) else (positional.pop(),) if is_mapping(positional) else ():
+        named = {str(name): value for name, value in each.items() if value is not None}
+    if is_mapping(positional):
+        named = {**positional.pop(), **named}
+    inside = [name for name, each in named.items() if isinstance(each, Mapping)]
+    if len(inside) == 1:
+        named = {**named.pop(inside[0]), **named}
+    others = [f"argument {k + 1}" for k, each in enumerate(positional) if isinstance(each, Mapping)]
+    others += [name for name, each in named.items() if isinstance(each, Mapping)]
+    require(
+        not others,
+        f"one dictionary may be an argument, not several, nor one inside another; got more: {', '.join(others)}. "
+        "Nearest: a module whose forward takes tensors by name.",
+    )
+    return {f"{POSITIONAL}{k}" if k else "": each for k, each in enumerate(positional)} | named
+
+
+def is_mapping(arguments: list[Any]) -> bool:
+    return bool(arguments) and isinstance(arguments[-1], Mapping)
 
 
 def inputs_by_name(values: dict[str, Any], options: dict[str, Any]) -> Inputs:
@@ -205,10 +227,42 @@ def ids_in(value: Any) -> Tensor | None:
 
 
 def call_with(module: Any, arguments: Mapping[str, Any]) -> Any:
-    """Call a module with arguments by name; those with the name of a position come first, in their order."""
+    """Call a module with arguments by name; those with the name of a position come first, in their order.
+
+    Names that `forward` does not have form one dictionary, if `forward` needs exactly one more argument.
+
+    Raises:
+        InputError: `forward` does not take that dictionary.
+    """
     positional = [each for name, each in arguments.items() if not name or name.startswith(POSITIONAL)]
     named = {name: each for name, each in arguments.items() if name and not name.startswith(POSITIONAL)}
-    return module(*positional, **named)
+    parameters = parameters_of(module)
+    dictionary = {name: each for name, each in named.items() if name not in parameters}
+    argument = argument_of(dictionary, parameters, len(positional), named)
+    if argument is None:
+        return module(*positional, **named)
+    known = {name: each for name, each in named.items() if name in parameters}
+    try:
+        return module(*positional, **known, **{argument: dictionary})
+    except (KeyError, TypeError, AttributeError) as error:
+        own, names = type(module).__name__, ", ".join(dictionary)
+        raise InputError(
+            f"{own} has no argument {names}, and does not take one dictionary of them as {argument}: "
+            f"{type(error).__name__}: {first_line(error)}. Nearest: tensors for {', '.join(parameters)}."
+        ) from error
+
+
+def argument_of(
+    dictionary: Mapping[str, Any], parameters: Mapping[str, Parameter], positional: int, named: Mapping[str, Any]
+) -> str | None:
+    """Return the argument that takes a dictionary of unknown names: the only one that is needed and not given."""
+    kinds = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    if not dictionary or any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values()):
+        return None
+    rest = list(parameters.items())[positional:]
+    needed = [name for name, each in rest if each.kind in kinds and each.default is Parameter.empty]
+    missing = [name for name in needed if name not in named]
+    return missing[0] if len(missing) == 1 else None
 
 
 def with_targets(inputs: Inputs, module: Any) -> Inputs:

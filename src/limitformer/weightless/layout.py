@@ -8,6 +8,7 @@ The one outermost list of most networks needs no search, if each of its modules 
 the others, `search` watches a pass: a module is a block if its output has the shape of one of its inputs.
 """
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from limitformer.base.errors import InputError, require
 from limitformer.weightless.blocks import Argument, is_norm, tokens_among
@@ -147,6 +150,8 @@ class Call:
 
     Attributes:
         sources: by argument, the modules whose last output it is, with its place in that output.
+        made_of: the modules of lists from whose outputs the inputs were computed.
+        partners: the modules with the same key in another list that received the same tensor.
         argument: the input with the shape of the output, if there is one.
         form: how the entries of the stream that enters are ordered; empty if none does.
         entering, leaving: the shapes of the stream and of the output; empty if there is none.
@@ -154,6 +159,8 @@ class Call:
 
     start: int
     sources: dict[Argument, list[tuple[str, int]]]
+    made_of: frozenset[str]
+    partners: frozenset[str]
     form: str
     entering: torch.Size
     leaving: torch.Size = torch.Size()  # noqa: RUF009 (it is immutable)
@@ -169,8 +176,9 @@ class Call:
 def form_of(x: Tensor, part: nn.Module, length: int | None, axis: int | None) -> str:
     """Return how the entries of a stream are ordered.
 
-    Convolutions take channels first (B, n, …). Hyper-connections have several streams a token, which are one long
-    vector here: (B, M, streams, n), (B, streams, M, n) or, with axis 1, (streams, B, M, n).
+    Convolutions take channels first (B, n, …), and so do modules that turn such a stream for a recurrent layer.
+    Hyper-connections have several streams a token, which are one long vector here: (B, M, streams, n),
+    (B, streams, M, n) or, with axis 1, (streams, B, M, n).
     """
     if x.dim() == 4 and length is not None and length in x.shape[1:3]:
         several = STREAMS_LAST if x.shape[1] == length else STREAMS_FIRST
@@ -183,8 +191,35 @@ def form_of(x: Tensor, part: nn.Module, length: int | None, axis: int | None) ->
         channels = leaf.num_features
     elif isinstance(leaf, nn.GroupNorm):
         channels = leaf.num_channels
+    elif isinstance(leaf, nn.RNNBase):
+        channels = leaf.input_size
     first = channels == x.shape[1] and (x.dim() > 3 or (x.dim() == 3 and channels != x.shape[-1]))
     return CHANNELS_FIRST if first else ROWS
+
+
+class Origins(TorchFunctionMode):
+    """A mode that notes from the outputs of which modules each tensor of a pass was computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: Any = WeakTensorKeyDictionary()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call `func`, and note the origins of its results."""
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        origins = self.of((args, kwargs))
+        if origins:
+            self.add(out, origins)
+        return out
+
+    def of(self, values: Any) -> frozenset[str]:
+        found = (self.known.get(each) for each in tensors_in(values))
+        return frozenset[str]().union(*(each for each in found if each))
+
+    def add(self, values: Any, origins: frozenset[str]) -> None:
+        for each in tensors_in(values):
+            self.known[each] = origins | self.known.get(each, frozenset())
 
 
 @dataclass
@@ -196,19 +231,26 @@ class Recorder:
     outputs: dict[str, tuple[str, list[Tensor]]] = field(default_factory=dict)  # by list: its last module and output
     clock: int = 0
     hooks: list[Any] = field(default_factory=list)
+    origins: Origins = field(default_factory=Origins)
+    members: set[str] = field(default_factory=set)  # modules in lists
+    entered: dict[str, dict[str, Any]] = field(default_factory=dict)  # by key and module in a list: its last input
 
     def __enter__(self) -> "Recorder":
-        listed = {id(child) for part in self.module.modules() if is_list(part) for child in part.modules()}
+        lists = [(name, part) for name, part in self.module.named_modules() if is_list(part)]
+        listed = {id(child) for _, part in lists for child in part.modules()}
+        self.members = {full for name, part in lists for full, _ in children_of(name, part)}
         for name, part in self.module.named_modules():
             if name and (id(part) in listed or list(part.children())):
                 self.hooks.append(part.register_forward_pre_hook(self.before(name), with_kwargs=True))
                 self.hooks.append(part.register_forward_hook(self.after(name), with_kwargs=True))
+        self.origins.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
+        self.origins.__exit__(*error)
         for hook in self.hooks:
             hook.remove()
-        self.outputs = {}
+        self.outputs, self.entered = {}, {}
 
     def before(self, name: str) -> Callable[..., None]:
         def hook(part: nn.Module, args: Any, kwargs: Any) -> None:
@@ -216,9 +258,19 @@ class Recorder:
             sources = {key: self.sources_of(each) for key, each in given if is_wide(each)}
             form = "" if x is None else form_of(x, part, None, None)
             shape = torch.Size() if x is None else x.shape
-            self.calls.setdefault(name, []).append(Call(self.tick(), sources, form, shape))
+            made_of, partners = self.origins.of((args, kwargs)), self.partners_of(name, x)
+            self.calls.setdefault(name, []).append(Call(self.tick(), sources, made_of, partners, form, shape))
 
         return hook
+
+    def partners_of(self, name: str, x: Tensor | None) -> frozenset[str]:
+        """Return the modules with the same key in other lists that received `x` too, and note that this one has."""
+        if x is None or name not in self.members:
+            return frozenset()
+        others = self.entered.setdefault(name.rpartition(".")[2], {})
+        inputs = {other: reference() for other, reference in others.items()}
+        others[name] = weakref.ref(x)
+        return frozenset(other for other, each in inputs.items() if each is not None and each is x)
 
     def after(self, name: str) -> Callable[..., None]:
         def hook(part: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
@@ -227,6 +279,8 @@ class Recorder:
             inputs = [*enumerate(args), *kwargs.items()]
             like = [(key, each) for key, each in inputs if outputs and is_wide(each) and each.shape == outputs[0].shape]
             call.end = self.tick()
+            if name in self.members:
+                self.origins.add(outputs, frozenset({name}))
             call.leaving = outputs[0].shape if outputs else torch.Size()
             if like:
                 call.argument = next((key for key, each in like if each is x), like[0][0])
@@ -328,7 +382,8 @@ class Search:
     def parallel(self, name: str, lists: dict[str, nn.Module]) -> list[BlockModules]:
         """Return blocks of one module of each list, if the lists have equal lengths and the network calls them in turn.
 
-        A list whose modules pass the stream to each other directly is a stack of its own.
+        A list whose modules pass the stream to each other directly is a stack of its own. So are lists that have a
+        stream each: a module of one receives neither the input of the others' nor anything made of their output.
         """
         by_length: dict[int, list[list[tuple[str, nn.Module]]]] = {}
         for full, part in lists.items():
@@ -339,11 +394,16 @@ class Search:
         for length, rows in by_length.items():
             blocks = [tuple(row[k][0] for row in rows) for k in range(length)]
             windows = [self.window(members) for members in blocks]
-            in_turn = all(end < start for (_, end), (start, _) in pairwise(windows))
-            if length > 1 and len(rows) > 1 and in_turn:
-                ordered = [tuple(sorted(members, key=lambda each: self.calls[each][0].start)) for members in blocks]
+            in_turn = all(end < start for (_, end), (start, _) in pairwise(windows)) and all(map(self.returns, blocks))
+            ordered = [tuple(sorted(members, key=lambda each: self.calls[each][0].start)) for members in blocks]
+            if length > 1 and len(rows) > 1 and in_turn and all(map(self.share_a_stream, ordered)):
                 return [BlockModules(name or "blocks", members) for members in ordered]
         return []
+
+    def share_a_stream(self, members: tuple[str, ...]) -> bool:
+        """Whether each module but the first receives the input of an earlier one, or something made of its output."""
+        calls = [self.calls[member][0] for member in members]
+        return all((call.made_of | call.partners) & set(members[:k]) for k, call in enumerate(calls) if k)
 
     def attributes(self) -> Iterator[list[BlockModules]]:
         """Yield stacks of modules that are plain attributes: of one class, or one that is called again and again."""

@@ -30,7 +30,9 @@ def output_of(out: Any) -> Tensor:
             return named[name]
     tensors = sorted(real_tensors(out), key=lambda each: each.dim() < 2)  # one of two dimensions, if there is one
     if not tensors:
-        raise InputError(f"the module must return a tensor of real numbers, or several; got {type(out).__name__}.")
+        others = [f"{name} ({each.dtype})" for name, each in parts_of(out) if isinstance(each, Tensor)]
+        what = f"{type(out).__name__}{' of ' if others else ''}{', '.join(others)}"
+        raise InputError(f"the module must return a tensor of real numbers, or several; got {what}.")
     return tensors[0]
 
 

@@ -28,10 +28,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from limitformer.base.errors import InputError, first_line, require
 from limitformer.base.memory import check_scratch
 from limitformer.weightless.blocks import is_norm, stream_axis, tokens_among
+from limitformer.weightless.heads import FUSED, SOFTMAX, by_sequence_and_head, is_over_last
 from limitformer.weightless.implicit import METADATA, Implicit
 from limitformer.weightless.layout import (
     CHANNELS_FIRST,
@@ -45,12 +47,10 @@ from limitformer.weightless.layout import (
 from limitformer.weightless.masks import VIEWS, Visible, attention_formula, visible_by_masks, visible_by_size
 from limitformer.weightless.roots import gram
 from limitformer.weightless.run import OneSampleOnlyError
-from limitformer.weightless.tensors import Marks, marks, same_memory
+from limitformer.weightless.tensors import Marks, marks, same_memory, tensors_in
 
 ADDITIONS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__}
 SCALINGS = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__}
-SOFTMAX = {functional.softmax, torch.softmax, Tensor.softmax}
-FUSED = functional.scaled_dot_product_attention
 PLACES = 3  # covariances of a block: before it, and after two sublayers
 BEFORE, INSIDE = "before the blocks", "inside the blocks"  # where a parameter was read
 
@@ -81,6 +81,7 @@ class MeasuredStack:
     gradient: dict[int, Tensor] = field(default_factory=dict)
     sums: bool = False  # whether the network adds something made of a block's output to the block's input
     changed: bool = False  # whether a block receives something other than what the last one returned
+    places: set[int] = field(default_factory=set)  # of the blocks that have run
 
 
 class UnclearBlocksError(Exception):
@@ -103,16 +104,20 @@ class Measure(TorchFunctionMode):
         axes: by block of the layout, the dimension of the stream in which the sequences lie; a block without one is
             not measured. None: the sizes show it.
         length: the number of ids in a sequence; None if the inputs are not ids.
+        heads_first: whether attention weights have heads before sequences, if their sizes do not show it; None: not
+            known.
     """
 
     def __init__(
         self, module: nn.Module, layout: Layout, samples: int, rows: int = 1, counted: Tensor | None = None,
-        axes: Mapping[int, int] | None = None, length: int | None = None,
+        axes: Mapping[int, int] | None = None, length: int | None = None, heads_first: bool | None = False,
     ) -> None:  # fmt: skip
         super().__init__()
         self.module, self.layout, self.samples, self.rows, self.counted = module, layout, samples, rows, counted
-        self.axes, self.length = axes, length
-        self.stacks: dict[tuple[str, torch.Size], MeasuredStack] = {}
+        self.axes, self.length, self.heads_first = axes, length, heads_first
+        self.stacks: list[MeasuredStack] = []
+        self.sources: Any = WeakTensorKeyDictionary()  # by tensor between blocks: the stacks that it was made from
+        self.attended: tuple[int, torch.Size, bool] | None = None  # sublayer and form of the block's first single head
         self.stack: MeasuredStack | None = None  # of the running block
         self.place = -1  # of the running block in the layout, if it has several modules; the module that began it
         self.begun_by, self.running = "", 0  # and how many of its modules are running
@@ -170,6 +175,7 @@ class Measure(TorchFunctionMode):
         stack = self.stack
         if stack is None and self.ended is not None and func in ADDITIONS:
             out = func(*args, **kwargs)
+            self.note_sources((args, kwargs), out)
             self.extend_block(*self.ended, args, out)
             return out
         if func is FUSED and stack is not None:
@@ -181,6 +187,8 @@ class Measure(TorchFunctionMode):
         out = func(*args, **kwargs)
         if visible is not None:
             self.visible.note(out, visible, func in VIEWS)
+        if stack is None or self.place >= 0:
+            self.note_sources((args, kwargs), out)
         if stack is not None and isinstance(out, Tensor):
             if func in ADDITIONS:
                 if "alpha" in kwargs and len(args) > 1:
@@ -188,15 +196,9 @@ class Measure(TorchFunctionMode):
                 self.end_sublayer(stack, args, out)
             elif func in SCALINGS:
                 self.follow_multiple(args, out)
-            elif func in SOFTMAX and over_last(out, args, kwargs) and (shape := self.attention_shape(stack, out)):
+            elif func in SOFTMAX and is_over_last(out, args, kwargs):
                 logits = args[0] if args else kwargs["input"]
-                visible = self.visible.of(logits)
-                if out.dim() == 3:
-                    visible = None if visible is None else visible.expand(logits.shape).unflatten(0, shape)
-                    logits, weights = logits.unflatten(0, shape), out.unflatten(0, shape)
-                    self.summarise_attention(logits, weights, visible)
-                else:
-                    self.summarise_attention(logits, out, visible)
+                self.summarise_attention(stack, logits, out, self.visible.of(logits))
         return out
 
     def before_block(self, place: int, part: nn.Module, args: Any, kwargs: Any) -> None:
@@ -205,7 +207,7 @@ class Measure(TorchFunctionMode):
         if x is None:
             return
         self.before_blocks = self.before_blocks or frozenset(self.used)
-        self.stack, self.ended = self.stack_of(place, part, x), None
+        self.stack, self.ended, self.attended = self.stack_of(place, part, x), None, None
         if self.stack.covariance:
             self.stack.sums = self.stack.sums or x is self.sum_after
             passed_on = x is self.stack.last or same_memory(x, self.stack.last) or x is self.sum_after
@@ -217,21 +219,44 @@ class Measure(TorchFunctionMode):
         self.stack.heads.append({})
 
     def stack_of(self, place: int, part: nn.Module, x: Tensor) -> MeasuredStack:
-        """Return the stack of a block that receives the stream `x`."""
+        """Return the stack of a block that receives the stream `x`.
+
+        A block that runs again continues the stack whose output x was made from. If there is none, as in a network
+        that sends two inputs through the same blocks, a new stack begins.
+        """
+        block, sources = self.layout.blocks[place], self.sources.get(x, frozenset())
+        alike = [each for each in self.stacks if each.name == block.stack and each.shape == x.shape]
+        same = [each for each in alike if x is each.last or same_memory(x, each.last)]
+        own = [each for each in alike if each in sources]
+        new = [[each for each in some if place not in each.places] for some in (own, alike)]
+        stack = next((some[-1] for some in (same, new[0], own, new[1]) if some), None)
+        if stack is None:
+            stack = self.new_stack(place, part, x)
+            self.stacks.append(stack)
+        stack.places.add(place)
+        return stack
+
+    def new_stack(self, place: int, part: nn.Module, x: Tensor) -> MeasuredStack:
         block = self.layout.blocks[place]
-        key = block.stack, x.shape
-        if key not in self.stacks:
-            axis = self.axes[place] if self.axes else stream_axis(x.shape, self.rows, self.samples, self.length)
-            if axis == 1 and self.samples > 1:
-                raise OneSampleOnlyError
-            form = form_of(x, part, self.length, axis)
-            tokens = in_rows(x.detach(), form).shape[:-1].numel() // self.samples
-            blocks = sum(each.stack == block.stack for each in self.layout.blocks)
-            needed = PLACES * blocks * self.samples * 8 * tokens**2
-            what = f"The covariances of {tokens:,} tokens in {blocks} blocks of {block.stack}"
-            check_scratch(needed, what, "shorter or smaller inputs, or other blocks")
-            self.stacks[key] = MeasuredStack(block.stack, x.shape, form, axis, x, x)
-        return self.stacks[key]
+        axis = self.axes[place] if self.axes else stream_axis(x.shape, self.rows, self.samples, self.length)
+        if axis == 1 and self.samples > 1:
+            raise OneSampleOnlyError
+        form = form_of(x, part, self.length, axis)
+        tokens = in_rows(x.detach(), form).shape[:-1].numel() // self.samples
+        blocks = sum(each.stack == block.stack for each in self.layout.blocks)
+        needed = PLACES * blocks * self.samples * 8 * tokens**2
+        what = f"The covariances of {tokens:,} tokens in {blocks} blocks of {block.stack}"
+        check_scratch(needed, what, "shorter or smaller inputs, or other blocks")
+        return MeasuredStack(block.stack, x.shape, form, axis, x, x)
+
+    def note_sources(self, values: Any, out: Any) -> None:
+        """Note the stacks whose outputs the results of a function between blocks were made from."""
+        if not self.stacks:
+            return
+        found = [self.sources.get(each) for each in tensors_in(values)]
+        sources = frozenset().union(*(each for each in found if each))
+        for each in tensors_in(out) if sources else ():
+            self.sources[each] = sources | self.sources.get(each, frozenset())
 
     def after_block(self, place: int, part: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         """Take the output of a block as the end of its stack, until another block begins."""
@@ -249,7 +274,7 @@ class Measure(TorchFunctionMode):
 
     def end_block(self, last: Tensor) -> None:
         assert self.stack is not None
-        self.stack.last = last
+        self.stack.last, self.sources[last] = last, frozenset({self.stack})
         self.inside_blocks = frozenset(self.used)
         self.ended = self.stack, self.input
         self.stack, self.stream = None, []
@@ -261,7 +286,7 @@ class Measure(TorchFunctionMode):
         """
         terms = args[:2]
         if not stack.sums and not any(term is stack.last for term in terms):
-            self.sum_after = out
+            self.sum_after = out if any(term is x for term in terms) else self.sum_after
             return
         if isinstance(out, Tensor) and out.shape == stack.shape:
             self.stream = [x]
@@ -286,6 +311,8 @@ class Measure(TorchFunctionMode):
         self.running -= 1
         if self.stack is not None:
             self.output = stream_among(out, self.stack.shape)
+            for each in wide_tensors(out):
+                self.sources[each] = frozenset({self.stack})
             self.inside_blocks = frozenset(self.used)
 
     def before_outside(self, *_: Any) -> None:
@@ -313,17 +340,17 @@ class Measure(TorchFunctionMode):
         self.end_of_members()
         if (self.unclear or not self.stacks) and not self.layout.certain:
             raise UnclearBlocksError
-        if any(stack.changed for stack in self.stacks.values()) and not self.layout.certain:
+        if any(stack.changed for stack in self.stacks) and not self.layout.certain:
             raise UnclearBlocksError(measured=True)
         require(bool(self.stacks), "no block receives tokens. Nearest: blocks='…' with the names of its blocks.")
-        for stack in self.stacks.values():
+        for stack in self.stacks:
             self.measure_stream(stack, stack.last)
             stack.before = None
         self.sum = None
 
     def mixes(self) -> bool:
         """Whether the last token of a stack depends on sequences other than its own; needs a pass with gradients."""
-        return any(self.mixes_in(stack) for stack in self.stacks.values())
+        return any(self.mixes_in(stack) for stack in self.stacks)
 
     def mixes_in(self, stack: MeasuredStack) -> bool:
         first, last, axis = stack.first, stack.last, stack.axis or 0
@@ -389,24 +416,33 @@ class Measure(TorchFunctionMode):
         if self.stack is not None and args and any(args[0] is x for x in self.stream) and self.stack.inside[-1]:
             self.stream.append(out)
 
-    def attention_shape(self, stack: MeasuredStack, out: Tensor) -> tuple[int, int] | None:
-        """Return (S·B, heads) of the attention weights `out`; None if they are something else.
+    def summarise_attention(
+        self, stack: MeasuredStack, logits: Tensor, weights: Tensor, visible: Tensor | None, ordered: bool = False
+    ) -> None:
+        """Summarise the first attention of a block by head; unknown visibility follows from the sizes of logits.
 
-        Weights of three dimensions (S·B·heads, M, M) may be those of experts unless both M are the number of tokens.
+        A loop over heads has several softmaxes of one head each, before the next sum with the stream.
+
+        Args:
+            ordered: whether sequences and heads are the first two dimensions, in this order.
         """
-        if out.dim() == 4 and out.shape[0] % self.samples == 0:
-            return out.shape[0], out.shape[1]
-        sequences = self.samples * self.rows
-        tokens = stack.shape[:-1].numel() // sequences
-        square = out.dim() == 3 and out.shape[1] == out.shape[2] == tokens and out.shape[0] % sequences == 0
-        return (sequences, out.shape[0] // sequences) if square else None
-
-    def summarise_attention(self, logits: Tensor, weights: Tensor, visible: Tensor | None) -> None:
-        """Summarise the first attention of a block by head; unknown visibility follows from the sizes of logits."""
-        if self.stack is not None and not self.stack.heads[-1]:
-            logits = logits.detach().float()
-            visible = visible_by_size(logits) if visible is None else visible & (logits > -torch.inf)
-            self.stack.heads[-1] = self.by_head(logits, weights.detach().float(), visible)
+        kind, heads = (len(stack.inside[-1]), logits.shape, visible is None), stack.heads[-1]
+        if heads and kind != self.attended:
+            return
+        tensors = [logits, weights, *([] if visible is None else [visible.expand(logits.shape)])]
+        if not ordered:
+            sequences = self.samples * self.rows
+            tokens = stack.shape[:-1].numel() // sequences
+            found = [by_sequence_and_head(x, sequences, self.samples, tokens, self.heads_first) for x in tensors]
+            tensors = [each for each in found if each is not None]
+        if not tensors:
+            return
+        logits, weights, *given = (each.detach() for each in tensors)
+        visible = given[0] & (logits > -torch.inf) if given else visible_by_size(logits)
+        summary = self.by_head(logits.float(), weights.float(), visible)
+        stack.heads[-1] = {key: torch.cat([heads[key], each], 1) for key, each in summary.items()} if heads else summary
+        if not heads and logits.shape[1] == 1:
+            self.attended = kind
 
     def by_head(self, logits: Tensor, weights: Tensor, visible: Tensor) -> dict[str, Tensor]:
         """Summarise logits (S·B, h, M, ·) and their softmax; each summary is (S, h)."""
@@ -445,10 +481,11 @@ class Measure(TorchFunctionMode):
     ) -> Tensor:  # fmt: skip
         """Call torch's fused attention, and summarise logits and weights of its formula."""
         out = FUSED(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-        if q.dim() == 4 and q.shape[0] % self.samples == 0:
+        if q.dim() in (3, 4) and self.stack is not None:
             with torch.no_grad():
                 visible = None if attn_mask is None else self.visible.of(attn_mask)
-                self.summarise_attention(*attention_formula(q, k, attn_mask, is_causal, scale, visible))
+                formula = attention_formula(q, k, attn_mask, is_causal, scale, visible)
+                self.summarise_attention(self.stack, *formula)
         return out
 
     @contextmanager
@@ -464,7 +501,9 @@ class Measure(TorchFunctionMode):
             out = softmax_of_torch(x, *args, **kwargs)
             if x.dim() == 3 and x.shape[0] % (heads * self.samples) == 0:
                 logits, weights = (each.unflatten(0, (-1, heads)) for each in (x, out))
-                self.summarise_attention(logits, weights, visible_by_masks(logits, attention, padding))
+                visible = visible_by_masks(logits, attention, padding)
+                if self.stack is not None:
+                    self.summarise_attention(self.stack, logits, weights, visible, ordered=True)
             return out
 
         replaced: Any = functional
@@ -489,12 +528,6 @@ class Measure(TorchFunctionMode):
     def gram(self, stack: MeasuredStack, x: Tensor) -> Tensor:
         tokens = self.by_sample(stack, x)
         return gram(tokens) / tokens.shape[-1]
-
-
-def over_last(out: Tensor, args: Any, kwargs: Any) -> bool:
-    """Whether a softmax adds up to 1 over the last dimension, as that of attention does."""
-    dimension = args[1] if len(args) > 1 else kwargs.get("dim", -1)
-    return dimension in (-1, out.dim() - 1)
 
 
 def in_rows(x: Tensor, form: str) -> Tensor:

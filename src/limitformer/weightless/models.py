@@ -20,6 +20,10 @@ from limitformer.nn.drawn.network import Network
 from limitformer.weightless.configurations import check_sizes, config_of
 from limitformer.weightless.sizes import KEPT_VECTORS, require_room, size_of
 
+# Types whose attention takes every mask for a boolean one. Masks of the plain formula are numbers, 0 where a token is
+# visible, so that these types would hide exactly the visible tokens (transformers 5.24).
+BOOLEAN_MASKS = {"nemotron_asr_streaming_encoder"}
+
 
 @dataclass(frozen=True)
 class Blueprint:
@@ -93,8 +97,12 @@ def blueprint_of_module(model: nn.Module) -> Blueprint:
 
 
 def as_plain_formulas(config: Any) -> Any:
-    """Set attention and experts to plain formulas, which `Measure` can watch."""
+    """Set attention and experts to plain formulas, which `Measure` can watch, where these are right."""
     for part in {id(c): c for c in (config, config.get_text_config())}.values():
         part._attn_implementation = "eager"
         part._experts_implementation = "eager"
+    for name in {"", *(config.sub_configs or ())}:
+        part = getattr(config, name) if name else config
+        if getattr(part, "model_type", "") in BOOLEAN_MASKS:
+            part._attn_implementation = "sdpa"
     return config

@@ -30,6 +30,7 @@ from limitformer.weightless.building import (
     put_parameters,
     uninitialised,
 )
+from limitformer.weightless.heads import AttentionWeights, UnclearHeadsError, heads_come_first
 from limitformer.weightless.implicit import Implicit
 from limitformer.weightless.inputs import Inputs, call_with
 from limitformer.weightless.law import build_error, table_of, with_overrides
@@ -43,6 +44,7 @@ from limitformer.weightless.run import KeepWeightsError, OneSampleOnlyError, Ran
 from limitformer.weightless.shared import SharedGradients
 from limitformer.weightless.tensors import tensors_in
 from limitformer.weightless.threads import one_thread
+from limitformer.weightless.watching import OWN_GENERATOR, OWN_STATE
 
 BLOCKS_BETWEEN_TRIMS = 4
 COPIES = 2  # of a whole network in memory: its weights and their gradients
@@ -80,6 +82,7 @@ class Weightless:
         self.sample: tuple[int, int] | None = None  # seed and sample of the network that was drawn or built
         self.state: State | None = None
         self.axes: tuple[Inputs, dict[int, int]] | None = None  # by block, the dimension with these inputs' sequences
+        self.heads_first: bool | None = None if self.foreign else False  # None: not known, and not needed so far
         self.recomputes = False
         self.trims = False  # whether a pass is so large that it trims the heap between blocks
         self.outputs: Arrays = {}  # norms of the outputs of a foreign module's last pass
@@ -110,6 +113,11 @@ class Weightless:
     def foreign(self) -> bool:
         """Whether the module's code is neither of transformers nor of this package, so that passes are checked."""
         return self.blueprint.config is None and self.blueprint.transformer is None
+
+    @property
+    def seeds_itself(self) -> bool:
+        """Whether the code that makes the module sets seeds or has a generator of its own."""
+        return any(sign in reason for reason in self.drawn.values() for sign in (OWN_STATE, OWN_GENERATOR))
 
     def build(self) -> Built:
         """Build the module and read its laws; if its factory fails while it is watched, draw a whole network."""
@@ -301,6 +309,8 @@ class Weightless:
             self.find_blocks(seed, samples.start, inputs, draw, unclear.measured)
         except UnclearAxisError:
             self.find_axes(seed, samples.start, inputs, draw)
+        except UnclearHeadsError:
+            self.find_heads(seed, samples.start, inputs, draw)
         return self.run(seed, samples, inputs, draw, loss)
 
     def find_blocks(self, seed: int, sample: int, inputs: Inputs, draw: str, measured: bool = False) -> None:
@@ -322,6 +332,18 @@ class Weightless:
         """Find the dimension of each stream in which the sequences lie: the one that grows with their number."""
         shapes = [self.shapes(seed, sample, inputs.repeated(times), draw) for times in (1, 2)]
         self.axes = inputs, grown_axes(*shapes)
+
+    def find_heads(self, seed: int, sample: int, inputs: Inputs, draw: str) -> None:
+        """Find whether attention weights have heads before sequences, by a pass with each sequence twice."""
+        twice = inputs.repeated(2)
+
+        def call(run: WeightlessRun) -> list[Tensor]:
+            with torch.no_grad(), AttentionWeights() as weights:
+                self.call(self.arguments(run, twice))
+            return weights.results
+
+        results = self.until_it_runs(seed, range(sample, sample + 1), twice, draw, None, call)
+        self.heads_first = heads_come_first(results, twice.rows)
 
     def shapes(self, seed: int, sample: int, inputs: Inputs, draw: str) -> list[Entry]:
         """Return the shapes of the tokens that enter the blocks in a pass of one sample."""
@@ -435,7 +457,9 @@ class Weightless:
         axes = self.axes[1] if self.axes is not None and self.axes[0] is inputs else None
         if inputs.tokens is not None:  # sequences that a Transformer draws itself lie in the first dimension
             axes = dict.fromkeys(range(len(self.layout.blocks)), 0)
-        return Measure(self.module, self.layout, samples, inputs.rows, inputs.counted, axes, inputs.length)
+        return Measure(
+            self.module, self.layout, samples, inputs.rows, inputs.counted, axes, inputs.length, self.heads_first
+        )
 
     def call(self, arguments: Mapping[str, Any]) -> Any:
         """Call the module.

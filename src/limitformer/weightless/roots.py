@@ -196,7 +196,7 @@ def largest_residual_first(g: Matrix) -> tuple[Matrix, Rows]:
 
 def inverse_of(root: Matrix, rows: Rows) -> Matrix:
     """Return `GramRoot.inverse` of a root that is triangular in the order of `rows`."""
-    if np.array_equal(rows, np.arange(len(root))):  # as nearly always
+    if len(rows) and np.array_equal(rows, np.arange(len(root))):  # as nearly always
         return np.ascontiguousarray(dtrtri(root, lower=1)[0].T)
     inverse = np.zeros_like(root)
     if len(rows):

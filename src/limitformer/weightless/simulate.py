@@ -4,6 +4,7 @@ A pass may have several samples side by side in the first dimension, if they the
 samples are compared before that is done.
 """
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from limitformer.base.errors import InputError, first_line, require, require_count
-from limitformer.base.memory import check_scratch
+from limitformer.base.memory import check_scratch, readable
 from limitformer.base.progress import advance, progress_bar
 from limitformer.nn.drawn.simulate import resolve_device
 from limitformer.results.datasets import stamp
@@ -34,6 +35,9 @@ SIDE_BY_SIDE_BYTES = 2**25  # of activations that a pass of several samples may 
 MOST_SIDE_BY_SIDE = 256
 RECOMPUTE_BYTES = 2**30  # of activations, above which blocks run again in the backward pass
 NAMED_ARGUMENTS = 6  # in an error
+ALLOCATION = re.compile(r"can't allocate memory|not enough memory|out of memory")  # in errors of torch
+SEEDED = "the factory seeds its own numbers, so that all samples are equal"
+CONSTANT_FACTORY = "the factory makes the same numbers each time, so that all samples are equal"
 COPIES = 4  # the measured number of copies of each covariance in memory
 T = TypeVar("T")
 AGREEMENT = {torch.float64: 1e-6, torch.float32: 1e-2}  # between samples side by side and alone
@@ -84,9 +88,10 @@ def simulate(
         `effective_tokens`, `tokens_seen`, `logit_std`, `largest_logit` by head, `logits_mean` and `logits_std` of the
         output; with gradients `loss`, `weight_gradient` (weight: every trained parameter) and `stream_gradient`
         (layer), as norms. If the module has random numbers of unknown law, its own code draws a network for each
-        sample; the attributes `weights` and `kept` then name them. The attribute `blocks` names the blocks. Several
-        stacks of blocks, such as encoder and decoder, follow each other along `layer`, with a coordinate `stack`;
-        `limitformer.weightless.split_stacks` separates them.
+        sample; the attributes `weights` and `kept` then name them. The attribute `equal_samples` says why all samples
+        are equal, if they are. The attribute `blocks` names the blocks. Several stacks of blocks, such as encoder and
+        decoder, follow each other along `layer`, with a coordinate `stack`; `limitformer.weightless.split_stacks`
+        separates them.
 
     Raises:
         InputError: an argument cannot be used, or the module's code cannot run.
@@ -154,6 +159,8 @@ def run_passes(
         about = {**provenance(network), "seed": seed, "samples": done, "sequences": inputs.rows, "draw": draw}
         if inputs.fixed:
             about["inputs"] = str(inputs)
+        if done > 1 and all(are_equal(key, parts) for key in parts[0]):
+            about["equal_samples"] = SEEDED if network.seeds_itself else CONSTANT_FACTORY
         about["wall_seconds"] = time.perf_counter() - began
         return dataset(parts, network.trained, network.read_where, network.stacks, inputs, about)
 
@@ -163,6 +170,8 @@ def run_passes(
     try:
         together = SideBySide(one, side_by_side(one, network, samples, size) if samples > 2 else 1)
         for part, arrays in together.parts(range(samples)):
+            if not parts:
+                require_room_for(arrays, len(part), samples)
             parts.append(arrays)
             done = part.stop
             advance(bar, done)
@@ -173,6 +182,12 @@ def run_passes(
     finally:
         advance(bar, -1)
     return result(samples)
+
+
+def are_equal(key: str, parts: list[Arrays]) -> bool:
+    """Whether an array of all samples has the same entries for each."""
+    first = parts[0][key][0]
+    return all(np.array_equal(first, each, equal_nan=True) for part in parts for each in part[key])
 
 
 @dataclass
@@ -232,6 +247,8 @@ def check_repeats(first: Arrays, again: Arrays, network: Weightless) -> None:
 
 def equal_up_to_rounding(a: NDArray[Any], b: NDArray[Any], tolerance: float) -> bool:
     """Whether two arrays are equal up to rounding."""
+    if a.shape != b.shape:
+        return False
     scale = np.max(np.abs(b[np.isfinite(b)]), initial=0.0)
     return bool(np.allclose(a, b, rtol=tolerance, atol=tolerance * 1e-3 * scale, equal_nan=True))
 
@@ -243,6 +260,11 @@ def named_errors(call: Callable[[], T], blueprint: Blueprint, inputs: Inputs) ->
     except (InputError, OneSampleOnlyError, MemoryError):
         raise
     except Exception as error:  # the user's own code, which may raise anything
+        if ALLOCATION.search(str(error)):
+            raise InputError(
+                f"{blueprint.name} with these inputs takes more memory than is free. Nearest: fewer tokens, smaller "
+                "inputs, or a smaller network."
+            ) from error
         what = f"{type(error).__name__}: {first_line(error)}{place_of(error)}"
         hint = longest(blueprint, inputs) or other_inputs(blueprint, inputs)
         raise InputError(f"{blueprint.name} cannot run with these inputs: {what}{hint}") from error
@@ -309,6 +331,14 @@ def require_recordings(network: Weightless, inputs: Inputs, samples: int) -> Non
         if short:  # the more useful error
             raise row_error(short[0], 0, token_count(inputs) - 1) from None
         raise
+
+
+def require_room_for(arrays: Arrays, done: int, samples: int) -> None:
+    """Raise `InputError` unless the arrays of all samples, of which some are done, fit the memory with one copy."""
+    each = sum(array.nbytes for array in arrays.values()) // done
+    if samples > done:
+        what = f"Recording {samples} samples, which take {readable(each)} each,"
+        check_scratch(each * (2 * samples - done), what, "fewer samples, smaller inputs, or other blocks")
 
 
 def provenance(network: Weightless) -> dict[str, Any]:

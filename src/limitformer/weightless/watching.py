@@ -42,6 +42,12 @@ KEEPING = {"clone", "detach", "_to_copy", "alias", "lift_fresh", "contiguous"}  
 VIEWS = {"view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "t", "transpose", "permute", "select", "slice"}
 VIEWS |= {"detach", "alias", "as_strided", "expand", "_reshape_alias", "unbind", "split", "chunk", "lift_fresh"}
 FILLING = {"zero_", "fill_", "normal_", "uniform_", "copy_"}  # earlier entries do not matter
+META, CPU = torch.device("meta"), torch.device("cpu")
+PLACES: dict[Any, Any] = {  # attributes by which the code asks where a tensor is, and the answers for the CPU
+    Tensor.is_meta.__get__: False,  # type: ignore[attr-defined]
+    Tensor.is_cpu.__get__: True,  # type: ignore[attr-defined]
+    Tensor.device.__get__: CPU,
+}
 MOST_ROWS = 1024  # rows of constants in a random matrix
 ENTRIES = {"tolist", "numpy", "__array__", "__dlpack__"}  # methods that read a tensor's memory
 FROM_NUMBERS = {torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor, Tensor.new_tensor}
@@ -70,15 +76,21 @@ class LawWatch(TorchDispatchMode):
         self.draws = 0
         self.widths: dict[int, int] = {}  # by source: entries of each row of `Law.rows`
         self.doubts: set[str] = set()  # uses of randomness that no law describes
+        self.sent: set[int] = set()  # storages that the code itself has put on the meta device
         self.state: Tensor | None = None  # the state of torch's generator after the last draw
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call `func`, and note the laws of the tensors that it writes."""
+        with torch._C.DisableTorchFunction():  # `Readings` hides the meta device
+            return self.watched(func, args, kwargs)
+
+    def watched(self, func: Any, args: Any, kwargs: Any) -> Any:
         name, kwargs = func.overloadpacket.__name__, dict(kwargs or {})
         if self.paused:
             return func(*args, **kwargs)
         if any(isinstance(each, torch.Generator) for each in (*args, *kwargs.values())):
             self.doubts.add(OWN_GENERATOR)
+        sent = self.is_sent(args, kwargs)
         if {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags):
             self.check_reading((args, kwargs))
             args, kwargs = self.with_entries(args), self.with_entries(kwargs)
@@ -94,7 +106,19 @@ class LawWatch(TorchDispatchMode):
             raise
         if seeded:
             self.move_state()
+        if sent:
+            here = [each for each in tensors_in(out) if each.is_meta and each.layout == torch.strided]
+            self.sent |= {storage(each) for each in here}
+            self.alive += [each.untyped_storage() for each in here]
         return out
+
+    def is_sent(self, args: Any, kwargs: dict[str, Any]) -> bool:
+        """Whether the code itself asks for the meta device, or uses a tensor that it has put there."""
+        device = kwargs.get("device")
+        if device is not None:
+            return torch.device(device).type == META.type
+        tensors = tensors_in((args, kwargs)) if self.sent else []
+        return any(each.is_meta and storage(each) in self.sent for each in tensors)
 
     def begin(self) -> None:
         """Note the state of torch's generator before the first draw."""
@@ -155,6 +179,8 @@ class LawWatch(TorchDispatchMode):
         out = self.call(func, args, kwargs)
         inplace = name.rstrip("_") != name and args
         written = tensors_in(args[0]) if inplace else tensors_in(kwargs.get("out", ()))
+        if name == "set_":  # the tensor now has the storage of another, in which nothing is written
+            return out
         if name not in VIEWS and name != "empty_like":
             fresh = name in FILLING or "out" in kwargs
             self.tape.record(func, args, kwargs, out, written, seeded=seeded, shares=exists, fresh=fresh)
@@ -315,20 +341,22 @@ class LawWatch(TorchDispatchMode):
         if any(isinstance(each, torch.Generator) for each in (*args, *kwargs.values())):
             self.doubts.add(OWN_GENERATOR)
         seeded = law.kind != laws.GIVEN
-        if seeded:
-            torch.rand(1)  # a watched draw that advances torch's generator, as the replaced one does
-        if not tensor.is_meta:
-            with torch.no_grad(), self.pause():
-                function(tensor, *args, **options)
-        self.tape.record(function, [tensor, *args], options, None, [tensor], seeded=seeded, fresh=True)
-        self.note(tensor, law if covers_storage(tensor) else self.with_part(self.law_of(tensor), tensor, law))
+        with torch._C.DisableTorchFunction():  # as above
+            if seeded:
+                torch.rand(1)  # a watched draw that advances torch's generator, as the replaced one does
+            if not tensor.is_meta:
+                with torch.no_grad(), self.pause():
+                    function(tensor, *args, **options)
+            self.tape.record(function, [tensor, *args], options, None, [tensor], seeded=seeded, fresh=True)
+            self.note(tensor, law if covers_storage(tensor) else self.with_part(self.law_of(tensor), tensor, law))
         return tensor
 
 
 class Readings(TorchFunctionMode):
     """A mode that notes where the code reads random entries without an operation, such as by `tolist`.
 
-    It also keeps tensors made from numbers off the meta device, where the numbers would be lost.
+    It also keeps tensors made from numbers off the meta device, where the numbers would be lost, and tells the code
+    that a matrix is on the CPU unless the code itself has put it on the meta device.
     """
 
     def __init__(self, watch: LawWatch) -> None:
@@ -337,6 +365,8 @@ class Readings(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call `func`, and note a doubt if it reads random entries."""
+        if func in PLACES:
+            return PLACES[func] if args[0].is_meta and storage(args[0]) not in self.watch.sent else func(*args)
         if getattr(func, "__name__", "") in ENTRIES:
             self.watch.check_reading(args[:1])
             if func.__name__ != "tolist" and any(each.is_meta for each in tensors_in(args[:1])):
