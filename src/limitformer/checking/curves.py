@@ -96,10 +96,12 @@ CURVES: Mapping[str, CurveInfo] = {  # in the order of the page
 PANELS = ("size", "correlation", "effective_rank", "logit_std", "effective_tokens", "stream_gradient")  # of the picture
 TABLE = (*PANELS, "effective_experts", "longest_memory")  # of the terminal
 BY_HEAD = ("logit_std", "effective_tokens", "largest_logit")
+COMPUTED = ("stable_rank", "effective_rank", "correlation", "correlation_abs", "correlation_95", "relative_branch")
 COPIED = (
     "branch", "step", "largest", "typical", "entropy", "effective_tokens", "tokens_seen", "logit_std",
     "largest_logit", *ROUTER, *DECAYS, "stream_gradient", "loss", "logits_mean", "logits_std",
 )  # fmt: skip
+LAYERWISE = frozenset(("size", *COPIED, *COMPUTED)) - {"loss", "logits_mean", "logits_std"}
 SPAN = 5  # ratio of the largest value to the smallest from which an axis is logarithmic
 
 
