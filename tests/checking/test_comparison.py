@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import limitformer as lf
 from limitformer.checking.metrics import Metric, scalars
+from limitformer.checking.trainer import monitors_of
 from limitformer.cli.app import app
 from limitformer.cli.check_several import variants
 
@@ -138,6 +139,22 @@ def test_monitors_get_scalars(monkeypatch):
         lf.checking.to_tensorboard("runs")
     metrics = {"loss": Metric(1.0, np.nan, np.nan)}
     assert scalars(metrics, metrics) == {"limitformer/loss": 1.0}
+
+
+def test_tensorboard_shows_the_looks_of_a_training(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**LLAMA))
+    args = SimpleNamespace(report_to="tensorboard", output_dir=str(tmp_path))
+    log = monitors_of(args)
+    with lf.checking.Looks(model, every=1, tokens=6, samples=2, log=log) as looks:
+        looks.step()
+    events = EventAccumulator(str(tmp_path / "runs" / "limitformer")).Reload()
+    losses = events.Scalars("limitformer/loss")
+    assert [each.step for each in losses] == [0, 1]
+    assert losses[0].value == pytest.approx(float(looks.dataset()["loss"][0]), rel=1e-6)
+    assert monitors_of(SimpleNamespace(report_to=None, output_dir="")) is None
 
 
 def test_trainer_reports_to_its_monitors(tmp_path, monkeypatch):

@@ -130,7 +130,7 @@ def test_unrelated_experts_is_the_mean_over_independent_choices():
 
 
 def test_half_life_is_that_of_the_mixers_own_recurrence():
-    """With a zero projection of the input, increments of the scan's output shrink by exp(−Δ A) a token.
+    """Increments of the scan's output shrink by exp(−Δ A) a token where the projection of the input is zero.
 
     The twin leaves the bias of Δ out.
     """

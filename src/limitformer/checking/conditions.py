@@ -1,4 +1,4 @@
-"""What the output owes to the encoder, an image or another condition, and how large the groups of tokens are.
+"""The agreement of outputs that differ in one condition, such as an image, and the size of groups of tokens.
 
 `agreement` runs a network once with two sequences that differ in one input alone, and compares the last stream x of one
 with that x' of the other: mean of ⟨x, x'⟩/(|x| |x'|) over the tokens whose own embedding is the same in both. If the
@@ -26,7 +26,7 @@ SAME = 1e-10  # |x − x'|² over |x|² + |x'|² of equal tokens, up to rounding
 
 
 def agreement(inputs: Inputs, config: Any, measure: Callable[[Inputs], xr.Dataset]) -> xr.DataArray | None:
-    """Return the agreement of outputs (condition) for each input besides the stream's own; None if there is none.
+    """Return the agreement of outputs (condition) for each input except the stream's own; None if there is none.
 
     Args:
         inputs: those of the check.

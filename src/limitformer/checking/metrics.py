@@ -1,7 +1,7 @@
 """The numbers of a report under the names of training monitors, each with the interval of new networks.
 
-"attention_entropy/block_03: 4.1 (3.9 to 4.3)" can stand beside the curve of the same name in Weights & Biases or
-TensorBoard.
+"attention_entropy/block_03: 4.1 (3.9 to 4.3)" is what the curve of that name in Weights & Biases or TensorBoard should
+begin with.
 """
 
 from collections.abc import Callable, Mapping
@@ -97,6 +97,8 @@ def to_tensorboard(writer: Any) -> Log:
     def log(values: Mapping[str, float], step: int) -> None:
         for name, value in values.items():
             writer.add_scalar(name, value, step)
+        if callable(getattr(writer, "flush", None)):
+            writer.flush()  # a look is rare, and a training may be killed
 
     return log
 

@@ -53,10 +53,10 @@ class CheckTraining(TrainerCallback):
 
 def monitors_of(args: TrainingArguments) -> Log | None:
     """Return a function that logs to the monitors that the Trainer reports to, as far as they are running."""
-    logs = list[Log]()
-    if "wandb" in args.report_to and getattr(sys.modules.get("wandb"), "run", None) is not None:
+    logs, named = list[Log](), [args.report_to] if isinstance(args.report_to, str) else args.report_to or []
+    if "wandb" in named and getattr(sys.modules.get("wandb"), "run", None) is not None:
         logs.append(to_wandb())
-    if "tensorboard" in args.report_to:
+    if "tensorboard" in named and args.output_dir is not None:
         from torch.utils.tensorboard import SummaryWriter
 
         logs.append(to_tensorboard(SummaryWriter(Path(args.output_dir) / "runs" / "limitformer")))
