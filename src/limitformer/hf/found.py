@@ -70,7 +70,7 @@ def check_attention(model: PreTrainedModel, family: Family) -> None:
 
 def noted_calls(model: PreTrainedModel) -> list[Call]:
     """Run the model's base once, unchanged, and return the calls of its attention function."""
-    configs = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
+    configs: dict[int, Any] = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
     before = {key: config._attn_implementation for key, config in configs.items()}
     calls.clear()
     training = [part for part in model.modules() if part.training]
