@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from limitformer.base.errors import MissingExtraError as MissingExtraError
     from limitformer.base.errors import NoLimitError as NoLimitError
     from limitformer.checking.check import check as check
+    from limitformer.checking.comparison import compare as compare
     from limitformer.covariance.limit import CovarianceFlow as CovarianceFlow
     from limitformer.covariance.limit import CovarianceLimit as CovarianceLimit
     from limitformer.designing import design as design
@@ -148,6 +149,7 @@ HOMES = {
     "sweep": ("Sweep", "compute_sweep", "load_sweep", "read_sweep", "run_sweep"),
     "designing": ("design",),  # these, and three of the modules below, need an extra
     "checking.check": ("check",),
+    "checking.comparison": ("compare",),
     "weightless.shapes": ("shapes",),
 }
 MODULES = ("checking", "designing", "hf", "models", "nn", "plot", "weightless")

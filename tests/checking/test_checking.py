@@ -281,8 +281,20 @@ def sound(layers=6, heads=2, samples=4):
             "gradient": (("sample", "kind", "block"), flat(1.0, 3, layers)),
             "outside_gradient": (("sample", "outside"), flat(1.0, 2)),
             "loss": (("sample",), flat(np.log(50.0))),
+            "effective_experts": (("sample", "block"), flat(7.0, layers)),
+            "unrelated_experts": (("sample", "block"), flat(7.8, layers)),
+            "chosen_experts": (("sample", "block"), flat(2.0, layers)),
+            "busiest_expert": (("sample", "block"), flat(0.3, layers)),
+            "longest_memory": (("sample", "block"), flat(80.0, layers)),
+            "group_size": (("sample", "layer", "group"), flat(1.0, layers + 1, 2)),
+            "agreement": (("condition",), np.array([0.7, 0.9])),
         },
-        {"kind": ["h.*.a.weight", "h.*.b.weight", "h.*.b.bias"], "outside": ["e.weight", "head.weight"]},
+        {
+            "kind": ["h.*.a.weight", "h.*.b.weight", "h.*.b.bias"],
+            "outside": ["e.weight", "head.weight"],
+            "group": ["words", "pixel_values"],
+            "condition": ["input_ids", "pixel_values"],
+        },
         attrs={"tokens": 16, "chance": np.log(50.0)},
     )  # fmt: skip
 
@@ -308,6 +320,11 @@ SICK = {  # by name and grade: curves, and the layer of the verdict
     ("frozen", "broken"): (changed("logit_std", np.s_[:, 2], 5.0), 3),
     ("frozen", "watch"): (changed("effective_tokens", np.s_[:, 2], 4.0), 3),
     ("uniform", "watch"): (changed("effective_tokens", np.s_[:, 3:], 15.99), 4),
+    ("router", "broken"): (changed("effective_experts", np.s_[:, 3:], 2.1), 4),
+    ("router", "watch"): (changed("effective_experts", np.s_[:, 3:], 4.0), 4),
+    ("memory", "broken"): (changed("longest_memory", np.s_[:], 0.53), None),
+    ("deaf", "watch"): (changed("agreement", np.s_[1:], 0.9995), None),
+    ("uneven", "watch"): (changed("group_size", np.s_[:, 0, 0], 51.0), None),
     ("swamped", "watch"): (changed("relative_branch", np.s_[:, 0, 1], 30.0), 1),
     ("vanishing", "broken"): (changed("gradient", np.s_[:, 1, 4], 1e-4), 5),
     ("vanishing", "watch"): (changed("gradient", np.s_[:, 1, 4], 5e-3), 5),
@@ -335,7 +352,7 @@ def test_verdict_shows_value_and_threshold():
     for (name, grade), (data, _) in SICK.items():
         (one,) = verdicts(data, THRESHOLDS)
         if name not in ("not finite", "dead"):
-            below = name == "dies" or (name, grade) == ("frozen", "watch")
+            below = name in ("dies", "router", "memory") or (name, grade) == ("frozen", "watch")
             assert (one.value < one.threshold) is below, name
     (dies,) = verdicts(SICK["dies", "broken"][0], THRESHOLDS)
     assert (dies.value, dies.threshold) == (0.002, 0.01)

@@ -650,9 +650,11 @@ def test_attention_function_refuses_unknown_terms():
     with pytest.raises(InputError, match="This Bare is not shaped: its gains were never loaded"):
         shaped_attention_forward(Bare(), query, query, query, None)
     attention = shaped("llama").layers[0].self_attn
-    for name in ("softcap", "position_bias", "s_aux", "sliding_window", "cache"):
+    for name in ("softcap", "position_bias", "s_aux", "cache"):
         with pytest.raises(InputError, match=rf"no meaning for .* \({name}\)"):
             shaped_attention_forward(attention, query, query, query, None, **{name: 1.0})
+    with pytest.raises(InputError, match="a sliding window of 2 needs an attention mask"):
+        shaped_attention_forward(attention, query, query, query, None, sliding_window=2)
 
 
 @families

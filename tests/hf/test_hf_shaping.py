@@ -420,8 +420,8 @@ def dropping_vit():
 
 
 REFUSED = {
-    "another family": (mistral, Shaping(), r"model_type must be one of bert, roberta, .* to be shaped; got 'mistral'"),
-    "relative positions": (t5, Shaping(), r"to be shaped; got 't5'"),
+    "another family": (mistral, Shaping(), r"redraw is for bert, roberta, .*; of mistral only"),
+    "relative positions": (t5, Shaping(), "no attention was found in the blocks of t5"),
     "cross-attention": (crossed_bert, Shaping(), "no meaning for cross-attention"),
     "cross-attention, GPT-2": (crossed_gpt2, Shaping(), "no meaning for cross-attention"),
     "positions inside the softmax": (relative_bert, Shaping(), r"positions inside the softmax \('relative_key'\)"),

@@ -14,6 +14,11 @@ _require_packages("hf", "torch", "transformers")
 
 if TYPE_CHECKING:
     from limitformer.checking.check import check as check
+    from limitformer.checking.comparison import Comparison as Comparison
+    from limitformer.checking.comparison import compare as compare
+    from limitformer.checking.metrics import Metric as Metric
+    from limitformer.checking.metrics import to_tensorboard as to_tensorboard
+    from limitformer.checking.metrics import to_wandb as to_wandb
     from limitformer.checking.report import Report as Report
     from limitformer.checking.thresholds import THRESHOLDS as THRESHOLDS
     from limitformer.checking.thresholds import Threshold as Threshold
@@ -23,11 +28,16 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "CheckTraining": "trainer",
+    "Comparison": "comparison",
     "Looks": "training",
+    "Metric": "metrics",
     "Report": "report",
     "THRESHOLDS": "thresholds",
     "Threshold": "thresholds",
     "Verdict": "verdicts",
     "check": "check",
+    "compare": "comparison",
+    "to_tensorboard": "metrics",
+    "to_wandb": "metrics",
 }
 _sys.modules[__name__].__class__ = _LazyPackage

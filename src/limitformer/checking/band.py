@@ -21,7 +21,7 @@ from limitformer.checking.curves import ARTANH, CURVES, LOG, CurveInfo
 Array = NDArray[np.float64]
 
 LEVEL = 0.9
-WITHOUT_BAND = ("tokens_seen",)  # not random
+WITHOUT_BAND = ("tokens_seen", "unrelated_experts", "chosen_experts")  # not random
 
 
 def band(curves: xr.Dataset) -> xr.Dataset:

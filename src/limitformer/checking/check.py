@@ -13,6 +13,7 @@ from torch import nn
 
 from limitformer.base.errors import require_count
 from limitformer.checking.band import band
+from limitformer.checking.conditions import agreement, size_by_group
 from limitformer.checking.curves import curves, place_of
 from limitformer.checking.folder import listed
 from limitformer.checking.module import measure_module, settle_module
@@ -65,6 +66,8 @@ class Measured:
         laws: the law of every weight.
         weights: the weights of a network that exists, compared with their law.
         about: the loss, and weights that start at zero.
+        agreement: of the outputs for two inputs that differ in one condition.
+        group_size: returns the size of the stream by group of tokens.
     """
 
     module: xr.Dataset | None = None
@@ -72,6 +75,8 @@ class Measured:
     laws: LawTable | None = None
     weights: InitialisationReport | None = None
     about: dict[str, Any] = field(default_factory=dict)
+    agreement: xr.DataArray | None = None
+    group_size: Callable[[xr.Dataset], xr.DataArray | None] = lambda data: None
 
 
 def check(
@@ -167,6 +172,9 @@ def measure(subject: Subject, options: Options) -> Measured:
         inputs = settle_module(module, inputs, own_loss, options.blocks)
         result.module = measure_module(module, inputs, loss, options.blocks)
         result.about |= zeros_of_module(module, result.module, inputs, loss, options)
+        result.agreement = agreement(
+            inputs, blueprint.config, lambda each: measure_module(module, each, None, options.blocks)
+        )
     if subject.blueprint is None or (module is not None and not options.law):
         result.weights = None if module is None else check_initialisation(module, None)
     else:
@@ -178,8 +186,12 @@ def measure(subject: Subject, options: Options) -> Measured:
         result.law = run_passes(network, inputs, loss, options.samples, options.seed, progress=options.progress)
         if module is None:
             result.about |= zeros_of_law(network, result.law, inputs, loss, options)
+            result.agreement = agreement(
+                inputs, blueprint.config, lambda each: run_passes(network, each, None, 1, options.seed, progress=False)
+            )
     if loss is not None:
         result.about |= about_loss(blueprint, loss) if options.loss is None else {"loss": "the user's"}
+    result.group_size = lambda data: size_by_group(data, inputs, blueprint.config)
     if inputs.chosen:
         result.about["chosen"] = str(inputs)
     return result
@@ -200,7 +212,7 @@ def summarise(subject: Subject, measured: Measured) -> Report:
         CheckedNetwork(
             name=name,
             exists=measured.module is not None,
-            curves=curves(part).assign_attrs({**tokens_of(part), **measured.about}),
+            curves=all_curves(part, measured, name == list(parts)[-1]),
             band=band_of(laws.get(name)),
             data=part,
             laws=None,
@@ -220,6 +232,14 @@ def summarise(subject: Subject, measured: Measured) -> Report:
         laws=measured.laws,
         about=last.about,
     )
+
+
+def all_curves(data: xr.Dataset, measured: Measured, last: bool) -> xr.Dataset:
+    """Return the curves of a stack; those of the last one tell how its output depends on conditions."""
+    result = curves(data).assign_attrs({**tokens_of(data), **measured.about})
+    groups = measured.group_size(data)
+    result = result if groups is None else result.assign(group_size=groups)
+    return result.assign(agreement=measured.agreement) if last and measured.agreement is not None else result
 
 
 def tokens_of(data: xr.Dataset) -> dict[str, int]:

@@ -7,6 +7,8 @@ Pairs are of different tokens of one sequence, and means are over sequences.
   effective_rank   exp of the entropy of λ/tr V
   size             √(tr V/m), the root mean square of a coordinate
   relative_branch  by sublayer: size of the branch over that of the stream it is added to
+  group_size       `size` of words and of what stands among them, such as an image (group)
+  agreement        of the outputs for two inputs that differ in one condition (`conditions`)
   gradient         |∂L/∂W| by kind of weight and block; several of one kind in a block (experts) count as one matrix
 
 m tokens, λ eigenvalues of V, λ₁ the largest. `CURVES` has the title, the unit and the scale of each curve.
@@ -23,6 +25,8 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from limitformer.results.correlation import correlation
+from limitformer.weightless.decays import DECAYS
+from limitformer.weightless.experts import ROUTER
 from limitformer.weightless.measure import BEFORE
 
 Array = NDArray[np.float64]
@@ -75,17 +79,29 @@ CURVES: Mapping[str, CurveInfo] = {  # in the order of the page
         "effective tokens, block", least=1.0,
     ),
     "largest_logit": CurveInfo("Largest logit", "mean of heads", scale=LINEAR),
+    "effective_experts": CurveInfo(
+        "Effective experts", "that the tokens choose, by entropy", "eff. experts", "effective experts, block",
+        least=1.0,
+    ),
+    "busiest_expert": CurveInfo("Busiest expert", "share of the tokens that choose it", least=0.0),
+    "longest_memory": CurveInfo(
+        "Longest memory", "half-life in tokens, of the slowest head", "memory", "longest memory, block"
+    ),
+    "median_memory": CurveInfo("Median memory", "half-life in tokens, of a typical head"),
     "stream_gradient": CurveInfo("Gradient of the stream", "norm of the loss's derivative", "gradient"),
     "gradient": CurveInfo(note="norm by block"),  # its panels have the names of weights
     "loss": CurveInfo(change="loss"),
     "logits_mean": CurveInfo(scale=LINEAR),
 }  # fmt: skip
-TABLE = ("size", "correlation", "effective_rank", "logit_std", "effective_tokens", "stream_gradient")  # and the picture
+PANELS = ("size", "correlation", "effective_rank", "logit_std", "effective_tokens", "stream_gradient")  # of the picture
+TABLE = (*PANELS, "effective_experts", "longest_memory")  # of the terminal
 BY_HEAD = ("logit_std", "effective_tokens", "largest_logit")
+COMPUTED = ("stable_rank", "effective_rank", "correlation", "correlation_abs", "correlation_95", "relative_branch")
 COPIED = (
     "branch", "step", "largest", "typical", "entropy", "effective_tokens", "tokens_seen", "logit_std",
-    "largest_logit", "stream_gradient", "loss", "logits_mean", "logits_std",
+    "largest_logit", *ROUTER, *DECAYS, "stream_gradient", "loss", "logits_mean", "logits_std",
 )  # fmt: skip
+LAYERWISE = frozenset(("size", *COPIED, *COMPUTED)) - {"loss", "logits_mean", "logits_std"}
 SPAN = 5  # ratio of the largest value to the smallest from which an axis is logarithmic
 
 

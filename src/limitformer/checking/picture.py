@@ -5,7 +5,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from limitformer.checking.curves import CURVES, LOG, SPAN, TABLE, layer_numbers, over_heads, typical
+from limitformer.checking.curves import CURVES, LOG, PANELS, SPAN, layer_numbers, over_heads, typical
 from limitformer.checking.network import CheckedNetwork, stack_like
 from limitformer.plot import BLUE, ORANGE, RED, panels
 
@@ -17,7 +17,7 @@ def draw(network: CheckedNetwork, against: CheckedNetwork | None) -> Figure:
     for part, own in zip(stacks, axes.reshape(len(stacks), -1), strict=True):
         other = stack_like(part, network, against)
         title = part.stack or (part.name if network.stacks else "")
-        for panel, name in zip(own, TABLE, strict=True):
+        for panel, name in zip(own, PANELS, strict=True):
             label_axes(panel, name, title)
             if name in part.curves:
                 draw_one(panel, part, other, name)

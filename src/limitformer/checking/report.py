@@ -14,6 +14,7 @@ import xarray as xr
 
 from limitformer.base.files import check_writable, local_path, write_whole
 from limitformer.checking.curves import CURVES, TABLE, typical
+from limitformer.checking.metrics import Metric, metrics_of
 from limitformer.checking.network import LISTED, CheckedNetwork
 from limitformer.checking.thresholds import FINE, Threshold
 from limitformer.checking.verdicts import TRAINED, number_text
@@ -87,6 +88,16 @@ class Report(CheckedNetwork):
             "stacks": {each.name: [finite_values(asdict(one)) for one in each.verdicts] for each in self.stacks},
             "against": None if self.against is None else self.against.record(),
         }
+
+    def metrics(self) -> dict[str, Metric]:
+        """Return the numbers under the names of training monitors, each with the interval of nine of ten new networks.
+
+        >>> import limitformer as lf
+        >>> small = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 99}
+        >>> sorted({name.partition("/")[0] for name in lf.check(small, tokens=8, progress=False).metrics()})[:3]
+        ['activation_grad_norm', 'activation_rms', 'attention_entropy']
+        """
+        return metrics_of(self.curves, self.band)
 
     def dataset(self) -> xr.Dataset:
         """Return curves, band and covariances as NetCDF holds them."""

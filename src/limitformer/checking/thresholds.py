@@ -17,7 +17,7 @@ GRADES = (FINE, WATCH, BROKEN)
 OURS = "a choice of limitformer's"
 VERDICTS = (  # the names in `verdicts.RULES`; a test compares them
     *("not finite", "loss", "dead", "collapsed", "grows", "dies", "frozen", "uniform", "vanishing", "exploding"),
-    *("swamped", "range"),
+    *("router", "memory", "deaf", "uneven", "swamped", "range"),
 )
 ANY = "any"
 
@@ -69,14 +69,29 @@ THRESHOLDS: Mapping[str, Threshold] = {
     "gradient": Threshold(
         100.0, 1e3, f"largest over smallest gradient of like weights by layer [ST, Fig. 2], the numbers are {OURS}"
     ),
+    "router": Threshold(
+        0.5,
+        0.1,
+        "effective experts above those of tokens that all choose alike, over the same for unrelated tokens; both are "
+        f"{OURS}",
+    ),
+    "memory": Threshold(
+        None, 1.0, f"half-life in tokens of the slowest state-space head of all blocks; the number is {OURS}"
+    ),
+    "deaf": Threshold(
+        0.999,
+        None,
+        f"agreement of two outputs whose inputs differ in the encoder's, image's or condition's part; {OURS}",
+    ),
+    "uneven": Threshold(10.0, None, f"stream of the largest group of tokens over that of the smallest; {OURS}"),
     "activation": Threshold(1e2, None, "largest |x| of the stream: massive activations (arXiv 2402.17762)"),
     "massive": Threshold(1e3, None, "largest over median |x| of the stream: massive activations (arXiv 2402.17762)"),
     "logit": Threshold(100.0, None, "largest logit of a head: the level of QK-clip (Kimi K2, arXiv 2507.20534)"),
     "half": Threshold(65504.0, None, "largest number of float16"),
 }
-SHARES = ("collapse", "narrow", "uniform", "dead", "decay")  # in (0, 1]
-RATIOS = ("stream", "growth", "gradient", "massive")  # above 1
-FALLING = ("narrow", "decay", "dead")  # the verdict begins below the number
+SHARES = ("collapse", "narrow", "uniform", "dead", "decay", "router", "deaf")  # in (0, 1]
+RATIOS = ("stream", "growth", "gradient", "massive", "uneven")  # above 1
+FALLING = ("narrow", "decay", "dead", "router", "memory")  # the verdict begins below the number
 
 
 def thresholds_with(changes: Mapping[str, Any] | None) -> dict[str, Threshold]:

@@ -16,6 +16,7 @@ from torch import nn
 from limitformer.base.errors import require, require_count
 from limitformer.base.files import check_writable
 from limitformer.checking.check import check
+from limitformer.checking.metrics import Log, scalars
 from limitformer.checking.report import Report
 from limitformer.results.storage import save
 
@@ -28,6 +29,8 @@ class Looks:
         text: the tokens to look with, as in `check`.
         every: steps between two looks.
         out: a folder for looks.nc and the page of the last look next to the first; None writes nothing.
+        log: a function of scalars by name and the step, which sends them to a monitor: `to_wandb()`,
+            `to_tensorboard(writer)`, or your own. The first look also has the interval of new networks.
         options: further arguments of `check`, such as tokens or thresholds.
 
     Raises:
@@ -35,8 +38,16 @@ class Looks:
     """
 
     def __init__(
-        self, module: nn.Module, text: Any = None, *, every: int = 100, out: str | Path | None = None, **options: Any
+        self,
+        module: nn.Module,
+        text: Any = None,
+        *,
+        every: int = 100,
+        out: str | Path | None = None,
+        log: Log | None = None,
+        **options: Any,
     ) -> None:
+        self.log = log
         self.module, self.text, self.every = module, text, require_count("every", every)
         self.out = None if out is None else Path(out)
         if self.out is not None:
@@ -70,7 +81,10 @@ class Looks:
         if step in self.reports:
             return
         first = next(iter(self.reports.values()), None)
-        self.reports[step] = check(self.module, self.text, law=first is None, **self.options)
+        self.reports[step] = report = check(self.module, self.text, law=first is None, **self.options)
+        if self.log is not None:
+            metrics = report.metrics()
+            self.log(scalars(metrics, metrics if first is None else None), step)
 
     @property
     def last(self) -> Report:

@@ -279,6 +279,67 @@ def exploding(curves: xr.Dataset, limits: Limits) -> RuleResult | None:
     return RuleResult(ratio, ratio / limits["gradient"], np.ones(len(ratio), int))
 
 
+def one_expert(curves: xr.Dataset, limits: Limits) -> RuleResult | None:
+    """Return (e − k)/(u − k) in the worst block, and the first block below the threshold.
+
+    e effective experts, u those of unrelated tokens, k those that a token chooses: 0 if all tokens choose alike.
+    """
+    if "effective_experts" not in curves:
+        return None
+    effective, unrelated, chosen = (
+        curves[name].values for name in ("effective_experts", "unrelated_experts", "chosen_experts")
+    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        part = np.where(unrelated > chosen * (1 + 1e-6), (effective - chosen) / (unrelated - chosen), np.nan)
+    part = np.clip(part, 1e-9, None)
+    if np.isnan(part).all(1).any():
+        return None
+    worst = np.nanargmin(part, 1)[:, None]
+    least = np.take_along_axis(part, worst, 1)[:, 0]
+    busiest, active, apart, k = (
+        float(np.median(np.take_along_axis(curves[name].values, worst, 1)))
+        for name in ("busiest_expert", "effective_experts", "unrelated_experts", "chosen_experts")
+    )
+    details = (
+        f"{number_text(active)} effective experts where it is worst, {number_text(apart)} for unrelated tokens, "
+        f"{k:g} if all choose alike; the busiest takes {busiest:.0%} of the tokens"
+    )
+    return RuleResult(least, limits["router"] / least, first_of(part < limits["router"]) + 1, details)
+
+
+def forgets(curves: xr.Dataset, limits: Limits) -> RuleResult | None:
+    """Return the longest half-life of all heads of all blocks."""
+    if "longest_memory" not in curves:
+        return None
+    longest = np.nanmax(curves["longest_memory"].values, 1)
+    return RuleResult(longest, limits["memory"] / longest, nowhere(longest))
+
+
+def deaf(curves: xr.Dataset, limits: Limits) -> RuleResult | None:
+    """Return the largest agreement of the outputs for two inputs that differ in one condition."""
+    if "agreement" not in curves:
+        return None
+    values = curves["agreement"]
+    most = np.array([float(values.max())])
+    names = [str(name) for name in values["condition"].values[values.values >= limits["deaf"]]]
+    details = f"{', '.join(names)}: the outputs for two of them agree to {float(most[0]):.5f}"
+    return RuleResult(most, most / limits["deaf"], nowhere(most), details)
+
+
+def uneven(curves: xr.Dataset, limits: Limits) -> RuleResult | None:
+    """Return the stream of the largest group of tokens over that of the smallest, before the first block."""
+    if "group_size" not in curves:
+        return None
+    sizes = curves["group_size"].isel(layer=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = sizes.max("group").values / sizes.min("group").values
+    middle = sizes.median("sample")
+    names = middle["group"].values
+    large, small = str(names[middle.values.argmax()]), str(names[middle.values.argmin()])
+    details = f"{large} are {number_text(float(np.median(ratio)))} times larger than {small} in the stream"
+    return RuleResult(ratio, ratio / limits["uneven"], nowhere(ratio), details)
+
+
 def massive(curves: xr.Dataset, limits: Limits) -> RuleResult | None:
     """Return the largest |x|; severe if it is also far above the median, or above the range of float16."""
     if "largest" not in curves:
@@ -455,6 +516,16 @@ RULES = (
         "exploding", WATCH, exploding, "gradient",
         "the gradient of the stream grows {value} times towards the input",
     ),
+    Rule("router", BROKEN, one_expert, "router",
+        "the router sends tokens to the same experts from block {layer}: {details}",
+    ),
+    Rule("router", WATCH, one_expert, "router", "the router favours some experts from block {layer}: {details}"),
+    Rule(
+        "memory", BROKEN, forgets, "memory",
+        "no state-space head remembers more than one token: the longest half-life is {value} tokens",
+    ),
+    Rule("deaf", WATCH, deaf, "deaf", "the output hardly depends on {details}"),
+    Rule("uneven", WATCH, uneven, "uneven", "{details}"),
     Rule("swamped", WATCH, swamped, "swamped", "the first block's branch is {value} times the embedding"),
     Rule("range", WATCH, massive, "activation", "largest activation {value} in layer {layer}"),
     Rule("range", WATCH, large_logits, "logit", "largest logit {value} in block {layer}"),
@@ -500,6 +571,24 @@ WORDS = {  # by name: why it matters, and the usual fix
     "exploding": (
         "Errors grow on their way back through the layers.",
         "A smaller γ, or a norm before the branch.",
+    ),
+    "router": (
+        "Tokens that are alike are routed alike: the other experts get no tokens, and no gradient.",
+        "See whether tokens collapse; a norm or noise before the router, a balancing loss or bias, or first layers "
+        "without experts.",
+    ),
+    "memory": (
+        "The state of each head halves within a token, so it passes nothing on.",
+        "The published start: Δ log-uniform between 0.001 and 0.1 (dt_bias is its inverse softplus), A between 1 and "
+        "16; see whether a second initialisation has overwritten it.",
+    ),
+    "deaf": (
+        "What reads that input adds almost nothing to the stream; training from scratch ignores it for long.",
+        "A larger standard deviation of cross-attention or of the projection of that input, or a smaller stream.",
+    ),
+    "uneven": (
+        "Attention and norms follow the larger group; the smaller one is noise beside it.",
+        "Scale one of the two embeddings, or a norm after the projection of the smaller or larger one.",
     ),
     "swamped": (
         "The first block overwrites the embedding; a rate tuned for one of them is wrong for the other.",

@@ -18,6 +18,7 @@ from limitformer.cli.check_options import (
     require_readable,
 )
 from limitformer.cli.check_report import next_command, print_report
+from limitformer.cli.check_several import check_several, variants
 from limitformer.cli.endings import begin_work
 from limitformer.cli.report import errors_in_one_line, print_plain
 from limitformer.cli.user_code import names_code, user_inputs, user_object
@@ -29,11 +30,11 @@ SWITCHES = ("shaped_relu", "per_head", "trained", "float32")
 
 def check(
     what: Annotated[
-        str,
+        list[str],
         typer.Argument(
-            metavar="WHAT",
+            metavar="WHAT…",
             help="A public shape ('list' shows them), a configuration's JSON or folder, a checkpoint, or a function "
-            "that builds a module: path/to/model.py:NAME or package.module:NAME.",
+            "that builds a module: path/to/model.py:NAME or package.module:NAME. Several give one table.",
         ),
     ],
     text: Text = None,
@@ -44,6 +45,10 @@ def check(
     tokens: Tokens = 128,
     samples: Annotated[int, typer.Option(help="Networks of the law.")] = 8,
     settings: Settings = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=V1,V2", help="Several values of a field of the configuration, in one table."),
+    ] = None,
     shaped: Annotated[
         str | None, typer.Option(metavar="gamma=…,tau0=…", help="Shape it first, as limitformer.hf.shape_model does.")
     ] = None,
@@ -60,7 +65,10 @@ def check(
     threshold: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Another threshold, such as collapse=0.99.")
     ] = None,
-    out: Annotated[str | None, typer.Option(metavar="PATH", help="Folder for check.html, .png, .nc and .json.")] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="Folder for check.html, .png, .nc and .json; for several, compare.*."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the law's samples.")] = 0,
     blocks: Annotated[
         list[str] | None, typer.Option(metavar="PATTERN", help="Measure the modules of these names, such as 'h.*'.")
@@ -72,13 +80,17 @@ def check(
     """Tell whether a Transformer collapses, explodes or freezes: the exact law at initialisation, or a checkpoint.
 
     For example: limitformer check llama-3-8b --set initializer_range=0.006 --against llama-3-8b
+
+    Several in one table: limitformer check gpt2 pythia-160m, or --vary initializer_range=0.006,0.02,0.1
     """
     with errors_in_one_line():
-        if what == "list":
+        if what == ["list"]:
             show_shapes()
             return
+        several = variants(vary)
+        require(not ((several or len(what) > 1) and against), "--against is for one network. Nearest: one more WHAT.")
         names, options = checked_options(fail_on, tokens, samples, settings, shaped, threshold)
-        for one in (what, *([] if against is None else [against])):
+        for one in (*what, *([] if against is None else [against])):
             if not names_code(one):
                 require_known(one)
         require_readable(text)
@@ -99,10 +111,17 @@ def check(
             options["shaping"] = shaping_of(options["shaping"])
         begin_work()
         with suggest_quicker(quicker("--samples", samples)):
-            subject, other = (user_object(one, "WHAT") if one and names_code(one) else one for one in (what, against))
             given = text if inputs is None else user_inputs(inputs)
             options |= {"gradients": gradients, "seed": seed, "trust_remote_code": trust_remote_code}
             options["blocks"] = blocks or None
+            if several or len(what) > 1:
+                comparison = check_several(what, several, given, options, place)
+                if fail_on and comparison.failed(fail_on):
+                    raise typer.Exit(FAILED)
+                return
+            subject, other = (
+                user_object(one, "WHAT") if one and names_code(one) else one for one in (what[0], against)
+            )
             report = run_check(subject, given, against=other, **options)
         written = [] if place is None else report.save(place)
         print_report(report)
@@ -112,8 +131,8 @@ def check(
             print_report(report.against)
         if written:
             print_plain("Wrote " + ", ".join(map(str, written)))
-        designs = shaped is None and not names_code(what)
-        print_plain("\n" + next_command(report, what, settings, designs, place))
+        designs = shaped is None and not names_code(what[0])
+        print_plain("\n" + next_command(report, what[0], settings, designs, place))
         untrained = not (fail_on and report.trained)
         require(untrained, f"--fail-on: {report.name} is trained, so that no verdict on its initialisation is given.")
         if report.failed(fail_on):

@@ -11,6 +11,7 @@ hook before each attention asks the cache, before it receives the new keys, and 
 
 from collections.abc import Callable
 from math import sqrt
+from operator import attrgetter
 from typing import Any, cast
 
 import torch
@@ -26,7 +27,6 @@ from transformers.utils import is_tracing
 
 from limitformer.base.errors import InputError, require
 from limitformer.hf.caches import cache_among
-from limitformer.hf.families import FAMILIES
 from limitformer.hf.marks import OUTPUT_ATTENTIONS
 from limitformer.nn import Gain, Visibility, shaped_attention, visibility
 from limitformer.nn.attention_matrix import mixed_and_matrix
@@ -44,7 +44,6 @@ MEANINGLESS = {
     "softcap": "a soft cap of the logits",
     "position_bias": "a relative position bias",
     "s_aux": "an attention sink",
-    "sliding_window": "a sliding window",
     "cache": "a paged cache",
 }
 
@@ -113,6 +112,9 @@ def shaped_attention_forward(
     """
     shaping = shaping_of(module, query)
     refuse_meaningless(others)
+    window = others.get("sliding_window")
+    seen = window is None or attention_mask is not None or key.shape[-2] <= window
+    require(seen, f"a sliding window of {window} needs an attention mask; this model passes none.")
     scale = (1 / sqrt(query.shape[-1]) if scaling is None else scaling) / shaping.tau0
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     query_positions = positions_of(query_offset, query, key)
@@ -208,7 +210,7 @@ def store_output_attentions(module: Any, args: tuple[Any, ...], kwargs: dict[str
     """A hook before a model: store for each attention whether A is requested, as not every family passes this on."""
     requested = kwargs.get("output_attentions")
     requested = getattr(module.config, OUTPUT_ATTENTIONS, False) if requested is None else requested
-    blocks = FAMILIES[module.config.model_type].blocks_of(module)
+    blocks = list(attrgetter(module.shaped_blocks)(module))
     for layer, block in enumerate(blocks):
         forms_matrix = wants_attention(requested, layer, len(blocks))
         for part in block.modules():
@@ -223,7 +225,7 @@ def check_packing(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         return
     use_cache = kwargs.get("use_cache")
     use_cache = getattr(module.config, "use_cache", False) if use_cache is None else use_cache
-    if not FAMILIES[module.config.model_type].packs:
+    if not module.shaped_packs:
         refuse_packed(kwargs.get("position_ids"), UNPACKED)
     elif use_cache or cache_among(kwargs) is not None:
         refuse_packed(kwargs.get("position_ids"))
@@ -253,6 +255,9 @@ def note_offset(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     if cache is None:
         return None
     offset = cache.get_query_offset(module.layer_idx)
+    tokens = args[0] if args else kwargs["hidden_states"]
+    dropped = cache.get_mask_sizes(tokens.shape[1], module.layer_idx)[1]  # keys that a sliding window has lost
+    offset = offset - dropped if isinstance(dropped, int) and dropped else offset
     # A cache of fixed length counts in place, so its number is copied.
     return args, kwargs | {"query_offset": offset.clone() if isinstance(offset, Tensor) else offset}
 

@@ -14,7 +14,6 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from limitformer.base.errors import InputError, first_line, require
 from limitformer.hf.attention import ATTENTION
-from limitformer.hf.families import FAMILIES
 from limitformer.hf.marks import OUTPUT_ATTENTIONS, recorded_class, unmark
 from limitformer.hf.shaping import Shaping, apply_shaping, checked_family
 from limitformer.nn import Gain, Residual
@@ -169,7 +168,7 @@ def remove_new_pooler(model: PreTrainedModel, info: LoadingInfo) -> None:
 
 def is_of_base(key: str, model: PreTrainedModel) -> bool:
     """Whether a weight belongs to the base model; a pooler counts as a head."""
-    blocks = FAMILIES[model.config.model_type].blocks
+    blocks = model.base_model.shaped_blocks
     base = {name for name, _ in model.base_model.named_parameters()}
     own = key.removeprefix(f"{model.base_model_prefix}.")
     return "pooler." not in key and (own in base or f".{blocks}." in f".{own}")

@@ -1,10 +1,14 @@
-"""The paths of submodules in the stock models that can be shaped: a `Family` for each model type.
+"""The paths of submodules in the stock models that can be shaped.
+
+Five model types have a `Family` with all paths, so that their residuals and activations can be shaped too. Of any other
+model `found_family` finds the attention of each block, which alone is shaped.
 
 Pre-norm blocks (GPT-2, Llama, ViT) are x + f(norm(x)), post-norm ones (BERT, RoBERTa) norm(x + f(x)).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from operator import attrgetter
 from typing import Any
 
@@ -21,7 +25,7 @@ class Family:
         blocks: from the base model to the list of blocks.
         attention: from a block to the module that calls the attention function.
         projection: from a block to the linear map behind that.
-        activation: from a block to the activation.
+        activation: from a block to the activation; like the paths below, empty if only the attention is known.
         activation_name: the activation's name in the configuration.
         norms: from a block to its two normalisations.
         branches: from a block to the two modules whose output is added to the tokens.
@@ -34,16 +38,21 @@ class Family:
 
     blocks: str
     attention: str
-    projection: str
-    activation: str
+    projection: str = ""
+    activation: str = ""
     activation_name: str = "hidden_act"
-    norms: tuple[str, str]
-    branches: tuple[str, str]
+    norms: tuple[str, str] = ("", "")
+    branches: tuple[str, str] = ("", "")
     causal: bool = False
     packs: bool = False
     post_norm: bool = False
     gated: bool = False
-    weights: Callable[[nn.Module], Weights]
+    weights: Callable[[nn.Module], Weights] = lambda block: {}
+
+    @property
+    def attention_only(self) -> bool:
+        """Whether only the attention of its blocks is known."""
+        return not self.projection
 
     def blocks_of(self, base: nn.Module) -> list[nn.Module]:
         return list(attrgetter(self.blocks)(base))
@@ -138,3 +147,38 @@ VIT = Family(
     ),
 )
 FAMILIES = {"bert": BERT, "roberta": BERT, "gpt2": GPT2, "llama": LLAMA, "vit": VIT}
+ACTIVATION_NAMES = ("hidden_act", "hidden_activation", "activation_function", "activation", "ffn_act_fn")
+LISTS = ("layers", "h", "blocks", "layer", "encoder.layer", "encoder.layers", "transformer.layer", "decoder.layers")
+ATTENTIONS = (
+    "self_attn", "attn", "attention.self", "attention.attention", "attention", "self_attention", "attn.attention",
+)  # fmt: skip
+
+
+def found_family(model: Any) -> Family | None:
+    """Return a family that knows only the attention of each block, by the names of submodules; None if it is not found.
+
+    All blocks of one list must have an attention with query, key and value maps at the same path.
+    """
+    config, base = model.config, model.base_model
+    activation = next((name for name in ACTIVATION_NAMES if isinstance(getattr(config, name, None), str)), None)
+    if activation is None:
+        return None
+    for blocks, attention in product(LISTS, ATTENTIONS):
+        parts = attentions_at(base, blocks, attention)
+        if parts:
+            causal = all(getattr(part, "is_causal", False) for part in parts)
+            return Family(blocks=blocks, attention=attention, activation_name=activation, causal=causal)
+    return None
+
+
+def attentions_at(base: nn.Module, blocks: str, attention: str) -> list[nn.Module]:
+    """Return the attention of each block at these paths, or nothing if any block has none."""
+    try:
+        several = attrgetter(blocks)(base)
+        parts = [attrgetter(attention)(block) for block in several] if isinstance(several, nn.ModuleList) else []
+    except AttributeError:
+        return []
+    maps = ("q", "k", "v"), ("qkv",), ("query_key_value",), ("c_attn",)
+    names = [" ".join(name for name, _ in part.named_children()) for part in parts]
+    known = all(any(all(each in text for each in group) for group in maps) for text in names)
+    return parts if known else []

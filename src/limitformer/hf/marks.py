@@ -15,7 +15,7 @@ import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from limitformer.base.errors import InputError
-from limitformer.hf.families import FAMILIES
+from limitformer.hf.families import ACTIVATION_NAMES
 
 SENTENCE = (
     "This is the configuration of a shaped model, which limitformer.hf.load_shaped loads and from_pretrained cannot "
@@ -26,14 +26,12 @@ LIBRARY = "transformers."
 OUTPUT_ATTENTIONS = "shaped_attentions"
 
 
-def mark(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> None:
-    """Replace the activation's name by the sentence; store `output_attentions` and a user's class."""
+def mark(config: PreTrainedConfig, model_class: type[PreTrainedModel], activation: str) -> None:
+    """Replace the name in the field `activation` by the sentence; store `output_attentions` and a user's class."""
     if config.output_attentions:
         setattr(config, OUTPUT_ATTENTIONS, True)
         config.output_attentions = False
-    if config.model_type in FAMILIES:
-        name = FAMILIES[config.model_type].activation_name
-        setattr(config, name, SENTENCE.format(getattr(config, name)))
+    setattr(config, activation, SENTENCE.format(getattr(config, activation)))
     vars(config).pop("shaped_class", None)
     if not model_class.__module__.startswith(LIBRARY):
         config.shaped_class = f"{model_class.__module__}:{model_class.__qualname__}"
@@ -41,9 +39,8 @@ def mark(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> None:
 
 def unmark(config: PreTrainedConfig) -> None:
     """Restore the activation's name."""
-    if config.model_type in FAMILIES:
-        name = FAMILIES[config.model_type].activation_name
-        match = MARKED.fullmatch(str(getattr(config, name)))
+    for name in ACTIVATION_NAMES:
+        match = MARKED.fullmatch(str(getattr(config, name, "")))
         if match:
             setattr(config, name, match[1])
 

@@ -31,8 +31,9 @@ from limitformer.hf.attention import (
     note_offset,
     store_output_attentions,
 )
-from limitformer.hf.families import FAMILIES, Family
+from limitformer.hf.families import FAMILIES, Family, found_family
 from limitformer.hf.float32 import keep_float32
+from limitformer.hf.found import check_attention
 from limitformer.hf.marks import mark
 from limitformer.nn import InitialVariances, Residual, TrainableShapedReLU
 
@@ -77,7 +78,11 @@ class Shaping:
 def shape_model(
     model: Model, shaping: Shaping | None = None, *, redraw: bool = False, generator: torch.Generator | None = None
 ) -> Model:
-    """Shape a BERT, RoBERTa, GPT-2, Llama or ViT model in place, and return it.
+    """Shape a model of transformers in place, and return it.
+
+    Of BERT, RoBERTa, GPT-2, Llama and ViT everything can be shaped; of any other model the attention, if each block has
+    one that calls the attention function of transformers with nothing added inside the softmax. A pass over three
+    tokens checks that.
 
     Args:
         model: a model with its head, from a configuration or a checkpoint. If only its base model is shaped, the head
@@ -87,12 +92,18 @@ def shape_model(
         generator: the generator of these draws.
 
     Raises:
-        InputError: the family is another one or does not allow the shaping, or the model has cross-attention or is
-            shaped already. The model then does not change.
+        InputError: the attention cannot be shaped, the family does not allow the shaping, or the model has
+            cross-attention or is shaped already. The model then does not change.
     """
     shaping = Shaping() if shaping is None else shaping
     require_shaping(shaping)
     family = checked_family(model, shaping)
+    if family.attention_only:
+        require(
+            not redraw,
+            f"redraw is for {', '.join(FAMILIES)}; of {model.config.model_type} only the attention is known.",
+        )
+        check_attention(model, family)
     apply_shaping(model, family, shaping)
     if redraw:
         redraw_blocks(model, family, generator)
@@ -111,15 +122,20 @@ def checked_family(model: PreTrainedModel, shaping: Shaping) -> Family:
     is_model = isinstance(model, PreTrainedModel)
     require(is_model, f"shape_model takes a model of transformers; got {type(model).__name__}.")
     kind = model.config.model_type
-    if kind not in FAMILIES:
-        raise InputError(f"model_type must be one of {', '.join(FAMILIES)} to be shaped; got {kind!r}.")
     require(getattr(model.config, "shaping", None) is None, f"This {type(model).__name__} is shaped already.")
     crossed = getattr(model.config, "add_cross_attention", False)
     require(not crossed, "Shaped attention has no meaning for cross-attention: A has an identity of tokens.")
     embedded = getattr(model.config, "position_embedding_type", "absolute")
     absolute = embedded in (None, "absolute")
     require(absolute, f"Shaped attention has no meaning for positions inside the softmax ({embedded!r}).")
-    family = FAMILIES[kind]
+    family = FAMILIES.get(kind) or found_family(model)
+    if family is None:
+        raise InputError(f"no attention was found in the blocks of {kind} that can be shaped.")
+    only = [
+        name for name in ("residual_gamma", "shaped_relu", "float32") if getattr(shaping, name) not in (None, False)
+    ]
+    whole = not (family.attention_only and only)
+    require(whole, f"{', '.join(only)} are for {', '.join(FAMILIES)}; of {kind} only the attention can be shaped.")
     require(not (shaping.shaped_relu and family.gated), f"{kind} has a gated activation; shaped_relu must be False.")
     dropout = kind == "vit" and shaping.residual_gamma is not None and model.config.hidden_dropout_prob > 0
     require(not dropout, "ViT drops out of λx + γf, not of f: residual_gamma needs hidden_dropout_prob=0.")
@@ -144,17 +160,18 @@ def apply_shaping(model: PreTrainedModel, family: Family, shaping: Shaping) -> N
         model.base_model.register_forward_pre_hook(check_packing, with_kwargs=True)
     untyped: Any = model  # mypy takes a module's attributes for tensors
     untyped.create_masks_for_generate = masks_for_generate
-    mark_configuration(model, shaping)
+    untyped.base_model.shaped_blocks, untyped.base_model.shaped_packs = family.blocks, family.packs
+    mark_configuration(model, shaping, family.activation_name)
 
 
-def mark_configuration(model: PreTrainedModel, shaping: Shaping) -> None:
+def mark_configuration(model: PreTrainedModel, shaping: Shaping, activation: str) -> None:
     """Store the shaping in a copy of the configuration, from which other models may be built."""
     shared, own = model.config, copy.deepcopy(model.config)
     modules: list[Any] = [module for module in model.modules() if getattr(module, "config", None) is shared]
     for module in modules:
         module.config = own
     own.shaping = asdict(shaping)
-    mark(own, type(model))
+    mark(own, type(model), activation)
     own.attn_implementation = ATTENTION  # saved, which `_attn_implementation` is not
     own._attn_implementation = ATTENTION
 

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from limitformer.base.memory import check_scratch
+from limitformer.weightless.decays import DECAYS
+from limitformer.weightless.experts import ROUTER
 from limitformer.weightless.inputs import Inputs
 from limitformer.weightless.layout import kinds_of
 from limitformer.weightless.measure import PLACES, Measure, MeasuredStack, in_rows
@@ -20,7 +22,8 @@ BY_HEAD = ("entropy", "effective_tokens", "tokens_seen", "logit_std", "largest_l
 
 
 BY_LAYER = ("covariance", "largest", "typical", "stream_gradient")  # before each block and after the last
-BY_BLOCK = ("covariance_inside", "branch", "step", *BY_HEAD)
+OF_BLOCK = (*ROUTER, *DECAYS)
+BY_BLOCK = ("covariance_inside", "branch", "step", *BY_HEAD, *OF_BLOCK)
 STACK_COORDINATES = ("stack", "block_stack", "tokens", "layer_sequence", "layer_word", "weight_stack")
 
 
@@ -69,6 +72,10 @@ def stack_arrays(stack: MeasuredStack, gradients: bool) -> Arrays:
         most = max(heads["entropy"].shape[1] for heads in layers)
         for key in BY_HEAD:
             arrays[key] = np.stack([padded_heads(heads, key, len(like), most) for heads in stack.heads], 1)
+    for key in OF_BLOCK:
+        if any(key in each for each in stack.of_block):
+            none = torch.full((len(like),), torch.nan, dtype=torch.float64)
+            arrays[key] = torch.stack([each.get(key, none).cpu().double() for each in stack.of_block], 1).numpy()
     if gradients:
         none = torch.full((len(like),), torch.nan)
         found = [stack.gradient.get(place, none) for place in range(len(stack.covariance))]
@@ -169,6 +176,7 @@ def dataset(
         "weight_gradient": ("sample", "weight"),
         "stream_gradient": ("sample", "layer"),
         **dict.fromkeys(BY_HEAD, ("sample", "block", "head")),
+        **dict.fromkeys(OF_BLOCK, ("sample", "block")),
     }
     data = xr.Dataset({key: (dims.get(key, ("sample",)), value) for key, value in arrays.items()})
     coordinates: dict[str, Any] = {key: np.arange(data.sizes[key]) for key in ("sample", "layer") if key in data.dims}

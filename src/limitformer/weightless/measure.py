@@ -12,7 +12,8 @@ sublayer, whose branch is f. The sum, or a norm of it, is the new stream; λx co
   largest      largest |x| of the stream, and typical: its median (S, layers + 1),
   entropy      of a row of attention, mean over those that see two tokens or more (S, layers, heads),
   seen         number of tokens that such a row sees,
-  spread       √ of the mean variance of a row's logits, and the largest logit of a visible pair.
+  spread       √ of the mean variance of a row's logits, and the largest logit of a visible pair,
+  of_block     the load of a block's experts (`experts`), and the memory of its state-space heads (`decays`).
 
 All by stack. S samples; T tokens of all sequences of a sample, without padding. A stream (M, B, n) is transposed first.
 """
@@ -33,6 +34,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from limitformer.base.errors import InputError, first_line, require
 from limitformer.base.memory import check_scratch
 from limitformer.weightless.blocks import is_norm, stream_axis, tokens_among
+from limitformer.weightless.decays import DECAYS, half_lives
+from limitformer.weightless.experts import ROUTER, expert_counts, load_of_experts
 from limitformer.weightless.heads import FUSED, SOFTMAX, by_sequence_and_head, is_over_last
 from limitformer.weightless.implicit import METADATA, Implicit
 from limitformer.weightless.layout import (
@@ -51,6 +54,8 @@ from limitformer.weightless.tensors import Marks, marks, same_memory, tensors_in
 
 ADDITIONS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__}
 SCALINGS = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__}
+CHOICES = {torch.topk, Tensor.topk}
+LARGEST = {torch.argmax, Tensor.argmax}
 PLACES = 3  # covariances of a block: before it, and after two sublayers
 BEFORE, INSIDE = "before the blocks", "inside the blocks"  # where a parameter was read
 
@@ -78,6 +83,7 @@ class MeasuredStack:
     inside: list[list[Tensor]] = field(default_factory=list)
     branch: list[list[Tensor]] = field(default_factory=list)
     heads: list[dict[str, Tensor]] = field(default_factory=list)
+    of_block: list[dict[str, Tensor]] = field(default_factory=list)
     gradient: dict[int, Tensor] = field(default_factory=dict)
     sums: bool = False  # whether the network adds something made of a block's output to the block's input
     changed: bool = False  # whether a block receives something other than what the last one returned
@@ -123,6 +129,8 @@ class Measure(TorchFunctionMode):
         self.begun_by, self.running = "", 0  # and how many of its modules are running
         self.output: Tensor | None = None  # of the last module of that block
         self.unclear = False  # whether a block returned something other than the stream
+        self.parts: list[nn.Module] = []  # the modules of the running block
+        self.experts: dict[int, set[int]] = {}  # the possible numbers of experts, by the first module of a block
         self.stream: list[Tensor] = []  # the tensors of the block that are the stream
         self.input: Tensor = torch.empty(0)  # of the running block, or of the last one
         self.sum_after: Tensor | None = None  # the last sum of the last block's input with another tensor
@@ -189,7 +197,9 @@ class Measure(TorchFunctionMode):
             self.visible.note(out, visible, func in VIEWS)
         if stack is None or self.place >= 0:
             self.note_sources((args, kwargs), out)
-        if stack is not None and isinstance(out, Tensor):
+        if stack is not None and (func in CHOICES or func in LARGEST):
+            self.note_choice(stack, func, args, kwargs, out)
+        elif stack is not None and isinstance(out, Tensor):
             if func in ADDITIONS:
                 if "alpha" in kwargs and len(args) > 1:
                     args = args[0], args[1] * kwargs["alpha"]
@@ -217,6 +227,8 @@ class Measure(TorchFunctionMode):
         self.stack.inside.append([])
         self.stack.branch.append([])
         self.stack.heads.append({})
+        self.stack.of_block.append({})
+        self.parts = [self.module.get_submodule(name) for name in self.layout.blocks[place].members]
 
     def stack_of(self, place: int, part: nn.Module, x: Tensor) -> MeasuredStack:
         """Return the stack of a block that receives the stream `x`.
@@ -275,6 +287,11 @@ class Measure(TorchFunctionMode):
     def end_block(self, last: Tensor) -> None:
         assert self.stack is not None
         self.stack.last, self.sources[last] = last, frozenset({self.stack})
+        if (lives := half_lives(self.parts)) is not None:
+            every = [lives.max(), lives.median()]
+            self.stack.of_block[-1] |= {
+                name: each.reshape(1).repeat(self.samples) for name, each in zip(DECAYS, every, strict=True)
+            }
         self.inside_blocks = frozenset(self.used)
         self.ended = self.stack, self.input
         self.stack, self.stream = None, []
@@ -415,6 +432,26 @@ class Measure(TorchFunctionMode):
         """Count a norm of the stream as the stream: the next sum may be with it."""
         if self.stack is not None and args and any(args[0] is x for x in self.stream) and self.stack.inside[-1]:
             self.stream.append(out)
+
+    def note_choice(self, stack: MeasuredStack, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Summarise the choice of experts: the last k largest of a block, or without any the first largest."""
+        scores = args[0] if args else kwargs["input"]
+        place, first_choice = (1, func in LARGEST) if func in LARGEST else (2, False)
+        dimension = args[place] if len(args) > place else kwargs.get("dim", None if first_choice else -1)
+        known = stack.of_block[-1].keys() & set(ROUTER)
+        if scores.dim() == 0 or dimension not in (-1, scores.dim() - 1) or (first_choice and known):
+            return
+        experts, parts = scores.shape[-1], self.parts
+        if id(parts[0]) not in self.experts:
+            self.experts[id(parts[0])] = expert_counts(parts)
+        tokens = in_rows(self.input.detach(), stack.form).shape[:-1].numel()
+        if experts not in self.experts[id(parts[0])] or scores.numel() != tokens * experts:
+            return
+        counted = self.counted
+        if counted is not None and stack.axis == 1:
+            counted = counted.T
+        choices = out[..., None] if first_choice else out[1]
+        stack.of_block[-1] |= load_of_experts(choices.detach(), experts, self.samples, counted)
 
     def summarise_attention(
         self, stack: MeasuredStack, logits: Tensor, weights: Tensor, visible: Tensor | None, ordered: bool = False

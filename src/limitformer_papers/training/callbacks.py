@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -231,12 +232,13 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     """
     own = [module for module in model.modules() if isinstance(module, Block)]
     kind = getattr(getattr(model, "config", None), "model_type", None)
-    if own or kind not in FAMILIES:
-        if not own:
-            raise InputError(f"{type(model).__name__} has no blocks that are known; shape it with hf.shape_model.")
+    if own:
         return list(own)
-    base: Any = model.base_model
-    return FAMILIES[kind].blocks_of(base)
+    base: Any = getattr(model, "base_model", None)
+    path = getattr(base, "shaped_blocks", None) or (FAMILIES[str(kind)].blocks if kind in FAMILIES else None)
+    if base is None or path is None:
+        raise InputError(f"{type(model).__name__} has no blocks that are known; shape it with hf.shape_model.")
+    return list(attrgetter(path)(base))
 
 
 def probes_of(block: nn.Module) -> list[Any]:

@@ -1,0 +1,293 @@
+"""Several networks side by side: one table, one page, one dataset with a dimension `model`."""
+
+import csv
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xarray as xr
+
+from limitformer.base.errors import require
+from limitformer.base.files import check_writable, local_path, write_whole
+from limitformer.checking.check import check
+from limitformer.checking.curves import CURVES, LAYERWISE, layer_numbers, typical
+from limitformer.checking.page.page import asset, paragraph, policy, region, section, swatch
+from limitformer.checking.page.svg import Line, Panel, plot, rows_as_html
+from limitformer.checking.report import Report, finite_values
+from limitformer.checking.thresholds import FINE
+from limitformer.checking.verdicts import TRAINED, Verdict, number_text
+from limitformer.results.storage import save
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COLUMNS: Mapping[str, str] = {  # of the table, with what they mean
+    "grade": "the worst grade of its verdicts",
+    "verdicts": "their names",
+    "blocks": "number of blocks",
+    "parameters": "number of parameters of the law",
+    "loss": "at initialisation, the median over samples",
+    "chance": "loss of a uniform guess",
+    "stream": "size at the end over that after the first block",
+    "correlation": "mean correlation of tokens at the end",
+    "rank": "effective rank of the tokens at the end, over their number",
+    "logit_std": "standard deviation of a row's logits in the widest block",
+    "effective_tokens": "that attention takes in, over those it sees, in the narrowest block",
+    "largest": "largest activation of all layers",
+    "largest_logit": "of all heads",
+    "gradient_ratio": "gradient of the stream after the first block over that at the end",
+}
+ABOUT = "Medians over samples; curves by relative depth, from 0 to 1."
+LINES = 8  # different lines of a plot
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The result of `limitformer.compare`.
+
+    Attributes:
+        reports: by the name of the network, in the order in which they were given.
+    """
+
+    reports: Mapping[str, Report]
+
+    def rows(self) -> dict[str, dict[str, Any]]:
+        """Return a row for each network; `COLUMNS` says what the columns mean."""
+        return {name: row_of(report) for name, report in self.reports.items()}
+
+    def frame(self) -> "pd.DataFrame":
+        """Return the table as a DataFrame of pandas."""
+        import pandas as pd
+
+        return pd.DataFrame.from_dict(self.rows(), orient="index", columns=list(COLUMNS)).rename_axis("model")
+
+    def csv(self) -> str:
+        """Return the table as comma-separated values."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, ["model", *COLUMNS], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({"model": name, **row} for name, row in self.rows().items())
+        return text.getvalue()
+
+    def dataset(self) -> xr.Dataset:
+        """Return the curves of all networks, last stacks, (model, sample, layer, …); NaN where a network has fewer.
+
+        A name of an existing network has one sample. Gradients by kind of weight are left out.
+        """
+        parts = []
+        for report in self.reports.values():
+            known = [name for name in report.curves.data_vars if name in LAYERWISE]
+            curves = report.curves[known].reset_coords(drop=True)
+            places = {dim: np.arange(size) for dim, size in curves.sizes.items()}
+            places |= {"block": np.arange(1, curves.sizes["block"] + 1)} if "block" in curves.sizes else {}
+            parts.append(curves.assign_coords(places))
+        models = xr.Variable("model", list(self.reports))
+        data = xr.concat(parts, models, join="outer", combine_attrs="drop", data_vars="all")
+        columns = {name: [row[name] for row in self.rows().values()] for name in ("grade", "verdicts")}
+        return data.assign_coords({name: ("model", values) for name, values in columns.items()})
+
+    def record(self) -> dict[str, Any]:
+        """Return the comparison as JSON holds it."""
+        rows = self.rows().items()
+        return {
+            "table": {name: finite_values(row) for name, row in rows},
+            "reports": {name: report.record() for name, report in self.reports.items()},
+        }
+
+    def failed(self, names: str | None = "any") -> dict[str, list[Verdict]]:
+        """Return the verdicts of each network that fail a check for `names`, as `Report.failed`."""
+        return {model: found for model, report in self.reports.items() if (found := report.failed(names))}
+
+    def __str__(self) -> str:
+        """Return one line for each network, then its verdicts."""
+        shown = ("blocks", "loss", "stream", "correlation", "rank", "logit_std", "effective_tokens", "gradient_ratio")
+        head = ["", "grade", *(short(name) for name in shown)]
+        body = [
+            [f"{sign_of(report)} {name}", str(row["grade"]), *(text_of(row[column]) for column in shown)]
+            for (name, report), row in zip(self.reports.items(), self.rows().values(), strict=True)
+        ]
+        widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
+        lines = []
+        for row in (head, *body):
+            cells = [
+                cell.ljust(width) if k < 2 else cell.rjust(width)  # names to the left, numbers to the right
+                for k, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ]
+            lines.append("  ".join(cells).rstrip())
+        for name, report in self.reports.items():
+            said = [one for one in report.verdicts if one.name != FINE]
+            lines += ["", name, *(f"  {one.sign} {one.said}" for one in said)] if said else []
+        return "\n".join(lines)
+
+    def page(self) -> str:
+        """Return the comparison as one HTML page that needs no other file."""
+        style = asset("page.css")
+        head = ["model", *(short(name) for name in COLUMNS)]
+        rows = [[name, *(text_of(value) for value in row.values())] for name, row in self.rows().items()]
+        said = "".join(
+            f"<h3>{escape(name)}</h3>" + "".join(paragraph(f"{one.sign} {one.said}") for one in report.verdicts)
+            for name, report in self.reports.items()
+        )
+        legend = "".join(f"<li>{swatch(kind_of(k))} {escape(name)}</li>" for k, name in enumerate(self.reports))
+        plots = "".join(self.plots())
+        title = f"{len(self.reports)} networks"
+        meaning = rows_as_html(["column", "meaning"], [[short(name), meaning] for name, meaning in COLUMNS.items()])
+        body = (
+            f"<header><h1>{title}</h1>{paragraph(ABOUT)}</header>"
+            + section("Table", "table", region("Table of networks", rows_as_html(head, rows)))
+            + section("Verdicts", "verdict", said)
+            + section("By depth", "curves", f'<ul class="legend">{legend}</ul><div class="plots">{plots}</div>')
+            + section("Columns", "columns", region("Meaning of the columns", meaning))
+        )
+        return (
+            '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+            f'<meta http-equiv="Content-Security-Policy" content="{policy("")}">'
+            '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
+            f"<title>{title}: limitformer check</title><style>{style}</style></head>\n"
+            f"<body><main>{body}</main></body></html>\n"
+        )
+
+    def plots(self) -> list[str]:
+        """Return a plot for each curve that any network has."""
+        result = []
+        for name, curve in CURVES.items():
+            lines = []
+            for k, (model, report) in enumerate(self.reports.items()):
+                if not curve.title or name not in report.curves or "sublayer" in report.curves[name].dims:
+                    continue
+                depth = layer_numbers(report.curves[name]) / max(1, report.curves.sizes["layer"] - 1)
+                lines.append(Line(kind_of(k), model, depth, typical(report.curves[name])))
+            if any(np.isfinite(line.y).any() for line in lines):
+                result.append(
+                    plot(Panel(curve.title, curve.note, "depth", tuple(lines), None, curve.scale == "artanh"))
+                )
+        return result
+
+    def save(self, folder: str | Path) -> list[Path]:
+        """Write compare.html, compare.csv, compare.json and compare.nc into a folder, each whole; return paths.
+
+        Raises:
+            InputError: the folder cannot be written.
+        """
+        place = local_path(folder)
+        check_writable(place)
+        record = json.dumps(self.record(), indent=2, ensure_ascii=False, allow_nan=False)
+        texts = {"compare.html": self.page(), "compare.csv": self.csv(), "compare.json": record}
+        for name, text in texts.items():
+            write_whole(place / name, lambda path, text=text: path.write_text(text, encoding="utf-8"))  # type: ignore[misc]
+        return [*(place / name for name in texts), save(self.dataset(), place / "compare.nc")]
+
+    def _repr_html_(self) -> str:
+        """Return the page in a frame, for notebooks."""
+        return f'<iframe srcdoc="{escape(self.page())}" width="100%" height="900" style="border:0"></iframe>'
+
+
+def compare(models: Any, text: Any = None, **options: Any) -> Comparison:
+    """Check several networks on the same tokens.
+
+    Args:
+        models: subjects of `check`, in a list, or by name in a dictionary.
+        text: the argument of `check`, for all of them.
+        options: further arguments of `check`, for all of them.
+
+    Raises:
+        InputError: an argument cannot be used; the message begins with the name of the network.
+
+    >>> import limitformer as lf
+    >>> small = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+    >>> depths = {f"{depth} layers": small | {"num_hidden_layers": depth} for depth in (2, 4)}
+    >>> lf.compare(depths, tokens=8, samples=2, progress=False).frame()["blocks"].to_dict()
+    {'2 layers': 2, '4 layers': 4}
+    """
+    require("against" not in options, "compare has no option against. Nearest: one more model.")
+    named = dict(models) if isinstance(models, Mapping) else dict[str, Any]()
+    several = bool(models) and isinstance(models, Mapping | list | tuple)
+    require(several, f"models must be a list or a dictionary of at least one; got {models!r:.60}.")
+    reports = dict[str, Report]()
+    for name, model in named.items() or [(None, each) for each in models]:
+        report = check(model, text, **options)
+        if name is not None:
+            report = replace(report, name=name)
+        reports[distinct(report.name, reports)] = report
+    return Comparison(reports)
+
+
+def distinct(name: str, taken: Mapping[str, Any]) -> str:
+    """Return the name, with a number if it is taken."""
+    names = (name if k == 1 else f"{name} ({k})" for k in range(1, len(taken) + 2))
+    return next(each for each in names if each not in taken)
+
+
+def row_of(report: Report) -> dict[str, Any]:
+    """Return the columns of one network; None where something was not measured."""
+    curves = report.curves
+    ends = {name: end_of(curves, name) for name in ("correlation", "effective_rank", "stream_gradient")}
+    after = min(1, curves.sizes["layer"] - 1)
+    size = typical(curves["size"])
+    gradient = typical(curves["stream_gradient"]) if "stream_gradient" in curves else None
+    share = None
+    if "tokens_seen" in curves:
+        share = least(typical(curves["effective_tokens"]) / typical(curves["tokens_seen"]))
+    return {
+        "grade": TRAINED if report.trained else report.grade,
+        "verdicts": ", ".join(dict.fromkeys(one.name for one in report.verdicts)),
+        "blocks": curves.sizes["layer"] - 1,
+        "parameters": report.laws.count if report.laws is not None else None,
+        "loss": float(curves["loss"].median()) if "loss" in curves else None,
+        "chance": report.about.get("chance"),
+        "stream": ratio(size[-1], size[after]),
+        "correlation": ends["correlation"],
+        "rank": None if ends["effective_rank"] is None else ends["effective_rank"] / report.about["tokens"],
+        "logit_std": most(curves, "logit_std"),
+        "effective_tokens": share,
+        "largest": most(curves, "largest"),
+        "largest_logit": most(curves, "largest_logit"),
+        "gradient_ratio": None if gradient is None else ratio(gradient[after], gradient[-1]),
+    }
+
+
+def end_of(curves: xr.Dataset, name: str) -> float | None:
+    return finite(typical(curves[name])[-1]) if name in curves else None
+
+
+def most(curves: xr.Dataset, name: str) -> float | None:
+    values = typical(curves[name]) if name in curves else np.array([np.nan])
+    return finite(np.nanmax(values)) if np.isfinite(values).any() else None
+
+
+def least(values: Any) -> float | None:
+    return finite(np.nanmin(values)) if np.isfinite(values).any() else None
+
+
+def ratio(top: float, bottom: float) -> float | None:
+    return finite(top / bottom) if bottom else None
+
+
+def finite(value: Any) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def sign_of(report: Report) -> str:
+    return report.verdicts[0].sign
+
+
+def short(name: str) -> str:
+    """Return a column's name in words."""
+    return {"effective_tokens": "eff. tokens", "gradient_ratio": "grad. ratio"}.get(name, name.replace("_", " "))
+
+
+def text_of(value: Any) -> str:
+    """Return a cell of the table."""
+    if value is None:
+        return "–"
+    return value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else number_text(value)
+
+
+def kind_of(k: int) -> str:
+    """Return the class of the k-th line."""
+    return f"m{k % LINES}"

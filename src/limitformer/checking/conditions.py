@@ -1,0 +1,143 @@
+"""The agreement of outputs that differ in one condition, such as an image, and the size of groups of tokens.
+
+`agreement` runs a network once with two sequences that differ in one input alone, and compares the last stream x of one
+with that x' of the other: mean of ⟨x, x'⟩/(|x| |x'|) over the tokens whose own embedding is the same in both. If the
+stream itself begins with the changed input, as with an image among the words, only tokens after it count.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from numpy.typing import NDArray
+from torch import Tensor
+
+from limitformer.base.errors import InputError
+from limitformer.weightless.arrays import split_stacks
+from limitformer.weightless.choices import PLACEHOLDERS, lookup
+from limitformer.weightless.inputs import Inputs
+from limitformer.weightless.losses import TARGETS
+
+NO_CONDITION = ("mask", "position", "label", "type_ids", "grid", "sizes", "shapes", "length", "ratio")  # in a name
+SAME = 1e-10  # |x − x'|² over |x|² + |x'|² of equal tokens, up to rounding
+
+
+def agreement(inputs: Inputs, config: Any, measure: Callable[[Inputs], xr.Dataset]) -> xr.DataArray | None:
+    """Return the agreement of outputs (condition) for each input except the stream's own; None if there is none.
+
+    Args:
+        inputs: those of the check.
+        config: of transformers, with a vocabulary; None: only numbers that are not ids are changed.
+        measure: measures one network for any inputs.
+    """
+    found = dict[str, float]()
+    for name in candidates(inputs, config):
+        try:
+            data = measure(with_other(inputs, name, config))
+        except InputError:  # the two sequences cannot lie side by side
+            continue
+        value = agreement_of(list(split_stacks(data).values())[-1]["covariance"].values[0])
+        if value is not None:
+            found[name] = value
+    if not found:
+        return None
+    names = [name or "the first input" for name in found]
+    return xr.DataArray(list(found.values()), {"condition": names}, ("condition",))
+
+
+def candidates(inputs: Inputs, config: Any) -> list[str]:
+    """Return the names of the inputs that may be conditions, if there are two or more inputs."""
+    names = [name for name in inputs.fixed if name not in TARGETS and not any(word in name for word in NO_CONDITION)]
+    if len(names) < 2 or inputs.tokens is not None:
+        return []
+    own = "decoder_input_ids" if "decoder_input_ids" in names else "input_ids"  # the words of the last stream
+    names = [name for name in names if name != own]
+    known = [name for name in names if inputs.fixed[name].is_floating_point() or vocabulary(config) is not None]
+    return [name for name in known if inputs.fixed[name].dtype != torch.bool]
+
+
+def vocabulary(config: Any) -> int | None:
+    size = lookup(config, ("vocab_size",)) if hasattr(config, "model_type") else None
+    return size if isinstance(size, int) else None
+
+
+def with_other(inputs: Inputs, name: str, config: Any) -> Inputs:
+    """Return every sequence twice, the second time with other numbers in one input."""
+    twice, value = inputs.repeated(2), inputs.fixed[name]
+    chance = np.random.Generator(np.random.Philox(1))
+    if value.is_floating_point():
+        spread = float(value.double().std()) if value.numel() > 1 else 1.0
+        numbers = chance.standard_normal(tuple(value.shape)) * (spread or 1.0) + float(value.double().mean())
+        other = torch.tensor(numbers, dtype=value.dtype)
+    else:
+        other = other_ids(value, config, chance)
+    both = torch.cat([value, other], inputs.batch_dim)
+    return replace(twice, fixed=twice.fixed | {name: both}, choices=[])
+
+
+def other_ids(ids: Tensor, config: Any, chance: np.random.Generator) -> Tensor:
+    """Return ids of words that do not occur, as far as the vocabulary has any; placeholders and special ids stay."""
+    size = vocabulary(config)
+    assert size is not None  # else ids are no candidates
+    fixed = special_ids(config)
+    present = set(ids.unique().tolist())
+    free = [k for k in range(size) if k not in fixed and k not in present] or [k for k in range(size) if k not in fixed]
+    drawn = torch.tensor(chance.choice(free, tuple(ids.shape)), dtype=ids.dtype)
+    stays = torch.isin(ids, torch.tensor(sorted(fixed), dtype=ids.dtype)) if fixed else torch.zeros_like(ids).bool()
+    return torch.where(stays, ids, drawn)
+
+
+def special_ids(config: Any) -> set[int]:
+    """Return the ids of the configuration that stand for something else than a word."""
+    names = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
+    found = [lookup(config, (name,)) for name in (*names, *(each for part in PLACEHOLDERS.values() for each in part))]
+    flat = [one for each in found for one in (each if isinstance(each, list | tuple) else [each])]
+    return {one for one in flat if isinstance(one, int)}
+
+
+def agreement_of(v: NDArray[np.float64]) -> float | None:
+    """Return the mean correlation of like tokens of the two halves, from V (layer, T, T).
+
+    It is None if no token is like, or all are the same up to the end. Tokens that precede every difference, which a
+    causal mask leaves alone, do not count.
+    """
+    half = v.shape[-1] // 2
+    own, other = np.arange(half), np.arange(half, 2 * half)
+    size = v[:, own, own] + v[:, other, other]
+    away = size - 2 * v[:, own, other]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        differs = away[0] > SAME * size[0]
+        after = np.maximum.accumulate(differs) & ~differs
+        counts = after if differs.any() else ~differs
+        rho = v[-1, own, other] / np.sqrt(v[-1, own, own] * v[-1, other, other])
+    if not (away[-1] > SAME * size[-1])[counts].any() or not np.isfinite(rho[counts]).all():
+        return None  # no path leads from the input to these tokens
+    return float(rho[counts].mean())
+
+
+def size_by_group(data: xr.Dataset, inputs: Inputs, config: Any) -> xr.DataArray | None:
+    """Return the size of the stream (sample, layer, group) of words and of what stands among them, such as an image.
+
+    It is None if the text has no placeholders, or the stream has other tokens than the text.
+    """
+    ids = inputs.fixed.get("input_ids")
+    if ids is None or not hasattr(config, "model_type"):
+        return None
+    counted = torch.ones_like(ids, dtype=torch.bool) if inputs.counted is None else inputs.counted
+    flat = ids[counted].numpy()
+    if len(flat) != data.sizes["token"]:
+        return None
+    groups = dict[str, NDArray[np.bool_]]()
+    for name, fields in PLACEHOLDERS.items():
+        token = lookup(config, fields) if name in inputs.fixed else None
+        if isinstance(token, int) and (flat == token).any() and not (flat == token).all():
+            groups[name] = flat == token
+    if not groups:
+        return None
+    groups = {"words": ~np.any(list(groups.values()), axis=0), **groups}
+    variance = np.einsum("slii->sli", data["covariance"].values)
+    sizes = np.stack([np.sqrt(variance[..., at].mean(-1)) for at in groups.values()], -1)
+    return xr.DataArray(sizes, {"group": list(groups)}, ("sample", "layer", "group"))

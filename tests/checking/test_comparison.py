@@ -1,0 +1,201 @@
+"""Several networks in one table, page and dataset, and the numbers under the names of monitors."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import transformers
+import xarray as xr
+from typer.testing import CliRunner
+
+import limitformer as lf
+from limitformer.checking.metrics import Metric, scalars
+from limitformer.checking.trainer import monitors_of
+from limitformer.cli.app import app
+from limitformer.cli.check_several import variants
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 99,
+    "num_hidden_layers": 2,
+}  # fmt: skip
+GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 4, "n_head": 2, "vocab_size": 99, "bos_token_id": 1}
+OPTIONS = {"tokens": 8, "samples": 3, "progress": False}
+
+
+@pytest.fixture(scope="module")
+def both():
+    return lf.compare({"a": LLAMA, "b <i>": GPT2 | {"eos_token_id": 2}}, **OPTIONS)
+
+
+def test_comparison_holds_the_reports_of_single_checks(both):
+    single = lf.check(LLAMA, **OPTIONS)
+    row = both.rows()["a"]
+    assert xr.testing.assert_identical(single.curves["correlation"], both.reports["a"].curves["correlation"]) is None
+    correlation, size, gradient = (np.median(single.curves[n], 0) for n in ("correlation", "size", "stream_gradient"))
+    assert row["correlation"] == correlation[-1]
+    assert row["stream"] == size[-1] / size[1]
+    assert row["gradient_ratio"] == gradient[1] / gradient[-1]
+    assert row["loss"] == np.median(single.curves["loss"])
+    spread = np.median(single.curves["logit_std"].mean("head"), 0)
+    assert row["logit_std"] == spread.max()
+    assert (row["blocks"], row["grade"]) == (2, single.grade)
+
+
+def test_dataset_has_a_dimension_for_models(both):
+    data = both.dataset()
+    assert data["correlation"].dims == ("model", "sample", "layer")
+    assert data["correlation"].shape == (2, 3, 5)
+    assert data["correlation"].sel(model="a").isel(layer=slice(3, None)).isnull().all()
+    assert (data["size"].sel(model="b <i>") == both.reports["b <i>"].curves["size"]).all()
+
+
+def test_table_as_frame_csv_and_json(both, tmp_path):
+    frame = both.frame()
+    assert frame.loc["a", "blocks"] == 2
+    assert both.csv().splitlines()[0].startswith("model,grade,verdicts,blocks")
+    assert len(both.csv().splitlines()) == 3
+    paths = both.save(tmp_path)
+    assert [path.name for path in paths] == ["compare.html", "compare.csv", "compare.json", "compare.nc"]
+    record = json.loads((tmp_path / "compare.json").read_text())
+    assert record["table"]["a"]["correlation"] == both.rows()["a"]["correlation"]
+    loaded = lf.load(tmp_path / "compare.nc")
+    assert loaded["model"].values.tolist() == ["a", "b <i>"]
+    page = (tmp_path / "compare.html").read_text()
+    assert "b &lt;i&gt;" in page
+    assert "<i>" not in page
+    assert page.count('class="line m1"') >= 6
+
+
+def test_networks_of_one_name_are_kept_apart():
+    assert list(lf.compare([LLAMA, LLAMA], **OPTIONS | {"samples": 1}).reports) == ["llama", "llama (2)"]
+
+
+def test_a_trained_or_existing_network_has_a_row():
+    torch.manual_seed(0)
+    module = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**LLAMA))
+    rows = lf.compare({"law": LLAMA, "drawn": module}, **OPTIONS).rows()
+    assert rows["drawn"]["parameters"] == rows["law"]["parameters"] == sum(p.numel() for p in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("models", "options", "message"),
+    [
+        ([], {}, "at least one"),
+        ("llama-3-8b", {}, "a list or a dictionary"),
+        ([LLAMA], {"against": LLAMA}, "one more model"),
+    ],
+)
+def test_wrong_arguments_are_refused(models, options, message):
+    with pytest.raises(lf.InputError, match=message):
+        lf.compare(models, **options)
+
+
+def test_failed_names_the_models(both):
+    assert set(both.failed("watch")) == {name for name, report in both.reports.items() if report.grade != "fine"}
+    assert both.failed("collapsed") == {}
+
+
+def test_metrics_have_the_band_of_new_networks():
+    report = lf.check(LLAMA, **OPTIONS)
+    metrics = report.metrics()
+    names = {name.partition("/")[0] for name in metrics}
+    assert {"loss", "attention_entropy", "max_attention_logit", "massive_activation", "token_similarity"} <= names
+    entropy = metrics["attention_entropy/block_02"]
+    assert entropy.value == float(report.curves["entropy"].isel(block=1).mean("head").median())
+    assert entropy.low < entropy.value < entropy.high
+    assert entropy.low == float(report.band["entropy"].sel(edge="low").isel(block=1).mean("head"))
+    assert str(Metric(4.1, 3.9, 4.3)) == "4.1 (3.9 to 4.3)"
+    assert str(Metric(4.1, np.nan, np.nan)) == "4.1"
+
+
+def test_looks_send_numbers_to_a_monitor():
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**LLAMA))
+    seen = {}
+    with lf.checking.Looks(model, every=2, tokens=6, samples=2, log=lambda v, step: seen.update({step: v})) as looks:
+        for _ in range(4):
+            looks.step()
+    assert sorted(seen) == [0, 2, 4]
+    assert seen[0]["limitformer/loss"] == pytest.approx(float(looks.dataset()["loss"][0]))
+    low, high = (seen[0][f"limitformer/expected/loss/{edge}"] for edge in ("low", "high"))
+    assert low < seen[0]["limitformer/loss"] < high
+    assert not any("expected" in name for name in seen[4])
+
+
+def test_monitors_get_scalars(monkeypatch):
+    logged, added = [], []
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=SimpleNamespace(log=logged.append)))
+    lf.checking.to_wandb()({"limitformer/loss": 1.5}, 7)
+    assert logged == [{"limitformer/loss": 1.5, "limitformer/step": 7}]
+    lf.checking.to_tensorboard(SimpleNamespace(add_scalar=lambda *each: added.append(each)))({"a": 2.0}, 3)
+    assert added == [("a", 2.0, 3)]
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=None))
+    with pytest.raises(lf.InputError, match=r"wandb\.init"):
+        lf.checking.to_wandb()
+    with pytest.raises(lf.InputError, match="add_scalar"):
+        lf.checking.to_tensorboard("runs")
+    metrics = {"loss": Metric(1.0, np.nan, np.nan)}
+    assert scalars(metrics, metrics) == {"limitformer/loss": 1.0}
+
+
+def test_tensorboard_shows_the_looks_of_a_training(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**LLAMA))
+    args = SimpleNamespace(report_to="tensorboard", output_dir=str(tmp_path))
+    log = monitors_of(args)
+    with lf.checking.Looks(model, every=1, tokens=6, samples=2, log=log) as looks:
+        looks.step()
+    events = EventAccumulator(str(tmp_path / "runs" / "limitformer")).Reload()
+    losses = events.Scalars("limitformer/loss")
+    assert [each.step for each in losses] == [0, 1]
+    assert losses[0].value == pytest.approx(float(looks.dataset()["loss"][0]), rel=1e-6)
+    assert monitors_of(SimpleNamespace(report_to=None, output_dir="")) is None
+
+
+def test_trainer_reports_to_its_monitors(tmp_path, monkeypatch):
+    logged = []
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=SimpleNamespace(log=logged.append)))
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**LLAMA))
+    callback = lf.checking.CheckTraining(every=2, tokens=6, samples=2)
+    args = SimpleNamespace(report_to=["wandb"], output_dir=str(tmp_path))
+    state = SimpleNamespace(is_world_process_zero=True, global_step=0)
+    callback.on_train_begin(args, state, None, model=model)
+    state.global_step = 2
+    callback.on_step_end(args, state, None)
+    assert [each["limitformer/step"] for each in logged] == [0, 2]
+    assert all("limitformer/attention_entropy/block_01" in each for each in logged)
+
+
+def test_command_line_checks_several(tmp_path):
+    first, second = tmp_path / "a.json", tmp_path / "b.json"
+    first.write_text(json.dumps(LLAMA))
+    second.write_text(json.dumps(GPT2 | {"eos_token_id": 2}))
+    run = CliRunner()
+    small = ["--tokens", "8", "--samples", "2"]
+    result = run.invoke(app, ["check", str(first), str(second), *small, "--out", str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    assert "a.json" in result.output
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        f"compare.{end}" for end in ("html", "csv", "json", "nc")
+    }
+    varied = run.invoke(
+        app, ["check", str(first), "--vary", "initializer_range=0.02,0.5", *small, "--fail-on", "broken"]
+    )
+    assert varied.exit_code == 1
+    assert "a.json with initializer_range=0.5" in varied.output
+    refused = run.invoke(app, ["check", str(first), str(second), "--against", str(first)])
+    assert refused.exit_code == 2
+    assert "one more WHAT" in refused.output
+
+
+def test_variants_are_all_combinations():
+    assert variants(["a=1,2", 'b=["x","y"]']) == [{"a": a, "b": b} for a in (1, 2) for b in ("x", "y")]
+    assert variants(None) == []
+    with pytest.raises(lf.InputError, match="--set a=1"):
+        variants(["a=1"])
