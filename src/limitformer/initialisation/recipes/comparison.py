@@ -8,7 +8,7 @@ form, such as that of an orthogonal matrix, the model's code builds a few networ
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from limitformer.base.errors import InputError
-from limitformer.initialisation.recipes.formula import MissingSizeError, RecipeLaw, evaluate
+from limitformer.initialisation.recipes.formula import SORTED, NotDefinedError, RecipeLaw, evaluate
 from limitformer.initialisation.recipes.recipe import Recipe, recipe_of
-from limitformer.initialisation.recipes.roles import Place, places_of, stack_of
+from limitformer.initialisation.recipes.roles import Place, places_of
 from limitformer.weightless import laws
 from limitformer.weightless.building import build_sample
 from limitformer.weightless.configurations import values_in
@@ -28,7 +28,7 @@ from limitformer.weightless.models import Blueprint, blueprint_of, is_config
 from limitformer.weightless.shapes import SHAPES
 
 EXACT = 1e-4  # relative difference of two laws that rounded constants may cause
-ERRORS = 4.0  # standard errors of a ratio that is estimated
+ERRORS = 5.0  # standard errors of a ratio that is estimated
 BUILDS = 4
 MOST_ESTIMATED = 5 * 10**7  # entries of unknown law, which a build computes
 SAME, FORM, DIFFERS = "=", "~", "≠"
@@ -194,7 +194,6 @@ class Size:
     count: int = 0
     values: np.ndarray | None = None
     cut: tuple[float, float] = (-math.inf, math.inf)
-    tied: str = ""
 
 
 def compare_with_recipe(model: Any, recipe: Recipe | str) -> RecipeComparison:
@@ -243,8 +242,8 @@ def compare_law(
             continue
         try:
             single += compared(name, place, sizes[name], recipe)
-        except MissingSizeError as error:
-            missing.append((name, f"its {error} is not known"))
+        except NotDefinedError as error:
+            missing.append((name, str(error)))
     single += tied_heads(module, table, sizes, places, recipe)
     rows = rows_of(single)
     return RecipeComparison(
@@ -348,14 +347,17 @@ def held(name: str, kind: str, size: Size, law: RecipeLaw) -> Held:
 
 def ratio_of(size: Size, law: RecipeLaw) -> tuple[float, float, str]:
     """Return the ratio of sizes, its standard error, and the difference in words; empty if there is none."""
-    if law.values is not None and size.values is not None and not size.random:
-        return ratio_of_numbers(size.values, law.values)
-    drawn, published = size.random or size.values is not None, law.random or law.values is not None
+    if law.values is not None and not size.random:
+        pair = (np.full(law.values.shape, size.mean) if size.values is None else size.values, law.values)
+        return ratio_of_numbers(*map(np.sort, map(np.ravel, pair)) if law.kind == SORTED else pair)
+    if law.values is not None:
+        return rms(size.mean, size.std) / rms(law.mean, law.std), 0.0, "drawn, where the recipe has numbers"
+    drawn, published = size.random or size.values is not None, law.random
     if not drawn and not published:
         return ratio_of_constants(size.mean, law.mean)
     if not published:
         ratio = math.inf if law.mean == 0 else rms(size.mean, size.std) / abs(law.mean)
-        return ratio, 0.0, f"drawn, where the recipe has {law}"
+        return ratio, 0.0, f"drawn, where the recipe has {short(law)}"
     if not drawn:
         return abs(size.mean) / rms(law.mean, law.std), 0.0, f"{number(size.mean)} everywhere, where the recipe draws"
     ratio = size.std / law.std if law.std else math.inf if size.std else 1.0
@@ -387,18 +389,24 @@ def ratio_of_constants(value: float, published: float) -> tuple[float, float, st
 def form_of(size: Size, law: RecipeLaw) -> str:
     """Return how the form of two random laws differs: family and truncation."""
     low, high = size.cut
-    wide = size.kind == laws.TRUNCATED and -low > CUT_NOTHING and high > CUT_NOTHING
-    noted = f"truncated at ±{number(min(-low, high))} σ, which cuts nothing: a normal" if wide else ""
-    kind = laws.NORMAL if wide else size.kind
+    bounds = (law.law.low, law.law.high) if law.law is not None else size.cut
+    wide, published = is_wide(size.kind, size.cut), is_wide(law.kind, bounds)
+    noted = f"truncated at ±{number(min(-low, high))} σ, which cuts nothing: a normal" if wide and not published else ""
+    kind, expected = (laws.NORMAL if each else one for each, one in ((wide, size.kind), (published, law.kind)))
     if not size.random or not law.random:
         return "computed, not drawn" if size.values is not None and law.random else noted
     if kind == laws.UNKNOWN:  # estimated: the form is not compared
         return ""
-    if kind != law.kind:
-        return "; ".join(each for each in (f"{kind}, where the recipe is {law.kind}", noted) if each)
-    if kind == laws.TRUNCATED and law.law is not None and not math.isclose(high, law.law.high, rel_tol=1e-3):
-        return f"cut at ±{number(high)} σ, where the recipe cuts at ±{number(law.law.high)} σ"
+    if kind != expected:
+        return "; ".join(each for each in (f"{kind}, where the recipe is {expected}", noted) if each)
+    if kind == laws.TRUNCATED and not math.isclose(high, bounds[1], rel_tol=1e-3):
+        return f"cut at ±{number(high)} σ, where the recipe cuts at ±{number(bounds[1])} σ"
     return noted
+
+
+def is_wide(kind: str, cut: tuple[float, float]) -> bool:
+    """Return whether the bounds of a truncated normal law cut nothing."""
+    return kind == laws.TRUNCATED and -cut[0] > CUT_NOTHING and cut[1] > CUT_NOTHING
 
 
 def tied_heads(
@@ -415,7 +423,7 @@ def tied_heads(
             sized = places[first].sizes | {"fan_in": places[first].shape[1], "fan_out": places[first].shape[0]}
             try:
                 law = evaluate(recipe.rules["head"], {**recipe.settings, **sized}, places[first].shape)
-            except MissingSizeError:
+            except NotDefinedError:
                 continue
             one = held(name, "head", sizes[first], law)
             remark = "; ".join(each for each in (f"tied to {first}", one.remark) if each)
@@ -469,6 +477,7 @@ def rows_of(single: list[Held]) -> tuple[RecipeRow, ...]:
     rows: dict[tuple[Any, ...], RecipeRow] = {}
     for (kind, name, _), group in by_pattern.items():
         worst = max(group, key=lambda each: ([SAME, FORM, DIFFERS].index(each.mark), each.remark))
+        group = [pooled(group)] * len(group) if all(each.error for each in group) and len(group) > 1 else group
         low, high = (f(each.ratio for each in group) for f in (min, max))
         codes = span([size_text(each.code) for each in group], [each.code.std or each.code.mean for each in group])
         published = span([short(each.recipe) for each in group], [each.recipe.std or each.recipe.mean for each in group])
@@ -482,6 +491,15 @@ def rows_of(single: list[Held]) -> tuple[RecipeRow, ...]:
         count = len(group) + (before.count if before else 0)
         rows[key] = RecipeRow(kind, names, count, codes, published, (low, high), max(error, before.error if before else 0.0), worst.mark, remark)
     return tuple(rows.values())
+
+
+def pooled(group: list[Held]) -> Held:
+    """Return the mean of several estimates, with the mark of the worst one."""
+    worst = max(group, key=lambda each: ([SAME, FORM, DIFFERS].index(each.mark), each.remark))
+    ratio = math.exp(sum(math.log(each.ratio) for each in group) / len(group)) if all(each.ratio > 0 for each in group) else 0.0
+    mean, square = (sum(f(each) for each in group) / len(group) for f in (lambda each: each.code.mean, lambda each: each.code.std**2))
+    code = replace(worst.code, mean=mean, std=math.sqrt(square))
+    return replace(worst, code=code, ratio=ratio, error=math.sqrt(sum(each.error**2 for each in group)) / len(group))
 
 
 def pattern(name: str) -> str:
@@ -507,8 +525,7 @@ def size_text(size: Size) -> str:
     if size.values is not None:
         return f"numbers, rms {rms(size.mean, size.std):.4g}"
     names = {laws.TRUNCATED: "truncated", laws.UNKNOWN: "drawn"}
-    wide = size.kind == laws.TRUNCATED and -size.cut[0] > CUT_NOTHING and size.cut[1] > CUT_NOTHING
-    return law_text("normal" if wide else names.get(size.kind, size.kind), size.mean, size.std)
+    return law_text("normal" if is_wide(size.kind, size.cut) else names.get(size.kind, size.kind), size.mean, size.std)
 
 
 def short(law: RecipeLaw) -> str:
@@ -517,7 +534,10 @@ def short(law: RecipeLaw) -> str:
         return constant_text(law.mean)
     if law.values is not None:
         return f"numbers, rms {rms(law.mean, law.std):.4g}"
-    return law_text("truncated" if law.kind == laws.TRUNCATED else law.kind, law.mean, law.std)
+    kind = "truncated" if law.kind == laws.TRUNCATED else law.kind
+    if law.law is not None and is_wide(law.kind, (law.law.low, law.law.high)):
+        kind = laws.NORMAL
+    return law_text(kind, law.mean, law.std)
 
 
 def law_text(kind: str, mean: float, std: float) -> str:

@@ -33,7 +33,8 @@ SIZES = {
     "vocabulary": "rows of the embedding of tokens",
 }
 INDICES = ("i", "j")
-LOGARITHM, SOFTPLUS, ORTHOGONAL, VALUES = "logarithm of uniform", "inverse softplus", "orthogonal", "values"
+LOGARITHM, SOFTPLUS, ORTHOGONAL = "log of uniform", "inverse softplus", "orthogonal"
+VALUES, SORTED = "values", "sorted values"
 
 OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -67,7 +68,7 @@ class RecipeLaw:
     @property
     def random(self) -> bool:
         """Whether entries are random."""
-        return self.kind not in (laws.CONSTANT, VALUES)
+        return self.kind not in (laws.CONSTANT, VALUES, SORTED)
 
     def __str__(self) -> str:
         """Return the law as text, such as `normal, std 0.02`."""
@@ -139,17 +140,22 @@ def values(numbers: Any) -> RecipeLaw:
     return RecipeLaw(VALUES, float(numbers.mean()), float(numbers.std()), None, numbers)
 
 
+def sorted_values(numbers: Any) -> RecipeLaw:
+    """Return entries that are these numbers, in any order."""
+    return replace(values(numbers), kind=SORTED)
+
+
 LAWS: dict[str, Callable[..., RecipeLaw]] = {
     each.__name__: each
     for each in (
         *(normal, uniform, truncated, rescaled_truncated, constant, orthogonal, log_uniform, softplus_log_uniform),
-        values,
+        *(values, sorted_values),
     )
 }
 
 
-class MissingSizeError(Exception):
-    """A formula needs a size that is not known of this weight."""
+class NotDefinedError(Exception):
+    """A formula has no value for a weight: a size is not known, or it divides by zero."""
 
 
 def evaluate(text: str, names: Mapping[str, float | None], shape: tuple[int, ...] = ()) -> RecipeLaw:
@@ -162,7 +168,7 @@ def evaluate(text: str, names: Mapping[str, float | None], shape: tuple[int, ...
 
     Raises:
         InputError: the formula cannot be read.
-        MissingSizeError: it needs a size that is None.
+        NotDefinedError: it needs a size that is None, or has no value for these sizes.
     """
     tree = parsed(text)
     known = dict(names)
@@ -175,8 +181,8 @@ def evaluate(text: str, names: Mapping[str, float | None], shape: tuple[int, ...
         result = value_of(tree.body, known, text)
     require(isinstance(result, RecipeLaw), wrong(text, "it is not a law"))
     assert isinstance(result, RecipeLaw)
-    finite = math.isfinite(result.mean) and math.isfinite(result.std)
-    require(finite, wrong(text, f"its mean is {result.mean:g} and its std {result.std:g} for this weight"))
+    if not (math.isfinite(result.mean) and math.isfinite(result.std)):
+        raise NotDefinedError(f"the formula {text} has no value for it")
     if result.values is not None and shape:
         full = np.broadcast_to(result.values, (1, 1, *shape)[-2:]).reshape(shape[-2:])
         return replace(result, values=np.broadcast_to(full, shape))
@@ -202,14 +208,14 @@ def value_of(node: ast.AST, names: Mapping[str, Any], text: str) -> Any:
         if node.id not in names:
             raise InputError(wrong(text, f"it has no name {node.id!r}{nearest(node.id, names)}".rstrip(".")))
         if names[node.id] is None:
-            raise MissingSizeError(node.id)
+            raise NotDefinedError(f"its {node.id} is not known")
         return names[node.id]
     if isinstance(node, ast.BinOp | ast.UnaryOp) and type(node.op) in OPERATORS:
         parts = (node.left, node.right) if isinstance(node, ast.BinOp) else (node.operand,)
         try:
             return OPERATORS[type(node.op)](*(value_of(each, names, text) for each in parts))
         except (ZeroDivisionError, OverflowError) as error:
-            raise InputError(wrong(text, f"{error} for this weight")) from error
+            raise NotDefinedError(f"the formula {text} has no value for it") from error
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in OPERATORS:
         left, right = (value_of(each, names, text) for each in (node.left, node.comparators[0]))
         return OPERATORS[type(node.ops[0])](left, right)
