@@ -31,7 +31,7 @@ EXACT = 1e-4  # relative difference of two laws that rounded constants may cause
 ERRORS = 5.0  # standard errors of a ratio that is estimated
 BUILDS = 4
 MOST_ESTIMATED = 5 * 10**7  # entries of unknown law, which a build computes
-SAME, FORM, DIFFERS = "=", "~", "≠"
+SAME, FORM, DIFFERS = ORDER = "=", "~", "≠"
 
 
 @dataclass(frozen=True)
@@ -476,8 +476,9 @@ def rows_of(single: list[Held]) -> tuple[RecipeRow, ...]:
         by_pattern.setdefault((each.kind, pattern(each.name), each.code.kind), []).append(each)
     rows: dict[tuple[Any, ...], RecipeRow] = {}
     for (kind, name, _), group in by_pattern.items():
-        worst = max(group, key=lambda each: ([SAME, FORM, DIFFERS].index(each.mark), each.remark))
-        group = [pooled(group)] * len(group) if all(each.error for each in group) and len(group) > 1 else group
+        if len(group) > 1 and all(each.code.error for each in group) and len({short(each.recipe) for each in group}) == 1:
+            group = [pooled(group)] * len(group)
+        worst = max(group, key=lambda each: (ORDER.index(each.mark), each.remark))
         low, high = (f(each.ratio for each in group) for f in (min, max))
         codes = span([size_text(each.code) for each in group], [each.code.std or each.code.mean for each in group])
         published = span([short(each.recipe) for each in group], [each.recipe.std or each.recipe.mean for each in group])
@@ -494,12 +495,14 @@ def rows_of(single: list[Held]) -> tuple[RecipeRow, ...]:
 
 
 def pooled(group: list[Held]) -> Held:
-    """Return the mean of several estimates, with the mark of the worst one."""
-    worst = max(group, key=lambda each: ([SAME, FORM, DIFFERS].index(each.mark), each.remark))
-    ratio = math.exp(sum(math.log(each.ratio) for each in group) / len(group)) if all(each.ratio > 0 for each in group) else 0.0
-    mean, square = (sum(f(each) for each in group) / len(group) for f in (lambda each: each.code.mean, lambda each: each.code.std**2))
-    code = replace(worst.code, mean=mean, std=math.sqrt(square))
-    return replace(worst, code=code, ratio=ratio, error=math.sqrt(sum(each.error**2 for each in group)) / len(group))
+    """Return one estimate from those of several layers with one law in the recipe."""
+    codes, worst = [each.code for each in group], max(group, key=lambda each: ORDER.index(each.mark))
+    mean = sum(each.mean for each in codes) / len(codes)
+    std = math.sqrt(sum(each.std**2 for each in codes) / len(codes))
+    error = math.sqrt(sum(each.error**2 for each in codes)) / len(codes)
+    size = replace(codes[0], mean=mean, std=std, error=error, count=sum(each.count for each in codes))
+    whole = held(worst.name, worst.kind, size, worst.recipe)
+    return whole if whole.mark == DIFFERS else replace(whole, mark=worst.mark, remark=worst.remark)
 
 
 def pattern(name: str) -> str:

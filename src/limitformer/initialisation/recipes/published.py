@@ -450,7 +450,58 @@ MHC = Recipe(
     "place. The numbers of the paper (Xie et al., arXiv 2512.24880) could not be read, and may be others.",
 )
 
+CLIP = Recipe(
+    name="clip",
+    title="CLIP's text encoder",
+    source="openai/CLIP clip/model.py (initialize_parameters) at 0845fc46",
+    rules={
+        "embedding": "normal(0.02)",
+        "position embedding": "normal(0.01)",
+        "query, key, value": "normal(1 / sqrt(width))",
+        "attention output, feed-forward out": "normal(1 / sqrt(width) / sqrt(2 * depth))",
+        "feed-forward in": "normal(1 / sqrt(2 * width))",
+        **NORMS,
+    },
+    notes="Biases are those of torch.nn, which are not compared. The code draws the blocks of the text encoder; those of its "
+    "vision transformer are torch's default.",
+)
+
+SIGLIP = Recipe(
+    name="big-vision-vit",
+    title="ViT of big_vision, as in SigLIP and PaliGemma",
+    source="google-research/big_vision big_vision/models/vit.py at 0b73d7b0",
+    rules={
+        "query, key, value, attention output": "uniform(sqrt(6 / (fan_in + fan_out)))",
+        "feed-forward in, feed-forward out": "uniform(sqrt(6 / (fan_in + fan_out)))",
+        "position embedding": "normal(1 / sqrt(width))",
+        **NORMS,
+    },
+    notes="Biases of the feed-forward layers are normal with std 1e-6, those of attention zero; they are not compared.",
+)
+
+SWITCH = Recipe(
+    name="switch",
+    title="Switch Transformer",
+    source="google/flaxformer flaxformer/t5x/configs/moe/models/switch_base.gin, tokens_choose_base.gin (SCALE = 0.1) and "
+    "architectures/moe.gin at 399ea3a8; Fedus et al., arXiv 2101.03961",
+    rules={
+        "embedding": "normal(1)",
+        "query": "normal(sqrt(scale / (width * head_dim)))",
+        "key, value": "normal(sqrt(scale / width))",
+        "attention output": "normal(sqrt(scale / fan_in))",
+        "feed-forward in, feed-forward out": "rescaled_truncated(sqrt(scale / fan_in), 2)",
+        "expert in, expert out": "normal(sqrt(scale / fan_in))",
+        "router": "normal(0.02)",
+        "relative bias": "uniform(sqrt(6 * scale / (rows + columns)))",
+        "head": "rescaled_truncated(sqrt(scale / width), 2)",
+        "norm gain": "constant(1)",
+    },
+    settings={"scale": 0.1},
+    names={"expert in": r"\.experts?\..*\.wi\.weight$", "expert out": r"\.experts?\..*\.wo\.weight$"},
+    tied=False,
+)
+
 PUBLISHED = (
     *(GPT2, MEGATRON, NEOX, OLMO_NORMAL, MITCHELL, OLMO_KAIMING, OLMO_FAN_IN, OLMO_MEGATRON, LLAMA_DEPTH_INIT, TORCHTITAN),
-    *(T5, T5_11, DEEPNORM, TORCHSCALE, MUP, COMPLETEP, NANOCHAT, MODDED, RWKV7, RWKV4, MAMBA2, MHC),
+    *(T5, T5_11, SWITCH, CLIP, SIGLIP, DEEPNORM, TORCHSCALE, MUP, COMPLETEP, NANOCHAT, MODDED, RWKV7, RWKV4, MAMBA2, MHC),
 )

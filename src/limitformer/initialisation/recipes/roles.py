@@ -36,14 +36,14 @@ PROJECTIONS = {
     "qkv_linear c_qkv qkvw attn_qkv",
     ("key", "value"): "kv kv_proj to_kv key_value linear_kv c_kv wkv",
     ("attention output",): "o o_proj out_proj out_lin wo c_proj dense proj output to_out linear_proj attn_out output_proj "
-    "out projection_layer",
+    "out projection projection_layer",
 }
 FORWARD_NAMES = {
     ("feed-forward out",): "down_proj w2 wo fc2 c_proj fc_out dense_4h_to_h lin2 linear2 linear_2 linear_fc2 ff_out proj "
-    "out_proj down output_linear net_2 w_2 ff2",
+    "out_proj down output_linear output_dense net_2 w_2 ff2",
     ("gate",): "gate_proj wi_0 linear_gate gate",
     ("feed-forward in",): "up_proj w3 wi wi_1 fc1 c_fc fc_in dense_h_to_4h lin1 linear1 linear_1 linear_fc1 w1 fc up w_1 "
-    "input_linear ff_proj ff1",
+    "input_linear intermediate_dense ff_proj ff1",
     ("gate", "feed-forward in"): "gate_up_proj w12",
 }
 UNAMBIGUOUS = {  # names of feed-forward layers that blocks hold themselves
@@ -168,6 +168,8 @@ def embedding_roles(place: Place, word: str) -> tuple[str, ...]:
 def projection_roles(place: Place, around: list[str], word: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
     """Return the roles of a matrix in a block."""
     lower = word.lower()
+    if lower == "linear" and around:  # a wrapper that is named like the projection
+        around, lower = around[:-1], around[-1].lower()
     attention, forward = (last_match(pattern, around) for pattern in (ATTENTION, FORWARD))
     if lower in ("router", "gate", "wg", "classifier", "layer") and is_router(place, lower, shapes):
         return ("router",)
