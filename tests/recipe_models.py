@@ -27,7 +27,9 @@ class Mlp(nn.Module):
     def __init__(self, gated, bias):
         super().__init__()
         if gated:
-            self.w1, self.w2, self.w3 = (nn.Linear(*pair, bias=bias) for pair in ((WIDTH, HIDDEN), (HIDDEN, WIDTH), (WIDTH, HIDDEN)))
+            self.w1, self.w2, self.w3 = (
+                nn.Linear(*pair, bias=bias) for pair in ((WIDTH, HIDDEN), (HIDDEN, WIDTH), (WIDTH, HIDDEN))
+            )
         else:
             self.fc1, self.fc2 = nn.Linear(WIDTH, HIDDEN, bias=bias), nn.Linear(HIDDEN, WIDTH, bias=bias)
 
@@ -70,7 +72,13 @@ def weights_of(model):
         yield "relative bias", None, model.relative_attention_bias.weight
     for layer, block in enumerate(model.layers):
         roles = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "attention output"}
-        roles |= {"w1": "gate", "w3": "feed-forward in", "w2": "feed-forward out", "fc1": "feed-forward in", "fc2": "feed-forward out"}
+        roles |= {
+            "w1": "gate",
+            "w3": "feed-forward in",
+            "w2": "feed-forward out",
+            "fc1": "feed-forward in",
+            "fc2": "feed-forward out",
+        }
         for part in (block.attention, block.feed_forward):
             for name, linear in part.named_children():
                 yield roles[name], layer, linear.weight
@@ -164,7 +172,11 @@ BETA = lambda s: (8 * s.depth) ** -0.25  # noqa: E731
 # Recipe → draws by role, and the form of the module.
 DRAWS = {
     "gpt2": (
-        {**for_roles(normal(0.02), *IN, "embedding"), "position embedding": normal(0.01), **for_roles(normal(residual(0.02)), *OUT)},
+        {
+            **for_roles(normal(0.02), *IN, "embedding"),
+            "position embedding": normal(0.01),
+            **for_roles(normal(residual(0.02)), *OUT),
+        },
         {"gated": False, "bias": True, "tied": True},
     ),
     "megatron": (
@@ -180,7 +192,10 @@ DRAWS = {
     ),
     "olmo-normal": (for_roles(normal(0.02), *IN, *OUT, *ENDS), {}),
     "mitchell": (MITCHELL, {}),
-    "olmo-kaiming-normal": (for_roles(lambda weight, s: init.kaiming_normal_(weight, nonlinearity="relu"), *IN, *OUT, *ENDS), {}),
+    "olmo-kaiming-normal": (
+        for_roles(lambda weight, s: init.kaiming_normal_(weight, nonlinearity="relu"), *IN, *OUT, *ENDS),
+        {},
+    ),
     "olmo-fan-in": (
         {
             **for_roles(normal(lambda s: 1 / math.sqrt(s.width)), *IN, *ENDS, "attention output"),
@@ -229,7 +244,9 @@ DRAWS = {
             **for_roles(xavier(1 / math.sqrt(2), init.xavier_uniform_), "query", "key"),
             "value": divided(xavier(1 / math.sqrt(2), init.xavier_uniform_), lambda s: (8.0 * s.depth) ** 0.25),
             "attention output": divided(xavier(1.0, init.xavier_uniform_), lambda s: (8.0 * s.depth) ** 0.25),
-            **for_roles(divided(torch_linear, lambda s: (8.0 * s.depth) ** 0.25), "feed-forward in", "feed-forward out"),
+            **for_roles(
+                divided(torch_linear, lambda s: (8.0 * s.depth) ** 0.25), "feed-forward in", "feed-forward out"
+            ),
         },
         {"gated": False},
     ),
@@ -272,7 +289,9 @@ DRAWS = {
     "completep": (
         {
             **for_roles(normal(0.02), "embedding", "position embedding"),
-            **for_roles(normal(lambda s: 0.02 / math.sqrt(s.width / 256)), "query", "key", "value", "feed-forward in", *OUT),
+            **for_roles(
+                normal(lambda s: 0.02 / math.sqrt(s.width / 256)), "query", "key", "value", "feed-forward in", *OUT
+            ),
         },
         {"gated": False, "bias": True, "tied": True},
     ),
@@ -280,8 +299,15 @@ DRAWS = {
         {
             "embedding": normal(0.8),
             "head": normal(0.001),
-            **for_roles(lambda w, s: init.uniform_(w, -(3**0.5) * s.width**-0.5, 3**0.5 * s.width**-0.5), "query", "key", "value"),
-            "feed-forward in": lambda w, s: init.uniform_(w, -0.4 * 3**0.5 * s.width**-0.5, 0.4 * 3**0.5 * s.width**-0.5),
+            **for_roles(
+                lambda w, s: init.uniform_(w, -(3**0.5) * s.width**-0.5, 3**0.5 * s.width**-0.5),
+                "query",
+                "key",
+                "value",
+            ),
+            "feed-forward in": lambda w, s: init.uniform_(
+                w, -0.4 * 3**0.5 * s.width**-0.5, 0.4 * 3**0.5 * s.width**-0.5
+            ),
             **for_roles(zeros, *OUT),
         },
         {"gated": False},
@@ -300,8 +326,8 @@ DRAWS = {
 }
 
 
-def factory(recipe, wrong=None, factor=math.sqrt(2)):
-    """Return a function that builds the module of a recipe; the weights of the role `wrong` are `factor` times too large."""
+def factory(recipe, wrong=None):
+    """Return a function that builds the module of a recipe; weights of the role `wrong` are √2 times too large."""
     draws, form = DRAWS[recipe]
     form = {"gated": True, "bias": False, "tied": False, "relative": False, **form}
     biases = {"bias": zeros} if form["bias"] else {}
@@ -310,7 +336,7 @@ def factory(recipe, wrong=None, factor=math.sqrt(2)):
         if draws[wrong] is zeros:
             draws[wrong] = normal(0.01)
         else:
-            draws[wrong] = divided(draws[wrong], lambda s: 1 / factor)
+            draws[wrong] = divided(draws[wrong], lambda s: 0.5**0.5)
     return lambda: Transformer(draws, **form)
 
 
@@ -422,7 +448,9 @@ class Rwkv4(nn.Module):
         block.ln1, block.ln2, block.att, block.ffn = nn.LayerNorm(width), nn.LayerNorm(width), att, ffn
         first, late = layer / (depth - 1), 1 - layer / depth
         x = (torch.arange(width) / width).reshape(1, 1, -1)
-        att.time_decay = nn.Parameter(torch.tensor([-5 + 8 * (h / (width - 1)) ** (0.7 + 1.3 * first) for h in range(width)]))
+        att.time_decay = nn.Parameter(
+            torch.tensor([-5 + 8 * (h / (width - 1)) ** (0.7 + 1.3 * first) for h in range(width)])
+        )
         att.time_first = nn.Parameter(torch.tensor([math.log(0.3) + ((i + 1) % 3 - 1) * 0.5 for i in range(width)]))
         att.time_mix_k, att.time_mix_v = nn.Parameter(x**late), nn.Parameter(x**late + 0.3 * first)
         att.time_mix_r = nn.Parameter(x ** (0.5 * late))

@@ -130,7 +130,13 @@ NUMBERS = {
         "relative bias": (0.0674200, 0.0674200),
         "head": (0.0395285, 0.0114109),
     },
-    "mup": {"embedding": (1.0, 1.0), "query": (0.0, 0.0), "key": (0.125, 0.0360844), "feed-forward out": (0.125, 0.0360844), "head": (0.0, 0.0)},
+    "mup": {
+        "embedding": (1.0, 1.0),
+        "query": (0.0, 0.0),
+        "key": (0.125, 0.0360844),
+        "feed-forward out": (0.125, 0.0360844),
+        "head": (0.0, 0.0),
+    },
     "completep": {"embedding": (0.02, 0.02), "query": (0.04, 0.011547), "attention output": (0.04, 0.011547)},
     "nanochat": {
         "embedding": (0.8, 0.8),
@@ -159,7 +165,12 @@ NUMBERS = {
         "key rate": (1.02, 1.02),
         "gain after time mixing": (0.817609, 0.615572),
     },
-    "rwkv-4": {"values": (0.125, 0.0360844), "channel keys": (0.125, 0.0360844), "embedding": (1e-4, 1e-4), "outputs": (0.0, 0.0)},
+    "rwkv-4": {
+        "values": (0.125, 0.0360844),
+        "channel keys": (0.125, 0.0360844),
+        "embedding": (1e-4, 1e-4),
+        "outputs": (0.0, 0.0),
+    },
     "mamba-2": {
         "embedding": (0.02, 0.02),
         "input projection": (0.0721688, 0.0208333),
@@ -397,12 +408,15 @@ def test_unknown_roles_and_unclear_depths_are_listed_and_not_guessed():
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"rules": {"embeding": "normal(1)"}}, "'embeding', which is not a role. Nearest: embedding"),
+        ({"rules": {"embeding": "normal(1)"}}, "'embeding' of recipe odd is not a role. Nearest: embedding"),
         ({"rules": {"embedding": "normal(widht)"}}, "'widht' is not a size or a setting. Nearest: width"),
         ({"rules": {"embedding": "sqrt(2)"}}, "is not a law. Nearest"),
         ({"rules": {"embedding": "normal("}}, "it is not an expression"),
         ({"rules": {"embedding, head": "normal(1)", "head": "normal(2)"}}, "two rules for one role"),
-        ({"rules": {"embedding": "normal(std)"}, "settings": {"std": "x"}}, "setting std of recipe odd must be a number"),
+        (
+            {"rules": {"embedding": "normal(std)"}, "settings": {"std": "x"}},
+            "setting std of recipe odd must be a number",
+        ),
         ({"rules": {"lens": "normal(1)"}, "names": {"lens": "("}}, "'\\(' is not a pattern"),
     ],
 )
@@ -414,7 +428,14 @@ def test_wrong_recipes_are_refused(wrong, says):
 @pytest.mark.fast
 @pytest.mark.parametrize(
     "text",
-    ["__import__('os').system('true')", "normal((1).__class__)", "[1]", "normal(lambda: 1)", "open('x')", "normal('a')"],
+    [
+        "__import__('os').system('true')",
+        "normal((1).__class__)",
+        "[1]",
+        "normal(lambda: 1)",
+        "open('x')",
+        "normal('a')",
+    ],
 )
 def test_formula_evaluates_nothing_but_arithmetic(text):
     with pytest.raises(InputError, match="cannot be used"):
@@ -448,7 +469,9 @@ def test_wrong_names_are_refused(name, says):
 
 
 def test_own_recipe_is_compared():
-    own = Recipe(name="ours", title="Our house", source="a note", rules={"query": "normal(0.01)", "norm gain": "constant(1)"})
+    own = Recipe(
+        name="ours", title="Our house", source="a note", rules={"query": "normal(0.01)", "norm gain": "constant(1)"}
+    )
     comparison = compare_with_recipe(factory("megatron"), own)
     assert [(row.kind, row.ratio) for row in comparison.differences] == [("query", (2.0, 2.0))]
     assert "the recipe has no rule for key" in str(comparison)

@@ -18,12 +18,12 @@ from torch import nn
 from limitformer.base.errors import InputError
 from limitformer.initialisation.recipes.formula import SORTED, NotDefinedError, RecipeLaw, evaluate
 from limitformer.initialisation.recipes.recipe import Recipe, recipe_of
-from limitformer.initialisation.recipes.roles import Place, places_of
+from limitformer.initialisation.recipes.roles import WeightPlace, places_of
 from limitformer.weightless import laws
 from limitformer.weightless.building import build_sample
 from limitformer.weightless.configurations import values_in
 from limitformer.weightless.law import LawTable, build_without_weights, table_of
-from limitformer.weightless.laws import CUT_NOTHING, Law
+from limitformer.weightless.laws import CUT_NOTHING
 from limitformer.weightless.models import Blueprint, blueprint_of, is_config
 from limitformer.weightless.shapes import SHAPES
 
@@ -44,7 +44,7 @@ class RecipeRow:
         count: how many weights.
         code: the law of this code.
         recipe: the law of the recipe.
-        ratio: the smallest and the largest std of this code over that of the recipe; of constants, their ratio. 0/0 is 1.
+        ratio: the smallest and the largest std of this code over that of the recipe, or ratio of constants. 0/0 is 1.
         error: the largest standard error of a ratio; 0 where both laws are known.
         mark: `≠` where size or mean differ, `~` where only the form of the law does, else `=`.
         remark: the difference in words.
@@ -115,7 +115,10 @@ class RecipeComparison:
 
     def record(self) -> dict[str, Any]:
         """Return the comparison as JSON holds it; an infinite ratio is the text `inf`."""
-        rows = [{**asdict(row), "ratio": [each if math.isfinite(each) else str(each) for each in row.ratio]} for row in self.rows]
+        rows = [
+            {**asdict(row), "ratio": [each if math.isfinite(each) else str(each) for each in row.ratio]}
+            for row in self.rows
+        ]
         return {
             "recipe": self.recipe.name,
             "settings": dict(self.recipe.settings),
@@ -158,12 +161,12 @@ def names_text(row: RecipeRow) -> str:
 
 
 @dataclass(frozen=True)
-class Held:
-    """One weight held against the recipe."""
+class ComparedWeight:
+    """One weight, its law in the code and in the recipe."""
 
     name: str
     kind: str
-    code: "Size"
+    code: "ComparedSize"
     recipe: RecipeLaw
     ratio: float
     error: float
@@ -172,7 +175,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Size:
+class ComparedSize:
     """The law of the code as it is compared.
 
     Attributes:
@@ -229,8 +232,10 @@ def compare_law(
         untied: whether the configuration asks for a head with weights of its own.
     """
     places = places_of(module, table.shapes, recipe.names, blueprint.config)
-    sizes, reasons = sizes_of(module, table, blueprint, [name for name, place in places.items() if covered(place, recipe)])
-    single: list[Held] = []
+    sizes, reasons = sizes_of(
+        module, table, blueprint, [name for name, place in places.items() if covered(place, recipe)]
+    )
+    single: list[ComparedWeight] = []
     missing: list[tuple[str, str]] = []
     for name, place in places.items():
         if not covered(place, recipe):
@@ -251,23 +256,23 @@ def compare_law(
     )
 
 
-def covered(place: Place, recipe: Recipe) -> bool:
+def covered(place: WeightPlace, recipe: Recipe) -> bool:
     return bool(place.roles) and all(role in recipe.rules for role in place.roles)
 
 
 def sizes_of(
     module: nn.Module, table: LawTable, blueprint: Blueprint, names: Iterable[str]
-) -> tuple[dict[str, Size], dict[str, str]]:
+) -> tuple[dict[str, ComparedSize], dict[str, str]]:
     """Return the law of each weight as it is compared, and reasons where it is not known."""
-    sizes: dict[str, Size] = {}
+    sizes: dict[str, ComparedSize] = {}
     unknown: list[str] = []
     for name in names:
         law = table.laws[name]
         if law.random:
             cut = (law.low, law.high) if law.kind == laws.TRUNCATED else (-math.inf, math.inf)
-            sizes[name] = Size(law.kind, law.mean, law.std, True, cut=cut)
+            sizes[name] = ComparedSize(law.kind, law.mean, law.std, True, cut=cut)
         elif law.kind == laws.CONSTANT:
-            sizes[name] = Size(law.kind, law.shift, 0.0, False)
+            sizes[name] = ComparedSize(law.kind, law.shift, 0.0, False)
         elif law.kind == laws.GIVEN and not module.get_parameter(name).is_meta:
             sizes[name] = of_numbers(module.get_parameter(name))
         else:
@@ -276,19 +281,21 @@ def sizes_of(
     return sizes | estimated, reasons
 
 
-def of_numbers(parameter: torch.Tensor) -> Size:
+def of_numbers(parameter: torch.Tensor) -> ComparedSize:
     numbers = parameter.detach().double().cpu().numpy()
-    return Size(laws.GIVEN, float(numbers.mean()), float(numbers.std()), False, values=numbers)
+    return ComparedSize(laws.GIVEN, float(numbers.mean()), float(numbers.std()), False, values=numbers)
 
 
-def estimates(table: LawTable, blueprint: Blueprint, names: list[str]) -> tuple[dict[str, Size], dict[str, str]]:
+def estimates(
+    table: LawTable, blueprint: Blueprint, names: list[str]
+) -> tuple[dict[str, ComparedSize], dict[str, str]]:
     """Estimate mean and standard deviation of weights of unknown law from a few networks of the model's own code."""
     if not names:
         return {}, {}
     count = sum(math.prod(table.shapes[name]) for name in names)
     never = {name: table.laws[name].reason for name in names if "never initialised" in table.laws[name].reason}
     if count > MOST_ESTIMATED:
-        return {}, {name: f"its law is not known, and {count:,} entries are too many to draw" for name in names}
+        return {}, dict.fromkeys(names, f"its law is not known, and {count:,} entries are too many to draw")
     numbers: dict[str, list[np.ndarray]] = {name: [] for name in names if name not in never}
     reasons = dict(never)
     for seed in range(BUILDS):
@@ -308,22 +315,28 @@ def estimates(table: LawTable, blueprint: Blueprint, names: list[str]) -> tuple[
     return {name: estimate(np.stack(each)) for name, each in numbers.items()}, reasons
 
 
-def estimate(draws: np.ndarray) -> Size:
+def estimate(draws: np.ndarray) -> ComparedSize:
     """Return the size of a law from draws (builds × entries).
 
     The error is the larger of that of independent entries and that of independent builds.
     """
     mean, std, count = float(draws.mean()), float(draws.std()), draws.size
     if np.all(draws == draws[0]):
-        return Size(laws.GIVEN, mean, std, False, values=draws[0]) if std > 0 else Size(laws.CONSTANT, mean, 0.0, False)
+        return (
+            ComparedSize(laws.GIVEN, mean, std, False, values=draws[0])
+            if std > 0
+            else ComparedSize(laws.CONSTANT, mean, 0.0, False)
+        )
     kurtosis = float(((draws - mean) ** 4).mean()) / std**4
     independent = math.sqrt(max(kurtosis - 1, 0.1) / (4 * count))
     by_build = draws.std(axis=1)
-    spread = float(np.log(by_build, where=by_build > 0, out=np.zeros_like(by_build)).std(ddof=1)) / math.sqrt(len(draws))
-    return Size(laws.UNKNOWN, mean, std, True, error=max(independent, spread), count=count)
+    spread = float(np.log(by_build, where=by_build > 0, out=np.zeros_like(by_build)).std(ddof=1)) / math.sqrt(
+        len(draws)
+    )
+    return ComparedSize(laws.UNKNOWN, mean, std, True, error=max(independent, spread), count=count)
 
 
-def compared(name: str, place: Place, size: Size, recipe: Recipe) -> list[Held]:
+def compared(name: str, place: WeightPlace, size: ComparedSize, recipe: Recipe) -> list[ComparedWeight]:
     """Hold one weight against the recipe; a fused one against several rules if they differ."""
     names = {**recipe.settings, **place.sizes}
     fused = len(place.roles) > 1
@@ -332,20 +345,20 @@ def compared(name: str, place: Place, size: Size, recipe: Recipe) -> list[Held]:
     expected = {role: evaluate(recipe.rules[role], names, place.shape) for role in place.roles}
     if fused and len({str(each) for each in expected.values()}) == 1:
         role = ", ".join(place.roles)
-        return [held(name, role, size, expected[place.roles[0]])]
+        return [compare_sizes(name, role, size, expected[place.roles[0]])]
     part = " (part of a fused matrix)" if fused else ""
-    return [held(name, f"{role}{part}", size, law) for role, law in expected.items()]
+    return [compare_sizes(name, f"{role}{part}", size, law) for role, law in expected.items()]
 
 
-def held(name: str, kind: str, size: Size, law: RecipeLaw) -> Held:
+def compare_sizes(name: str, kind: str, size: ComparedSize, law: RecipeLaw) -> ComparedWeight:
     """Hold one law against another."""
     ratio, error, why = ratio_of(size, law)
     form = form_of(size, law)
     mark = DIFFERS if why else FORM if form else SAME
-    return Held(name, kind, size, law, ratio, error, mark, "; ".join(each for each in (why, form) if each))
+    return ComparedWeight(name, kind, size, law, ratio, error, mark, "; ".join(each for each in (why, form) if each))
 
 
-def ratio_of(size: Size, law: RecipeLaw) -> tuple[float, float, str]:
+def ratio_of(size: ComparedSize, law: RecipeLaw) -> tuple[float, float, str]:
     """Return the ratio of sizes, its standard error, and the difference in words; empty if there is none."""
     if law.values is not None and not size.random:
         pair = (np.full(law.values.shape, size.mean) if size.values is None else size.values, law.values)
@@ -386,7 +399,7 @@ def ratio_of_constants(value: float, published: float) -> tuple[float, float, st
     return ratio, 0.0, "" if same else f"{number(value)}, where the recipe has {number(published)}"
 
 
-def form_of(size: Size, law: RecipeLaw) -> str:
+def form_of(size: ComparedSize, law: RecipeLaw) -> str:
     """Return how the form of two random laws differs: family and truncation."""
     low, high = size.cut
     bounds = (law.law.low, law.law.high) if law.law is not None else size.cut
@@ -410,10 +423,14 @@ def is_wide(kind: str, cut: tuple[float, float]) -> bool:
 
 
 def tied_heads(
-    module: nn.Module, table: LawTable, sizes: Mapping[str, Size], places: Mapping[str, Place], recipe: Recipe
-) -> list[Held]:
+    module: nn.Module,
+    table: LawTable,
+    sizes: Mapping[str, ComparedSize],
+    places: Mapping[str, WeightPlace],
+    recipe: Recipe,
+) -> list[ComparedWeight]:
     """Hold the law of an embedding that is the head, too, against the recipe's rule of the head."""
-    result: list[Held] = []
+    result: list[ComparedWeight] = []
     for first, names in table.tied.items():
         if first not in sizes or places[first].roles != ("embedding",) or "head" not in recipe.rules:
             continue
@@ -425,26 +442,34 @@ def tied_heads(
                 law = evaluate(recipe.rules["head"], {**recipe.settings, **sized}, places[first].shape)
             except NotDefinedError:
                 continue
-            one = held(name, "head", sizes[first], law)
+            one = compare_sizes(name, "head", sizes[first], law)
             remark = "; ".join(each for each in (f"tied to {first}", one.remark) if each)
-            result.append(Held(name, "head", one.code, law, one.ratio, one.error, one.mark, remark))
+            result.append(ComparedWeight(name, "head", one.code, law, one.ratio, one.error, one.mark, remark))
     return result
 
 
 def heads_among(module: nn.Module, names: Iterable[str]) -> list[str]:
     """Return the names under which a matrix multiplies the stream, rather than being looked up."""
     owners = {name: module.get_submodule(name.rpartition(".")[0]) for name in names}
-    return [name for name, owner in owners.items() if not isinstance(owner, nn.Embedding) and "Embedding" not in type(owner).__name__]
+    return [
+        name
+        for name, owner in owners.items()
+        if not isinstance(owner, nn.Embedding) and "Embedding" not in type(owner).__name__
+    ]
 
 
-def tie_remarks(table: LawTable, recipe: Recipe, single: list[Held], untied: bool) -> tuple[str, ...]:
+def tie_remarks(table: LawTable, recipe: Recipe, single: list[ComparedWeight], untied: bool) -> tuple[str, ...]:
     """Return remarks about a head that is tied where it should not be, or the reverse."""
-    ties = [(first, name) for first, names in table.tied.items() for name in names if "head" in name or "decoder" in name]
+    ties = [
+        (first, name) for first, names in table.tied.items() for name in names if "head" in name or "decoder" in name
+    ]
     heads = [(first, name) for first, name in ties if not name.endswith("embed_tokens.weight")]
     remarks = []
     if untied and heads:
         first, name = heads[0]
-        remarks.append(f"the configuration asks for untied embeddings (tie_word_embeddings), but the module ties {name} to {first}")
+        remarks.append(
+            f"the configuration asks for untied embeddings (tie_word_embeddings), but the module ties {name} to {first}"
+        )
     if recipe.tied is False and heads:
         remarks.append(f"{heads[0][1]} shares the weights of {heads[0][0]}; in the recipe the head has its own")
     if recipe.tied and not heads and any(each.kind == "head" for each in single):
@@ -469,44 +494,64 @@ def asks_untied(model: Any) -> bool:
     return isinstance(values, dict) and values.get("tie_word_embeddings") is False
 
 
-def rows_of(single: list[Held]) -> tuple[RecipeRow, ...]:
+def rows_of(single: list[ComparedWeight]) -> tuple[RecipeRow, ...]:
     """Group equal weights of all layers, then equal rows of several places."""
-    by_pattern: dict[tuple[str, str, str], list[Held]] = {}
+    by_pattern: dict[tuple[str, str, str], list[ComparedWeight]] = {}
     for each in single:
         by_pattern.setdefault((each.kind, pattern(each.name), each.code.kind), []).append(each)
     rows: dict[tuple[Any, ...], RecipeRow] = {}
     for (kind, name, _), group in by_pattern.items():
-        if len(group) > 1 and all(each.code.error for each in group) and len({short(each.recipe) for each in group}) == 1:
+        if (
+            len(group) > 1
+            and all(each.code.error for each in group)
+            and len({short(each.recipe) for each in group}) == 1
+        ):
             group = [pooled(group)] * len(group)
         worst = max(group, key=lambda each: (ORDER.index(each.mark), each.remark))
         low, high = (f(each.ratio for each in group) for f in (min, max))
         codes = span([size_text(each.code) for each in group], [each.code.std or each.code.mean for each in group])
-        published = span([short(each.recipe) for each in group], [each.recipe.std or each.recipe.mean for each in group])
+        published = span(
+            [short(each.recipe) for each in group], [each.recipe.std or each.recipe.mean for each in group]
+        )
         remark = worst.remark
         if low != high and high - low > EXACT * abs(high):
-            remark = re.sub(r"^std \S+ times the recipe's", f"std {number(low)} to {number(high)} times the recipe's", remark)
+            remark = re.sub(
+                r"^std \S+ times the recipe's", f"std {number(low)} to {number(high)} times the recipe's", remark
+            )
         error = max(each.error for each in group)
         key = (kind, codes, published, round(low, 6), round(high, 6), worst.mark, remark)
         before = rows.get(key)
         names = (*(before.names if before else ()), name)
         count = len(group) + (before.count if before else 0)
-        rows[key] = RecipeRow(kind, names, count, codes, published, (low, high), max(error, before.error if before else 0.0), worst.mark, remark)
+        rows[key] = RecipeRow(
+            kind,
+            names,
+            count,
+            codes,
+            published,
+            (low, high),
+            max(error, before.error if before else 0.0),
+            worst.mark,
+            remark,
+        )
     return tuple(rows.values())
 
 
-def pooled(group: list[Held]) -> Held:
+def pooled(group: list[ComparedWeight]) -> ComparedWeight:
     """Return one estimate from those of several layers with one law in the recipe."""
     codes, worst = [each.code for each in group], max(group, key=lambda each: ORDER.index(each.mark))
     mean = sum(each.mean for each in codes) / len(codes)
     std = math.sqrt(sum(each.std**2 for each in codes) / len(codes))
     error = math.sqrt(sum(each.error**2 for each in codes)) / len(codes)
     size = replace(codes[0], mean=mean, std=std, error=error, count=sum(each.count for each in codes))
-    whole = held(worst.name, worst.kind, size, worst.recipe)
+    whole = compare_sizes(worst.name, worst.kind, size, worst.recipe)
     return whole if whole.mark == DIFFERS else replace(whole, mark=worst.mark, remark=worst.remark)
 
 
 def pattern(name: str) -> str:
-    return ".".join("*" if part.isdecimal() else part for part in name.split("."))
+    return ".".join(
+        "*" if part.isdecimal() else re.sub(r"^(expert|layer|block)_\d+$", r"\1_*", part) for part in name.split(".")
+    )
 
 
 def span(texts: list[str], sizes: list[float]) -> str:
@@ -521,7 +566,7 @@ def span(texts: list[str], sizes: list[float]) -> str:
     return first if first == last else f"{first} to {last}"
 
 
-def size_text(size: Size) -> str:
+def size_text(size: ComparedSize) -> str:
     """Return the law of the code as short text."""
     if size.kind == laws.CONSTANT:
         return constant_text(size.mean)

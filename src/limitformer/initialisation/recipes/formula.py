@@ -224,7 +224,9 @@ def value_of(node: ast.AST, names: Mapping[str, Any], text: str) -> Any:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         every = {**FUNCTIONS, **LAWS}
         if node.func.id not in every:
-            raise InputError(wrong(text, f"it has no function {node.func.id!r}{nearest(node.func.id, every)}".rstrip(".")))
+            raise InputError(
+                wrong(text, f"it has no function {node.func.id!r}{nearest(node.func.id, every)}".rstrip("."))
+            )
         arguments = [value_of(each, names, text) for each in node.args]
         options = {str(each.arg): value_of(each.value, names, text) for each in node.keywords}
         try:

@@ -45,7 +45,8 @@ MEGATRON = Recipe(
 NEOX = Recipe(
     name="gpt-neox",
     title="GPT-NeoX: small_init, and wang_init for output projections",
-    source="EleutherAI/gpt-neox megatron/model/init_functions.py and configs/20B.yml at ea7aefd8; small_init: Nguyen and "
+    source="EleutherAI/gpt-neox megatron/model/init_functions.py and configs/20B.yml at ea7aefd8; small_init: Nguyen "
+    "and "
     "Salazar, arXiv 1910.05895",
     rules={
         "embedding, position embedding, head": "normal(sqrt(2 / (5 * width)))",
@@ -164,7 +165,8 @@ T5_ROWS = {
     "embedding": "normal(1)",
 }
 T5_NOTE = (
-    "The feed-forward weights are normal, cut at two standard deviations of the normal law and rescaled, so that the std is "
+    "The feed-forward weights are normal, cut at two standard deviations of the normal law and rescaled, so that the "
+    "std is "
     "the number in the formula."
 )
 
@@ -172,7 +174,11 @@ T5 = Recipe(
     name="t5",
     title="T5 1.0",
     source="google-research/t5x t5x/examples/t5/network.py, layers.py and t5_1_0/base.gin at cc342d41",
-    rules={**T5_ROWS, "feed-forward in, gate, feed-forward out": "rescaled_truncated(1 / sqrt(fan_in), 2)", "head": "normal(1)"},
+    rules={
+        **T5_ROWS,
+        "feed-forward in, gate, feed-forward out": "rescaled_truncated(1 / sqrt(fan_in), 2)",
+        "head": "normal(1)",
+    },
     tied=True,
     notes=f"The logits are divided by √width, which is not a weight. {T5_NOTE}",
 )
@@ -189,7 +195,8 @@ T5_11 = Recipe(
 DEEPNORM = Recipe(
     name="deepnorm",
     title="DeepNorm, for an encoder or a decoder alone",
-    source="Wang et al., DeepNet, arXiv 2203.00555, figure 2: Xavier's normal law, gain (8L)^(−1/4) for values, outputs and "
+    source="Wang et al., DeepNet, arXiv 2203.00555, figure 2: Xavier's normal law, gain (8L)^(−1/4) for values, "
+    "outputs and "
     "feed-forward layers",
     rules={
         "query, key": "normal(sqrt(2 / (fan_in + fan_out)))",
@@ -233,7 +240,8 @@ MUP = Recipe(
         **ZERO_BIASES,
     },
     settings={"var": 1.0},
-    notes="The setting is init_var. The scale 1/head_dim of the logits and the learning rates, which make it μP, are not "
+    notes="The setting is init_var. The scale 1/head_dim of the logits and the learning rates, which make it μP, are "
+    "not "
     "weights.",
 )
 
@@ -243,12 +251,14 @@ COMPLETEP = Recipe(
     source="EleutherAI/nanoGPT-mup model.py at 39044043 (the authors' implementation); Dey et al., arXiv 2505.01618",
     rules={
         "embedding, position embedding, head": "normal(std)",
-        "query, key, value, attention output, feed-forward in, feed-forward out": "normal(std / sqrt(width / base_width))",
+        "query, key, value, attention output, feed-forward in, feed-forward out": "normal(std / sqrt(width / "
+        "base_width))",
         **ZERO_BIASES,
     },
     settings={"std": 0.02, "base_width": 256},
     tied=True,
-    notes="Output projections are not divided by √(2L). The factor L₀/L of each branch and the learning rates, which make it "
+    notes="Output projections are not divided by √(2L). The factor L₀/L of each branch and the learning rates, which "
+    "make it "
     "CompleteP, are not weights. At base_width equal to the width it is the base model.",
 )
 
@@ -302,7 +312,8 @@ MODDED = Recipe(
         "smear gate": r"(^|\.)smear_gate\.weight$",
         "gate of value embeddings": r"(^|\.)ve_gate_bank$",
     },
-    notes="Its own code stores the matrices of all layers in banks, padded with zeros: the law of a bank is not one law, and "
+    notes="Its own code stores the matrices of all layers in banks, padded with zeros: the law of a bank is not one "
+    "law, and "
     "is not compared. The embedding starts as a copy of the head. The weights of its MUDD connections are not covered.",
 )
 
@@ -360,7 +371,8 @@ RWKV7 = Recipe(
         "gain after time mixing": r"\.att\.ln_x\.weight$",
     },
     tied=False,
-    notes="Heads have 64 dimensions. generate_init_weight overwrites the uniform matrices that the modules draw by orthogonal "
+    notes="Heads have 64 dimensions. generate_init_weight overwrites the uniform matrices that the modules draw by "
+    "orthogonal "
     "ones. Names are those of the repository.",
 )
 
@@ -402,7 +414,8 @@ RWKV4 = Recipe(
 MAMBA2 = Recipe(
     name="mamba-2",
     title="Mamba-2",
-    source="state-spaces/mamba mamba_ssm/modules/mamba2.py and mamba_ssm/models/mixer_seq_simple.py (_init_weights) at e9594ce1",
+    source="state-spaces/mamba mamba_ssm/modules/mamba2.py and mamba_ssm/models/mixer_seq_simple.py (_init_weights) "
+    "at e9594ce1",
     rules={
         "embedding": "normal(0.02)",
         "input projection": "uniform(1 / sqrt(fan_in))",
@@ -432,7 +445,8 @@ MAMBA2 = Recipe(
 MHC = Recipe(
     name="mhc",
     title="Manifold-constrained hyper-connections, as in tokenbender's implementation",
-    source="tokenbender/mHC-manifold-constrained-hyper-connections hyper_connections/hyper_connections_mhc.py at f4d7acb1",
+    source="tokenbender/mHC-manifold-constrained-hyper-connections hyper_connections/hyper_connections_mhc.py at "
+    "f4d7acb1",
     rules={
         "mixing of streams": "values(where(i == j, 0, -8))",
         "reading of streams": "sorted_values(where(i == 0, 0, -8))",
@@ -446,7 +460,8 @@ MHC = Recipe(
         "writing to streams": r"(^|\.)H_post_logits$",
         "share of mixing": r"(^|\.)H_res_alpha_logit$",
     },
-    notes="Logits before softmax and Sinkhorn's iterations. A sub-layer reads one stream, its own, which the recipe does not "
+    notes="Logits before softmax and Sinkhorn's iterations. A sub-layer reads one stream, its own, which the recipe "
+    "does not "
     "place. The numbers of the paper (Xie et al., arXiv 2512.24880) could not be read, and may be others.",
 )
 
@@ -462,7 +477,8 @@ CLIP = Recipe(
         "feed-forward in": "normal(1 / sqrt(2 * width))",
         **NORMS,
     },
-    notes="Biases are those of torch.nn, which are not compared. The code draws the blocks of the text encoder; those of its "
+    notes="Biases are those of torch.nn, which are not compared. The code draws the blocks of the text encoder; those "
+    "of its "
     "vision transformer are torch's default.",
 )
 
@@ -482,7 +498,8 @@ SIGLIP = Recipe(
 SWITCH = Recipe(
     name="switch",
     title="Switch Transformer",
-    source="google/flaxformer flaxformer/t5x/configs/moe/models/switch_base.gin, tokens_choose_base.gin (SCALE = 0.1) and "
+    source="google/flaxformer flaxformer/t5x/configs/moe/models/switch_base.gin, tokens_choose_base.gin (SCALE = 0.1) "
+    "and "
     "architectures/moe.gin at 399ea3a8; Fedus et al., arXiv 2101.03961",
     rules={
         "embedding": "normal(1)",
@@ -502,6 +519,33 @@ SWITCH = Recipe(
 )
 
 PUBLISHED = (
-    *(GPT2, MEGATRON, NEOX, OLMO_NORMAL, MITCHELL, OLMO_KAIMING, OLMO_FAN_IN, OLMO_MEGATRON, LLAMA_DEPTH_INIT, TORCHTITAN),
-    *(T5, T5_11, SWITCH, CLIP, SIGLIP, DEEPNORM, TORCHSCALE, MUP, COMPLETEP, NANOCHAT, MODDED, RWKV7, RWKV4, MAMBA2, MHC),
+    *(
+        GPT2,
+        MEGATRON,
+        NEOX,
+        OLMO_NORMAL,
+        MITCHELL,
+        OLMO_KAIMING,
+        OLMO_FAN_IN,
+        OLMO_MEGATRON,
+        LLAMA_DEPTH_INIT,
+        TORCHTITAN,
+    ),
+    *(
+        T5,
+        T5_11,
+        SWITCH,
+        CLIP,
+        SIGLIP,
+        DEEPNORM,
+        TORCHSCALE,
+        MUP,
+        COMPLETEP,
+        NANOCHAT,
+        MODDED,
+        RWKV7,
+        RWKV4,
+        MAMBA2,
+        MHC,
+    ),
 )

@@ -1,11 +1,10 @@
-"""`Recipe`: an initialisation as its authors published it, as data; and `recipes`, the table of those that are known."""
+"""`Recipe`: an initialisation as its authors published it, as data; and `recipes`, the table of known ones."""
 
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
 
 from limitformer.base.errors import InputError, nearest, require, require_real, set_fields
 from limitformer.initialisation.recipes.formula import LAWS, SIZES, names_in, parsed
@@ -49,24 +48,25 @@ class Recipe:
         roles = {role.strip(): text for key, text in self.rules.items() for role in key.split(",")}
         count = sum(len(key.split(",")) for key in self.rules)
         require(len(roles) == count, f"recipe {self.name} has two rules for one role. Nearest: one rule for each role.")
-        numbers = {name: require_real(f"setting {name} of recipe {self.name}", each) for name, each in self.settings.items()}
-        known = {*ROLES, *self.names}
+        numbers = {
+            name: require_real(f"setting {name} of recipe {self.name}", each) for name, each in self.settings.items()
+        }
+        known, sizes, where = {*ROLES, *self.names}, {*SIZES, *numbers}, f"of recipe {self.name}"
         for role, text in roles.items():
-            require(role in known, f"recipe {self.name} has a rule for {role!r}, which is not a role.{nearest(role, known)}")
-            strange = sorted(names_in(text) - {*SIZES, *numbers})
+            require(role in known, f"{role!r} {where} is not a role.{nearest(role, known)}")
+            strange = sorted(names_in(text) - sizes)
             if strange:
-                every = {*SIZES, *numbers}
-                raise InputError(f"{role} of recipe {self.name}: {strange[0]!r} is not a size or a setting.{nearest(strange[0], every)}")
-            body: Any = parsed(text).body
-            law = getattr(getattr(body, "func", None), "id", None)
-            require(law in LAWS or law is None, f"{role} of recipe {self.name}: {text!r} is not a law. Nearest: normal(0.02).")
+                hint = nearest(strange[0], sizes)
+                raise InputError(f"{role} {where}: {strange[0]!r} is not a size or a setting.{hint}")
+            called = getattr(getattr(parsed(text).body, "func", None), "id", None)
+            require(called in LAWS, f"{role} {where}: {text!r} is not a law. Nearest: normal(0.02).")
         for role, pattern in self.names.items():
             try:
                 re.compile(pattern)
             except re.error as error:
-                raise InputError(f"{role} of recipe {self.name}: {pattern!r} is not a pattern: {error}.") from error
-        frozen = {"rules": roles, "settings": numbers, "names": dict(self.names)}
-        set_fields(self, **{name: MappingProxyType(each) for name, each in frozen.items()})
+                raise InputError(f"{role} {where}: {pattern!r} is not a pattern: {error}.") from error
+        names = MappingProxyType(dict(self.names))
+        set_fields(self, rules=MappingProxyType(roles), settings=MappingProxyType(numbers), names=names)
 
     def with_settings(self, **settings: float) -> "Recipe":
         """Return the recipe with other numbers.
@@ -125,7 +125,9 @@ def recipe_of(recipe: "Recipe | str") -> Recipe:
     settings = {}
     for pair in pairs:
         key, equals, value = (part.strip() for part in pair.partition("="))
-        require(bool(equals and key), f"recipe takes NAME,SETTING=NUMBER; got {pair!r:.60}. Nearest: megatron,std=0.006.")
+        require(
+            bool(equals and key), f"recipe takes NAME,SETTING=NUMBER; got {pair!r:.60}. Nearest: megatron,std=0.006."
+        )
         require(key not in settings, f"recipe gives {key} twice; got {recipe!r:.60}.")
         try:
             settings[key] = float(value)

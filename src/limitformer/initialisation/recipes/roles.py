@@ -17,7 +17,9 @@ WEIGHT = ("weight", "kernel", "w")
 GAIN, SHIFT = ("weight", "scale", "gamma", "g", "gain", "w"), ("bias", "beta", "b", "shift")
 NORM = re.compile(r"norm", re.IGNORECASE)
 NAMED_NORM = re.compile(r"norm|^ln|layer_?scale$|^pre_ln$", re.IGNORECASE)
-POSITION = re.compile(r"(^|[._])(wpe|pos|position|positions|positional|pos_?emb\w*|position_?emb\w*)([._]|$)", re.IGNORECASE)
+POSITION = re.compile(
+    r"(^|[._])(wpe|pos|position|positions|positional|pos_?emb\w*|position_?emb\w*)([._]|$)", re.IGNORECASE
+)
 TYPE = re.compile(r"token_?type|segment|type_emb", re.IGNORECASE)
 RELATIVE = re.compile(r"relative_attention_bias|rel_pos|relative_pos|rel_attn_bias|relpos", re.IGNORECASE)
 TOKENS = re.compile(
@@ -35,20 +37,37 @@ PROJECTIONS = {
     ("query", "key", "value"): "qkv qkv_proj c_attn query_key_value wqkv att_proj in_proj to_qkv linear_qkv w_pack "
     "qkv_linear c_qkv qkvw attn_qkv",
     ("key", "value"): "kv kv_proj to_kv key_value linear_kv c_kv wkv",
-    ("attention output",): "o o_proj out_proj out_lin wo c_proj dense proj output to_out linear_proj attn_out output_proj "
+    (
+        "attention output",
+    ): "o o_proj out_proj out_lin wo c_proj dense proj output to_out linear_proj attn_out output_proj "
     "out projection projection_layer",
 }
 FORWARD_NAMES = {
-    ("feed-forward out",): "down_proj w2 wo fc2 c_proj fc_out dense_4h_to_h lin2 linear2 linear_2 linear_fc2 ff_out proj "
+    (
+        "feed-forward out",
+    ): "down_proj w2 wo fc2 c_proj fc_out dense_4h_to_h lin2 linear2 linear_2 linear_fc2 ff_out proj "
     "out_proj down output_linear output_dense net_2 w_2 ff2",
     ("gate",): "gate_proj wi_0 linear_gate gate",
-    ("feed-forward in",): "up_proj w3 wi wi_1 fc1 c_fc fc_in dense_h_to_4h lin1 linear1 linear_1 linear_fc1 w1 fc up w_1 "
+    (
+        "feed-forward in",
+    ): "up_proj w3 wi wi_1 fc1 c_fc fc_in dense_h_to_4h lin1 linear1 linear_1 linear_fc1 w1 fc up w_1 "
     "input_linear intermediate_dense ff_proj ff1",
     ("gate", "feed-forward in"): "gate_up_proj w12",
 }
 UNAMBIGUOUS = {  # names of feed-forward layers that blocks hold themselves
     *("fc1", "fc2", "lin1", "lin2", "linear1", "linear2", "ff_proj", "ff_out", "c_fc", "fc_in", "fc_out", "gate_proj"),
-    *("up_proj", "down_proj", "dense_h_to_4h", "dense_4h_to_h", "gate_up_proj", "w1", "w2", "w3", "linear_fc1", "linear_fc2"),
+    *(
+        "up_proj",
+        "down_proj",
+        "dense_h_to_4h",
+        "dense_4h_to_h",
+        "gate_up_proj",
+        "w1",
+        "w2",
+        "w3",
+        "linear_fc1",
+        "linear_fc2",
+    ),
 }
 OF_ATTENTION = {name: roles for roles, names in PROJECTIONS.items() for name in names.split()}
 OF_FORWARD = {name: roles for roles, names in FORWARD_NAMES.items() for name in names.split()}
@@ -61,8 +80,8 @@ DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 
 @dataclass
-class Place:
-    """What a weight is, and where.
+class WeightPlace:
+    """The role of a weight, its stack and its sizes.
 
     Attributes:
         roles: one, or several of a fused weight; empty: not clear.
@@ -79,7 +98,9 @@ class Place:
     sizes: dict[str, float | None] = field(default_factory=dict)
 
 
-def places_of(module: nn.Module, shapes: Mapping[str, tuple[int, ...]], names: Mapping[str, str], config: Any) -> dict[str, Place]:
+def places_of(
+    module: nn.Module, shapes: Mapping[str, tuple[int, ...]], names: Mapping[str, str], config: Any
+) -> dict[str, WeightPlace]:
     """Return the place of each parameter.
 
     Args:
@@ -89,7 +110,7 @@ def places_of(module: nn.Module, shapes: Mapping[str, tuple[int, ...]], names: M
         config: of transformers, or None.
     """
     owners = {name: owner_of(module, name) for name in shapes}
-    places = {name: Place(name, shape, stack=stack_of(name)[0]) for name, shape in shapes.items()}
+    places = {name: WeightPlace(name, shape, stack=stack_of(name)[0]) for name, shape in shapes.items()}
     embedding = embeddings(places, owners)
     for name, place in places.items():
         own = next((role for role, pattern in names.items() if re.search(pattern, name)), None)
@@ -123,7 +144,7 @@ def stack_of(name: str) -> tuple[str, int | None]:
     return "", None
 
 
-def embeddings(places: Mapping[str, Place], owners: Mapping[str, nn.Module]) -> list[str]:
+def embeddings(places: Mapping[str, WeightPlace], owners: Mapping[str, nn.Module]) -> list[str]:
     return [name for name, place in places.items() if is_embedding(owners[name]) and len(place.shape) == 2]
 
 
@@ -140,7 +161,7 @@ def words_of(name: str) -> tuple[list[str], str, str]:
     return parts[:-1], re.sub(r"_weight$|_bank$", "", leaf), leaf
 
 
-def name_roles(place: Place, owner: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
+def name_roles(place: WeightPlace, owner: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
     """Return the roles that classes and names give a weight; none if they are not clear."""
     around, word, leaf = words_of(place.name)
     own = place.name.split(".")[-2] if "." in place.name else ""
@@ -157,7 +178,7 @@ def name_roles(place: Place, owner: nn.Module, shapes: Mapping[str, tuple[int, .
     return projection_roles(place, around, word, shapes)
 
 
-def embedding_roles(place: Place, word: str) -> tuple[str, ...]:
+def embedding_roles(place: WeightPlace, word: str) -> tuple[str, ...]:
     if POSITION.search(place.name):
         return ("position embedding",)
     if TYPE.search(place.name):
@@ -165,7 +186,9 @@ def embedding_roles(place: Place, word: str) -> tuple[str, ...]:
     return ("embedding",) if len(place.shape) == 2 and place.stack == "" and TOKENS.match(word) else ()
 
 
-def projection_roles(place: Place, around: list[str], word: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
+def projection_roles(
+    place: WeightPlace, around: list[str], word: str, shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[str, ...]:
     """Return the roles of a matrix in a block."""
     lower = word.lower()
     if lower == "linear" and around:  # a wrapper that is named like the projection
@@ -195,8 +218,8 @@ def last_match(pattern: re.Pattern[str], words: list[str]) -> int:
     return max((place for place, word in enumerate(words) if pattern.search(word)), default=-1)
 
 
-def is_router(place: Place, word: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Return whether a matrix chooses experts: it stands beside them, or in a router."""
+def is_router(place: WeightPlace, word: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Return whether a matrix chooses experts: it is next to them, or in a router."""
     parts = place.name.split(".")
     if any("router" in part.lower() for part in parts[:-1]):
         return True
@@ -204,7 +227,7 @@ def is_router(place: Place, word: str, shapes: Mapping[str, tuple[int, ...]]) ->
     return word in ("gate", "wg") and any(other.startswith(f"{parent}.experts.") for other in shapes)
 
 
-def widths_of(places: Mapping[str, Place], embeddings: list[tuple[int, ...]]) -> dict[str, int]:
+def widths_of(places: Mapping[str, WeightPlace], embeddings: list[tuple[int, ...]]) -> dict[str, int]:
     """Return the width of each stack's stream: the length of its norms that is the embedding's, else the usual one."""
     lengths: dict[str, Counter[int]] = {}
     for place in places.values():
@@ -219,7 +242,7 @@ def widths_of(places: Mapping[str, Place], embeddings: list[tuple[int, ...]]) ->
     return result
 
 
-def is_head(place: Place, owner: nn.Module, vocabulary: int | None) -> bool:
+def is_head(place: WeightPlace, owner: nn.Module, vocabulary: int | None) -> bool:
     """Return whether a matrix outside the blocks maps the stream to the vocabulary."""
     width = place.sizes["width"]
     sizes = (vocabulary, width)
@@ -232,14 +255,14 @@ def is_head(place: Place, owner: nn.Module, vocabulary: int | None) -> bool:
     )
 
 
-def fans(place: Place, owner: nn.Module) -> tuple[int, int]:
+def fans(place: WeightPlace, owner: nn.Module) -> tuple[int, int]:
     """Return the numbers of inputs and outputs of a weight."""
     shape = place.shape
     if len(shape) < 2:
         return shape[0] if shape else 1, shape[0] if shape else 1
     if type(owner).__name__ == "Conv1D":
         return shape[0], shape[1]
-    if isinstance(owner, nn.Linear) or len(shape) == 2 and not place.roles:
+    if isinstance(owner, nn.Linear) or (len(shape) == 2 and not place.roles):
         return shape[1], shape[0]
     if isinstance(owner, nn.Conv1d | nn.Conv2d | nn.Conv3d):
         field_size = 1
@@ -254,7 +277,7 @@ def fans(place: Place, owner: nn.Module) -> tuple[int, int]:
     return pair[1], pair[0]
 
 
-def by_shape(place: Place, owner: nn.Module, own: set[str], shapes: Mapping[str, tuple[int, ...]]) -> None:
+def by_shape(place: WeightPlace, owner: nn.Module, own: set[str], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Correct roles by shapes, or remove those that the shape contradicts."""
     width, roles = place.sizes["width"], set(place.roles)
     if not roles or roles <= own or len(place.shape) < 2 or place.stack == "" or width is None:
@@ -263,16 +286,18 @@ def by_shape(place: Place, owner: nn.Module, own: set[str], shapes: Mapping[str,
     _, word, _ = words_of(place.name)
     if word.lower() in NUMBERED and roles <= {"feed-forward in", "feed-forward out", "gate"}:
         place.roles = numbered_roles(place, word.lower(), into, out, int(width), shapes)
-    elif place.roles == ("feed-forward in",) and gated(place, into, out, owner, shapes):
+    elif place.roles == ("feed-forward in",) and gated(place, into, out, shapes):
         place.roles = ("gate", "feed-forward in")
     reads = into == width or roles <= {"key", "value"}  # which may read another stream
-    fits = not place.roles or (out == width if set(place.roles) <= WRITES else reads if set(place.roles) <= READS else True)
+    fits = not place.roles or (
+        out == width if set(place.roles) <= WRITES else reads if set(place.roles) <= READS else True
+    )
     if not fits or not place.roles:
         place.roles, place.reason = (), f"{into} inputs and {out} outputs do not fit its name at width {width:g}"
 
 
 def numbered_roles(
-    place: Place, word: str, into: int, out: int, width: int, shapes: Mapping[str, tuple[int, ...]]
+    place: WeightPlace, word: str, into: int, out: int, width: int, shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[str, ...]:
     """Return the role of w1, w2 or w3: the one that ends at the stream's width writes to it."""
     if into == out:
@@ -287,18 +312,19 @@ def numbered_roles(
     return ("gate",) if word == "w1" and third in shapes else ("feed-forward in",)
 
 
-def gated(place: Place, into: int, out: int, owner: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Return whether a matrix holds the gate too: it has twice as many outputs as the one that follows has inputs."""
-    siblings = place.name.split(".")
-    parent = ".".join(siblings[:-2])
-    for name, shape in shapes.items():
-        if name.rpartition(".")[0].rpartition(".")[0] == parent and name != place.name and len(shape) == len(place.shape):
-            if OF_FORWARD.get(words_of(name)[1].lower()) == ("feed-forward out",):
-                return sorted(shape[-2:]) == sorted((out // 2, into)) and out == 2 * max(out // 2, 1)
-    return False
+def gated(place: WeightPlace, into: int, out: int, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Return whether a matrix holds the gate too: it has twice as many outputs as the next one has inputs."""
+    parent = place.name.rpartition(".")[0].rpartition(".")[0]
+    writers = [
+        shape
+        for name, shape in shapes.items()
+        if name.rpartition(".")[0].rpartition(".")[0] == parent
+        and OF_FORWARD.get(words_of(name)[1].lower()) == ("feed-forward out",)
+    ]
+    return out % 2 == 0 and any(sorted(shape[-2:]) == sorted((out // 2, into)) for shape in writers)
 
 
-def add_depths(places: Mapping[str, Place], module: nn.Module, config: Any) -> None:
+def add_depths(places: Mapping[str, WeightPlace], module: nn.Module, config: Any) -> None:
     """Add depth and index of the block; the depth of nested or repeated blocks is not known."""
     numbers: dict[str, set[int]] = {}
     for place in places.values():
@@ -316,10 +342,10 @@ def add_depths(places: Mapping[str, Place], module: nn.Module, config: Any) -> N
         place.sizes |= {"depth": depth, "layer": None if depth is None else layer}
     if len(attends) == 1:  # weights outside blocks belong to the only stack
         only = next(iter(attends))
-        depth = next(place.sizes["depth"] for place in places.values() if place.stack == only)
+        shared = next(place.sizes["depth"] for place in places.values() if place.stack == only)
         for place in places.values():
             if place.stack == "":
-                place.sizes["depth"] = depth
+                place.sizes["depth"] = shared
 
 
 def declared_depth(config: Any) -> int | None:
@@ -331,7 +357,7 @@ def declared_depth(config: Any) -> int | None:
     return None if isinstance(value, bool) else value
 
 
-def has_nested_blocks(stack: str, places: Mapping[str, Place]) -> bool:
+def has_nested_blocks(stack: str, places: Mapping[str, WeightPlace]) -> bool:
     """Return whether an entry of the list holds several blocks with attention."""
     seen: dict[tuple[str, str], set[str]] = {}
     for place in places.values():
@@ -345,7 +371,9 @@ def has_nested_blocks(stack: str, places: Mapping[str, Place]) -> bool:
     return any(len(each) > 1 for each in seen.values())
 
 
-def add_sizes(places: Mapping[str, Place], module: nn.Module, owners: Mapping[str, nn.Module], config: Any) -> None:
+def add_sizes(
+    places: Mapping[str, WeightPlace], module: nn.Module, owners: Mapping[str, nn.Module], config: Any
+) -> None:
     """Add fans, heads and the width of the feed-forward layer."""
     hidden: dict[tuple[str, float | None], int] = {}
     for name, place in places.items():
