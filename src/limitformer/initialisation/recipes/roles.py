@@ -30,6 +30,14 @@ TOKENS = re.compile(
 ATTENTION = re.compile(r"attn|attention|(^|_)att(_|$)|^mha$|^sa$|^self$", re.IGNORECASE)
 FORWARD = re.compile(r"mlp|ffn|^ff(\d|_|$)|feed_?forward|densereludense|intermediate|expert|moe", re.IGNORECASE)
 
+OTHER = re.compile(
+    r"router|projector|merger|norm|adapter|compress|indexer|pool|quantiz|codebook|sampl|(^|\.)gate\.(?!weight|bias)",
+    re.IGNORECASE,
+)
+HEAD = {
+    *("lm_head", "head", "output", "output_layer", "embed_out", "logits", "logits_dense", "to_logits", "unembed"),
+    *("unembedding", "output_projection", "decoder", "ff_out", "proj_out", "final_layer", "word_predictions"),
+}
 PROJECTIONS = {
     ("query",): "q q_proj q_lin query wq to_q c_q linear_q query_proj queries q_linear query_projection",
     ("key",): "k k_proj k_lin key wk to_k c_k linear_k key_proj keys k_linear key_projection",
@@ -167,13 +175,15 @@ def name_roles(place: WeightPlace, owner: nn.Module, shapes: Mapping[str, tuple[
     own = place.name.split(".")[-2] if "." in place.name else ""
     if NORM.search(type(owner).__name__) or (len(place.shape) <= 1 and NAMED_NORM.search(own) and leaf in GAIN + SHIFT):
         return ("norm gain",) if leaf in GAIN else ("norm bias",) if leaf in SHIFT else ()
-    if RELATIVE.search(place.name):
+    raw = leaf not in WEIGHT  # a parameter of its own, not the weight of a layer
+    if RELATIVE.search(leaf if raw else own) and (raw or is_embedding(owner)):
         return ("relative bias",)
     if leaf == "bias" or re.search(r"_proj_bias$|^in_proj_bias$", leaf):
         return ("bias",) if len(place.shape) == 1 else ()
-    if is_embedding(owner) or (place.stack == "" and (POSITION.search(place.name) and len(place.shape) >= 2)):
+    if is_embedding(owner) or (place.stack == "" and raw and POSITION.search(leaf) and len(place.shape) >= 2):
         return embedding_roles(place, word)
-    if len(place.shape) not in (2, 3) or place.stack == "":
+    own_name = not raw or leaf.endswith(("proj", "_weight", "_bank")) or leaf in NUMBERED
+    if len(place.shape) not in (2, 3) or place.stack == "" or not own_name:
         return ()
     return projection_roles(place, around, word, shapes)
 
@@ -183,7 +193,8 @@ def embedding_roles(place: WeightPlace, word: str) -> tuple[str, ...]:
         return ("position embedding",)
     if TYPE.search(place.name):
         return ("type embedding",)
-    return ("embedding",) if len(place.shape) == 2 and place.stack == "" and TOKENS.match(word) else ()
+    tokens = len(place.shape) == 2 and place.stack == "" and TOKENS.match(word) and not OTHER.search(place.name)
+    return ("embedding",) if tokens else ()
 
 
 def projection_roles(
@@ -196,6 +207,9 @@ def projection_roles(
     attention, forward = (last_match(pattern, around) for pattern in (ATTENTION, FORWARD))
     if lower in ("router", "gate", "wg", "classifier", "layer") and is_router(place, lower, shapes):
         return ("router",)
+    inside = place.name.removeprefix(f"{place.stack}.")
+    if OTHER.search(inside):
+        return ()
     if lower == "dense":  # BERT's names: attention.output.dense, intermediate.dense, output.dense
         inner = around[-1].lower() if around else ""
         if inner == "output":
@@ -206,7 +220,7 @@ def projection_roles(
         return OF_ATTENTION[lower]
     if forward > attention and lower in OF_FORWARD:
         return OF_FORWARD[lower]
-    if attention < 0 and forward < 0:
+    if attention < 0 and forward < 0 and inside.count(".") <= 3:  # the block holds it itself, or in a mixer
         if lower in UNAMBIGUOUS:
             return OF_FORWARD[lower]
         if lower in ("attn_out", "att_proj", "q_proj", "k_proj", "v_proj", "qkv_proj"):
@@ -248,6 +262,7 @@ def is_head(place: WeightPlace, owner: nn.Module, vocabulary: int | None) -> boo
     sizes = (vocabulary, width)
     return (
         place.stack == ""
+        and words_of(place.name)[1].lower() in HEAD
         and len(place.shape) == 2
         and not is_embedding(owner)
         and place.shape in (sizes, sizes[::-1])
