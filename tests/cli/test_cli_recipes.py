@@ -57,7 +57,7 @@ def test_check_prints_the_comparison(run, config, tmp_path):
         "check", config, "--recipe", "megatron,std=0.01", "--tokens", 8, "--samples", 1, "--out", tmp_path / "report"
     )
     assert (result.exit_code, result.stderr) == (0, "")
-    assert "6 of 9 kinds of weight differ from recipe megatron" in result.stdout
+    assert "7 of 10 kinds of weight differ from recipe megatron" in result.stdout
     row = next(line for line in result.stdout.splitlines() if line.startswith("  ≠  attention output"))
     assert row.split()[-1] == "2"
     record = json.loads((tmp_path / "report" / "check.json").read_text(encoding="utf-8"))

@@ -41,7 +41,8 @@ FAMILIES = {
         transformers.BertConfig(**SIZE, max_position_embeddings=24),
         {
             "query": "self.query", "key": "self.key", "value": "self.value",
-            "attention output": "attention.output.dense", "feed-forward in": "intermediate.dense", "feed-forward out": "output.dense",
+            "attention output": "attention.output.dense", "feed-forward in": "intermediate.dense",
+            "feed-forward out": "output.dense",
         },
     ),
     "mpt": (

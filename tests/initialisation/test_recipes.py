@@ -356,6 +356,21 @@ def test_truncation_that_is_not_rescaled_is_a_difference_of_size():
     assert row.ratio == pytest.approx((0.8796256610,) * 2)
 
 
+def test_other_constants_are_a_difference():
+    class Doubled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed_tokens, self.norm = nn.Embedding(96, 48), nn.LayerNorm(48)
+            nn.init.normal_(self.embed_tokens.weight, std=0.02)
+            nn.init.zeros_(self.norm.weight)
+            nn.init.constant_(self.norm.bias, 0.5)
+
+    rows = {row.kind: row for row in compare_with_recipe(Doubled, "megatron").differences}
+    assert rows["norm gain"].remark == "0, where the recipe has 1"
+    assert rows["norm bias"].remark == "0.5, where the recipe has 0"
+    assert (rows["norm gain"].ratio_text, rows["norm bias"].ratio_text) == ("0", "∞")
+
+
 def test_settings_change_the_numbers():
     assert "std = 0.006" in str(recipe_of("megatron,std=0.006"))
     comparison = compare_with_recipe(factory("megatron"), "megatron,std=0.006")
