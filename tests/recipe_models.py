@@ -466,4 +466,38 @@ class Rwkv4(nn.Module):
         return block
 
 
+class NanochatFactors(nn.Module):
+    """The factors and gates of nanochat, around blocks of `Transformer`'s kind."""
+
+    def __init__(self, width=48, depth=3):
+        super().__init__()
+        self.wte = nn.Embedding(96, width)
+        init.normal_(self.wte.weight, std=0.8)
+        self.resid_lambdas = nn.Parameter(torch.tensor([1.15, 1.10, 1.05]))
+        self.x0_lambdas = nn.Parameter(torch.tensor([0.20, 0.125, 0.05]))
+        self.smear_lambda, self.backout_lambda = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.full((1,), 0.2))
+        self.smear_gate = nn.Linear(24, 1, bias=False)
+        init.uniform_(self.smear_gate.weight, 0.0, 0.02)
+        self.value_embeds = nn.ModuleDict({"1": nn.Embedding(96, width)})
+        bound = 3**0.5 * width**-0.5
+        init.uniform_(self.value_embeds["1"].weight, -bound, bound)
+        self.h = nn.ModuleList()
+        for _ in range(depth):
+            block = nn.Module()
+            block.attn, block.mlp = nn.Module(), nn.Module()
+            for name in ("c_q", "c_k", "c_v", "c_proj"):
+                setattr(block.attn, name, nn.Linear(width, width, bias=False))
+                weight = getattr(block.attn, name).weight
+                init.zeros_(weight) if name == "c_proj" else init.uniform_(weight, -bound, bound)
+            block.attn.ve_gate = nn.Linear(12, 4, bias=False)
+            init.uniform_(block.attn.ve_gate.weight, 0.0, 0.02)
+            block.mlp.c_fc = nn.Linear(width, 4 * width, bias=False)
+            block.mlp.c_proj = nn.Linear(4 * width, width, bias=False)
+            init.uniform_(block.mlp.c_fc.weight, -0.4 * bound, 0.4 * bound)
+            init.zeros_(block.mlp.c_proj.weight)
+            self.h.append(block)
+        self.lm_head = nn.Linear(width, 96, bias=False)
+        init.normal_(self.lm_head.weight, std=0.001)
+
+
 OTHERS = {"rwkv-7": Rwkv7, "rwkv-4": Rwkv4, "mamba-2": Mamba2, "mhc": HyperConnections}

@@ -1,8 +1,11 @@
 """Published recipes: every number against its source, and each recipe against modules that draw as its source does."""
 
+import copy
 import functools
 import json
 import math
+import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +14,9 @@ from torch import nn
 
 from limitformer.base.errors import InputError
 from limitformer.initialisation.recipes import Recipe, compare_with_recipe, recipe_of, recipes
-from limitformer.initialisation.recipes.comparison import DIFFERS, FORM
+from limitformer.initialisation.recipes.comparison import DIFFERS, FORM, estimate
 from limitformer.initialisation.recipes.formula import NotDefinedError, evaluate
-from recipe_models import DRAWS, OTHERS, factory
+from recipe_models import DRAWS, OTHERS, NanochatFactors, factory
 
 # Sizes: (width, depth, index of the block, head_dim, width of the feed-forward layer, vocabulary).
 SMALL = {"width": 64, "depth": 4, "layer": 2, "head_dim": 16, "hidden": 256, "vocabulary": 1000}
@@ -295,6 +298,36 @@ def test_other_architectures_drawn_as_their_sources_say_have_no_difference(name)
     assert comparison.uncovered == (), str(comparison)
 
 
+def test_factors_and_gates_of_nanochat_are_covered():
+    comparison = compare_with_recipe(NanochatFactors, "nanochat")
+    assert comparison.differences == (), str(comparison)
+    assert comparison.uncovered == (), str(comparison)
+    assert {row.kind for row in comparison.rows} == set(recipes()["nanochat"].rules)
+
+
+def test_error_of_an_estimate_is_that_of_repeated_estimates():
+    chance = np.random.default_rng(0)
+    sizes = [estimate(chance.standard_normal((4, 300))) for _ in range(400)]
+    logs = np.log([each.std for each in sizes])
+    errors = np.array([each.error for each in sizes])
+    assert 0.8 < logs.std() / np.median(errors) < 1.05  # the larger of two errors, so a little too large
+    far = sum(abs(log) > 5 * each.error for log, each in zip(logs, sizes, strict=True))
+    assert far == 0
+    same = [estimate(1.2 * chance.standard_normal((4, 300))) for _ in range(20)]
+    assert all(abs(math.log(each.std)) > 5 * each.error for each in same)  # the wrong twin
+
+
+def test_recipes_are_copied_and_pickled():
+    recipe = recipe_of("megatron,std=0.006")
+    assert pickle.loads(pickle.dumps(recipe)) == copy.deepcopy(recipe) == recipe != recipe_of("megatron")
+
+
+def test_page_lists_every_recipe_with_its_source():
+    page = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text(encoding="utf-8")
+    rows = [f"| `{each.name}` | {each.title} | {each.source} |" for each in recipes().values()]
+    assert [row for row in rows if row not in page] == []
+
+
 @pytest.mark.parametrize(
     ("name", "ending", "role"),
     [
@@ -442,18 +475,21 @@ def test_wrong_recipes_are_refused(wrong, says):
 
 @pytest.mark.fast
 @pytest.mark.parametrize(
-    "text",
+    ("text", "says"),
     [
-        "__import__('os').system('true')",
-        "normal((1).__class__)",
-        "[1]",
-        "normal(lambda: 1)",
-        "open('x')",
-        "normal('a')",
+        ("__import__('os').system('true')", "it may hold numbers"),
+        ("normal((1).__class__)", "it may hold numbers"),
+        ("normal((1).real)", "it may hold numbers"),
+        ("normal(lambda: 1)", "it may hold numbers"),
+        ("normal('a')", "it may hold numbers"),
+        ("normal([1][0])", "it may hold numbers"),
+        ("[1]", "it is not a law"),
+        ("open('x')", "it has no function 'open'"),
+        ("normal(1, 2, 3)", "normal cannot take these arguments"),
     ],
 )
-def test_formula_evaluates_nothing_but_arithmetic(text):
-    with pytest.raises(InputError, match="cannot be used"):
+def test_formula_evaluates_nothing_but_arithmetic(text, says):
+    with pytest.raises(InputError, match=f"cannot be used: {says}"):
         evaluate(text, {})
 
 

@@ -30,7 +30,7 @@ from limitformer.weightless.shapes import SHAPES
 EXACT = 1e-4  # relative difference of two laws that rounded constants may cause
 ERRORS = 5.0  # standard errors of a ratio that is estimated
 BUILDS = 4
-MOST_ESTIMATED = 5 * 10**7  # entries of unknown law, which a build computes
+MOST_ESTIMATED = 2 * 10**7  # entries of unknown law, which a build computes
 SAME, FORM, DIFFERS = ORDER = "=", "~", "≠"
 
 
@@ -311,7 +311,7 @@ def estimates(
                 reasons[name] = "its law is not known"
                 del numbers[name]
             else:
-                numbers[name].append(parameter.detach().double().cpu().numpy().ravel())
+                numbers[name].append(parameter.detach().float().cpu().numpy().ravel())
     return {name: estimate(np.stack(each)) for name, each in numbers.items()}, reasons
 
 
@@ -320,6 +320,7 @@ def estimate(draws: np.ndarray) -> ComparedSize:
 
     The error is the larger of that of independent entries and that of independent builds.
     """
+    draws = draws.astype(np.float64)
     mean, std, count = float(draws.mean()), float(draws.std()), draws.size
     if np.all(draws == draws[0]):
         return (

@@ -195,9 +195,8 @@ T5_11 = Recipe(
 DEEPNORM = Recipe(
     name="deepnorm",
     title="DeepNorm, for an encoder or a decoder alone",
-    source="Wang et al., DeepNet, arXiv 2203.00555, figure 2: Xavier's normal law, gain (8L)^(−1/4) for values, "
-    "outputs and "
-    "feed-forward layers",
+    source="Wang et al., DeepNet, arXiv 2203.00555; gains, and the weights that have them, as in microsoft/torchscale "
+    "torchscale/architecture/decoder.py at 4d1e0e82",
     rules={
         "query, key": "normal(sqrt(2 / (fan_in + fan_out)))",
         "value, attention output, feed-forward in, gate, feed-forward out": (
@@ -206,9 +205,9 @@ DEEPNORM = Recipe(
         "norm gain": "constant(1)",
         "norm bias": "constant(0)",
     },
-    notes="Gains and the weights that have them agree with microsoft/torchscale at 4d1e0e82. That the law is Xavier's "
-    "normal one is known from implementations by others; the text of the paper was not read. The skip connection is "
-    "multiplied by (2L)^(1/4), which is not a weight.",
+    notes="The gain is (8L)^(−1/4). That the law is Xavier's normal one is known from implementations by others; the "
+    "text of "
+    "the paper could not be read. The skip connection is multiplied by (2L)^(1/4), which is not a weight.",
 )
 
 TORCHSCALE = Recipe(

@@ -3,8 +3,10 @@
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 from limitformer.base.errors import InputError, nearest, require, require_real, set_fields
 from limitformer.initialisation.recipes.formula import LAWS, SIZES, names_in, parsed
@@ -67,6 +69,11 @@ class Recipe:
                 raise InputError(f"{role} {where}: {pattern!r} is not a pattern: {error}.") from error
         names = MappingProxyType(dict(self.names))
         set_fields(self, rules=MappingProxyType(roles), settings=MappingProxyType(numbers), names=names)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        plain = {name: dict(each) if isinstance(each, MappingProxyType) else each for name, each in values.items()}
+        return partial(type(self), **plain), ()
 
     def with_settings(self, **settings: float) -> "Recipe":
         """Return the recipe with other numbers.
