@@ -5,7 +5,7 @@ import torch
 import transformers
 from torch import nn
 
-from limitformer.initialisation.recipes.roles import places_of
+from limitformer.initialisation.recipes.roles import attribute, places_of
 from limitformer.weightless.law import build_without_weights, table_of
 from limitformer.weightless.models import blueprint_of
 
@@ -132,6 +132,22 @@ def test_depth_of_nested_or_shared_blocks_is_not_known():
         inside = [place for place in places(config, config).values() if "query" in place.roles]
         assert inside
         assert {place.sizes["depth"] for place in inside} == {None}
+
+
+def test_sizes_that_differ_between_layers_are_not_known():
+    """A configuration of layers with other head dimensions raises where the common one is read."""
+    config = transformers.Gemma4TextConfig(**SIZE, num_key_value_heads=2, head_dim=12, global_head_dim=24)
+    places(config, config)
+
+    class Raising:
+        @property
+        def head_dim(self):
+            raise RuntimeError("it differs between layers")
+
+        num_heads = 4
+
+    assert attribute(nn.Module(), "weight", ("head_dim",), Raising()) is None
+    assert attribute(nn.Module(), "weight", ("num_heads",), Raising()) == 4
 
 
 class Named(nn.Module):

@@ -72,7 +72,9 @@ class Recipe:
 
     def __reduce__(self) -> tuple[Any, ...]:
         values = {each.name: getattr(self, each.name) for each in fields(self)}
-        plain = {name: dict(each) if isinstance(each, MappingProxyType) else each for name, each in values.items()}
+        plain: dict[str, Any] = {
+            name: dict(each) if isinstance(each, MappingProxyType) else each for name, each in values.items()
+        }
         return partial(type(self), **plain), ()
 
     def with_settings(self, **settings: float) -> "Recipe":

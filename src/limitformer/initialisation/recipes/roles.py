@@ -367,9 +367,11 @@ def declared_depth(config: Any) -> int | None:
     """Return the depth in a configuration."""
     if config is None:
         return None
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    value = next((getattr(text, name) for name in DEPTHS if isinstance(getattr(text, name, None), int)), None)
-    return None if isinstance(value, bool) else value
+    try:
+        text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    except ValueError:  # several texts
+        return None
+    return next((value for name in DEPTHS if (value := whole_number(text, name)) is not None), None)
 
 
 def has_nested_blocks(stack: str, places: Mapping[str, WeightPlace]) -> bool:
@@ -408,16 +410,21 @@ def add_sizes(
 
 def attribute(module: nn.Module, name: str, names: tuple[str, ...], config: Any) -> float | None:
     """Return a whole number that the innermost module around a weight has under one of these names, or its config."""
-    for owner in ancestors(module, name):
+    for owner in (*ancestors(module, name), config):
         for each in names:
-            value = getattr(owner, each, None)
-            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            value = whole_number(owner, each)
+            if value is not None:
                 return value
-    for each in names:
-        value = getattr(config, each, None)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
     return None
+
+
+def whole_number(owner: Any, name: str) -> int | None:
+    """Return an attribute that is a positive whole number; a configuration raises if it differs between layers."""
+    try:
+        value = getattr(owner, name, None)
+    except Exception:  # noqa: BLE001  a user's module or configuration may raise anything
+        return None
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
 def ancestors(module: nn.Module, name: str) -> Iterator[nn.Module]:
