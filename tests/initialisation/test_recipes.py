@@ -5,6 +5,7 @@ import functools
 import json
 import math
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import nn
 
 from limitformer.base.errors import InputError
 from limitformer.initialisation.recipes import Recipe, compare_with_recipe, recipe_of, recipes
-from limitformer.initialisation.recipes.comparison import DIFFERS, FORM, estimate
+from limitformer.initialisation.recipes.comparison import DIFFERS, FORM, RecipeComparison, RecipeRow, estimate
 from limitformer.initialisation.recipes.formula import NotDefinedError, evaluate
 from recipe_models import DRAWS, OTHERS, NanochatFactors, factory
 
@@ -315,6 +316,44 @@ def test_error_of_an_estimate_is_that_of_repeated_estimates():
     assert far == 0
     same = [estimate(1.2 * chance.standard_normal((4, 300))) for _ in range(20)]
     assert all(abs(math.log(each.std)) > 5 * each.error for each in same)  # the wrong twin
+
+
+def test_table_fits_its_columns_whatever_its_cells_hold():
+    long = RecipeRow(
+        kind="feed-forward out (part of a fused matrix)",
+        names=("layers.*.mlp.down_proj",),
+        count=3,
+        code="inverse softplus mean -4.592, 1.341 to 1.342",
+        recipe="truncated 0.008055 to 0.01395",
+        ratio=(0.00012345, 123456.0),
+        error=0.001,
+        mark=DIFFERS,
+        remark="",
+    )
+    short = replace(long, kind="query", code="normal 0.02", recipe="normal 0.01", ratio=(2.0, 2.0), error=0.0)
+    lines = RecipeComparison("m", recipes()["gpt2"], (long, short)).table(80)
+    assert max(map(len, lines)) <= 80
+    text = " ".join(" ".join(lines).split())
+    assert all(cell in text for cell in (long.kind, long.code, long.recipe, long.ratio_text, "normal 0.02", "2"))
+
+
+def test_numbers_of_size_zero_divide_nothing():
+    zero = Recipe(name="zero", title="Zero", source="none", rules={"embedding": "values(0 * i)", "head": "normal(0)"})
+    comparison = compare_with_recipe(factory("megatron"), zero)
+    assert {row.kind: row.ratio for row in comparison.rows} == {"embedding": (math.inf,) * 2, "head": (math.inf,) * 2}
+
+
+def test_module_that_cannot_be_watched_is_drawn():
+    class Stubborn(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed_tokens = nn.Embedding(96, 48)
+            numbers = torch.randn(96, 48).numpy() * 0.02  # fails without memory
+            self.embed_tokens.weight = nn.Parameter(torch.from_numpy(numbers))
+
+    row = compare_with_recipe(Stubborn, "megatron").rows[0]
+    assert (row.kind, row.mark) == ("embedding", "=")
+    assert 0 < row.error < 0.02
 
 
 def test_recipes_are_copied_and_pickled():

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from limitformer.base.errors import InputError
+from limitformer.base.errors import first_line
 from limitformer.initialisation.recipes.formula import SORTED, NotDefinedError, RecipeLaw, evaluate
 from limitformer.initialisation.recipes.recipe import Recipe, recipe_of
 from limitformer.initialisation.recipes.roles import WeightPlace, places_of
 from limitformer.weightless import laws
-from limitformer.weightless.building import build_sample
+from limitformer.weightless.building import build_sample, drawn_module
 from limitformer.weightless.configurations import values_in
 from limitformer.weightless.law import LawTable, build_without_weights, table_of
 from limitformer.weightless.laws import CUT_NOTHING
@@ -31,6 +31,7 @@ EXACT = 1e-4  # relative difference of two laws that rounded constants may cause
 ERRORS = 5.0  # standard errors of a ratio that is estimated
 BUILDS = 4
 MOST_ESTIMATED = 2 * 10**7  # entries of unknown law, which a build computes
+LEFT = 5  # spaces before the cells of a row that takes several lines
 SAME, FORM, DIFFERS = ORDER = "=", "~", "≠"
 
 
@@ -130,7 +131,7 @@ class RecipeComparison:
         }
 
     def table(self, columns: int = 10**6) -> list[str]:
-        """Return the lines of a table: kind of weight, this code, recipe, ratio. A longer row takes two lines."""
+        """Return the lines of a table: kind of weight, this code, recipe, ratio. A longer row takes several lines."""
         cells = [(row.mark, row.kind, row.code, row.recipe, row.ratio_text) for row in self.rows]
         head = ("", "kind of weight", "this code, std", "recipe, std", "ratio")
         widths = [max(len(row[column]) for row in [head, *cells]) for column in range(len(head))]
@@ -140,8 +141,11 @@ class RecipeComparison:
             first = f"  {row[0]:1}  {row[1]:<{widths[1]}}"
             rest = "  ".join(f"{each:<{width}}" for each, width in zip(row[2:], widths[2:], strict=True))
             both = f"{first}  {rest}".rstrip()
-            split = len(row[1]) > widths[1] or len(both) > columns
-            lines += [first.rstrip(), f"{'':{columns - 1 - len(rest.rstrip())}}{rest.rstrip()}"] if split else [both]
+            if len(row[1]) <= widths[1] and len(both) <= columns:
+                lines.append(both)
+                continue
+            parts = [rest.rstrip()] if len(rest.rstrip()) <= columns - LEFT else [each for each in row[2:] if each]
+            lines += [first.rstrip(), *(f"{'':{LEFT}}{each}" for each in parts)]
         return lines
 
     def __str__(self) -> str:
@@ -250,10 +254,14 @@ def compare_law(
         except NotDefinedError as error:
             missing.append((name, str(error)))
     single += tied_heads(module, table, sizes, places, recipe)
-    rows = rows_of(single)
-    return RecipeComparison(
-        table.name, recipe, rows, uncovered_of(missing, table.shapes), tie_remarks(table, recipe, single, untied)
-    )
+    heads = [
+        (first, name)
+        for first, names in table.tied.items()
+        if places[first].roles == ("embedding",)
+        for name in heads_among(module, names)
+    ]
+    remarks = tie_remarks(heads, recipe, single, untied)
+    return RecipeComparison(table.name, recipe, rows_of(single), uncovered_of(missing, table.shapes), remarks)
 
 
 def covered(place: WeightPlace, recipe: Recipe) -> bool:
@@ -301,10 +309,11 @@ def estimates(
     for seed in range(BUILDS):
         try:
             module, _ = build_sample(blueprint.factory, torch.float32, seed)
-        except (InputError, MemoryError):
-            raise
-        except Exception as error:  # the user's own code, which may raise anything  # noqa: BLE001
-            return {}, {name: f"its law is not known, and a build fails: {type(error).__name__}" for name in names}
+        except Exception:  # the user's own code cannot be watched, so that it draws all weights  # noqa: BLE001
+            try:
+                module = drawn_module(blueprint.factory, torch.float32, seed)
+            except Exception as error:  # noqa: BLE001  it may raise anything
+                return {}, {name: f"its law is not known, and a build fails: {first_line(error)}" for name in names}
         for name in list(numbers):
             parameter = module.get_parameter(name)
             if parameter.is_meta:
@@ -322,23 +331,18 @@ def estimate(draws: np.ndarray) -> ComparedSize:
     """
     draws = draws.astype(np.float64)
     mean, std, count = float(draws.mean()), float(draws.std()), draws.size
-    if np.all(draws == draws[0]):
-        return (
-            ComparedSize(laws.GIVEN, mean, std, False, values=draws[0])
-            if std > 0
-            else ComparedSize(laws.CONSTANT, mean, 0.0, False)
-        )
+    if np.all(draws == draws[0]):  # nothing is random
+        constant = ComparedSize(laws.CONSTANT, mean, 0.0, False)
+        return replace(constant, kind=laws.GIVEN, std=std, values=draws[0]) if std > 0 else constant
     kurtosis = float(((draws - mean) ** 4).mean()) / std**4
     independent = math.sqrt(max(kurtosis - 1, 0.1) / (4 * count))
-    by_build = draws.std(axis=1)
-    spread = float(np.log(by_build, where=by_build > 0, out=np.zeros_like(by_build)).std(ddof=1)) / math.sqrt(
-        len(draws)
-    )
+    by_build = np.log(np.maximum(draws.std(axis=1), 1e-300))
+    spread = float(by_build.std(ddof=1)) / math.sqrt(len(draws))
     return ComparedSize(laws.UNKNOWN, mean, std, True, error=max(independent, spread), count=count)
 
 
 def compared(name: str, place: WeightPlace, size: ComparedSize, recipe: Recipe) -> list[ComparedWeight]:
-    """Hold one weight against the recipe; a fused one against several rules if they differ."""
+    """Compare one weight with the recipe; a fused one with several rules if they differ."""
     names = {**recipe.settings, **place.sizes}
     fused = len(place.roles) > 1
     if fused and "fan_out" in names and "fan_out" in "".join(recipe.rules[role] for role in place.roles):
@@ -352,7 +356,7 @@ def compared(name: str, place: WeightPlace, size: ComparedSize, recipe: Recipe) 
 
 
 def compare_sizes(name: str, kind: str, size: ComparedSize, law: RecipeLaw) -> ComparedWeight:
-    """Hold one law against another."""
+    """Compare two laws."""
     ratio, error, why = ratio_of(size, law)
     form = form_of(size, law)
     mark = DIFFERS if why else FORM if form else SAME
@@ -365,16 +369,16 @@ def ratio_of(size: ComparedSize, law: RecipeLaw) -> tuple[float, float, str]:
         pair = (np.full(law.values.shape, size.mean) if size.values is None else size.values, law.values)
         return ratio_of_numbers(*map(np.sort, map(np.ravel, pair)) if law.kind == SORTED else pair)
     if law.values is not None:
-        return rms(size.mean, size.std) / rms(law.mean, law.std), 0.0, "drawn, where the recipe has numbers"
+        return over(rms(size.mean, size.std), rms(law.mean, law.std)), 0.0, "drawn, where the recipe has numbers"
     drawn, published = size.random or size.values is not None, law.random
     if not drawn and not published:
         return ratio_of_constants(size.mean, law.mean)
     if not published:
-        ratio = math.inf if law.mean == 0 else rms(size.mean, size.std) / abs(law.mean)
-        return ratio, 0.0, f"drawn, where the recipe has {short(law)}"
+        return over(rms(size.mean, size.std), abs(law.mean)), 0.0, f"drawn, where the recipe has {short(law)}"
     if not drawn:
-        return abs(size.mean) / rms(law.mean, law.std), 0.0, f"{number(size.mean)} everywhere, where the recipe draws"
-    ratio = size.std / law.std if law.std else math.inf if size.std else 1.0
+        ratio = over(abs(size.mean), rms(law.mean, law.std))
+        return ratio, 0.0, f"{number(size.mean)} everywhere, where the recipe draws"
+    ratio = over(size.std, law.std)
     why = []
     if ratio <= 0 or not math.isfinite(ratio) or abs(math.log(ratio)) > EXACT + ERRORS * size.error:
         why.append(f"std {number(ratio)} times the recipe's")
@@ -389,7 +393,7 @@ def ratio_of_numbers(numbers: np.ndarray, published: np.ndarray) -> tuple[float,
     if numbers.size != published.size:
         return math.nan, 0.0, f"{numbers.size} numbers, where the recipe has {published.size}"
     size = float(np.sqrt((published**2).mean()))
-    ratio = float(np.sqrt((numbers**2).mean())) / size if size else math.inf
+    ratio = over(float(np.sqrt((numbers**2).mean())), size)
     off = float(np.abs(numbers.ravel() - published.ravel()).max())
     return ratio, 0.0, f"other numbers, off by up to {number(off)}" if off > EXACT * max(size, off * 1e-3) else ""
 
@@ -430,7 +434,7 @@ def tied_heads(
     places: Mapping[str, WeightPlace],
     recipe: Recipe,
 ) -> list[ComparedWeight]:
-    """Hold the law of an embedding that is the head, too, against the recipe's rule of the head."""
+    """Compare the law of an embedding that is the head, too, with the recipe's rule of the head."""
     result: list[ComparedWeight] = []
     for first, names in table.tied.items():
         if first not in sizes or places[first].roles != ("embedding",) or "head" not in recipe.rules:
@@ -459,12 +463,10 @@ def heads_among(module: nn.Module, names: Iterable[str]) -> list[str]:
     ]
 
 
-def tie_remarks(table: LawTable, recipe: Recipe, single: list[ComparedWeight], untied: bool) -> tuple[str, ...]:
-    """Return remarks about a head that is tied where it should not be, or the reverse."""
-    ties = [
-        (first, name) for first, names in table.tied.items() for name in names if "head" in name or "decoder" in name
-    ]
-    heads = [(first, name) for first, name in ties if not name.endswith("embed_tokens.weight")]
+def tie_remarks(
+    heads: list[tuple[str, str]], recipe: Recipe, single: list[ComparedWeight], untied: bool
+) -> tuple[str, ...]:
+    """Return remarks about a head that is tied where it should not be, or the reverse; `heads`: (embedding, head)."""
     remarks = []
     if untied and heads:
         first, name = heads[0]
@@ -521,20 +523,12 @@ def rows_of(single: list[ComparedWeight]) -> tuple[RecipeRow, ...]:
             )
         error = max(each.error for each in group)
         key = (kind, codes, published, round(low, 6), round(high, 6), worst.mark, remark)
+        row = RecipeRow(kind, (name,), len(group), codes, published, (low, high), error, worst.mark, remark)
         before = rows.get(key)
-        names = (*(before.names if before else ()), name)
-        count = len(group) + (before.count if before else 0)
-        rows[key] = RecipeRow(
-            kind,
-            names,
-            count,
-            codes,
-            published,
-            (low, high),
-            max(error, before.error if before else 0.0),
-            worst.mark,
-            remark,
-        )
+        if before is not None:
+            names, count = (*before.names, name), before.count + row.count
+            row = replace(row, names=names, count=count, error=max(before.error, error))
+        rows[key] = row
     return tuple(rows.values())
 
 
@@ -604,6 +598,11 @@ def uncovered_of(missing: list[tuple[str, str]], shapes: Mapping[str, tuple[int,
         key = (pattern(name), "×".join(map(str, shapes[name])), reason)
         groups[key] = groups.get(key, 0) + 1
     return tuple(Uncovered(name, count, shape, reason) for (name, shape, reason), count in groups.items())
+
+
+def over(size: float, published: float) -> float:
+    """Return the ratio of two sizes; 0/0 is 1."""
+    return size / published if published else math.inf if size else 1.0
 
 
 def rms(mean: float, std: float) -> float:
