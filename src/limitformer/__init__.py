@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from limitformer.covariance.limit import CovarianceFlow as CovarianceFlow
     from limitformer.covariance.limit import CovarianceLimit as CovarianceLimit
     from limitformer.designing import design as design
+    from limitformer.initialisation.recipes.recipe import recipes as recipes
     from limitformer.models import GELU as GELU
     from limitformer.models import Elementwise as Elementwise
     from limitformer.models import Gated as Gated
@@ -150,6 +151,7 @@ HOMES = {
     "designing": ("design",),  # these, and three of the modules below, need an extra
     "checking.check": ("check",),
     "checking.comparison": ("compare",),
+    "initialisation.recipes.recipe": ("recipes",),
     "weightless.shapes": ("shapes",),
 }
 MODULES = ("checking", "designing", "hf", "models", "nn", "plot", "weightless")

@@ -11,7 +11,7 @@ import torch
 import xarray as xr
 from torch import nn
 
-from limitformer.base.errors import require_count
+from limitformer.base.errors import require, require_count
 from limitformer.checking.band import band
 from limitformer.checking.conditions import agreement, size_by_group
 from limitformer.checking.curves import curves, place_of
@@ -23,6 +23,8 @@ from limitformer.checking.subject import Subject, about_loss, inputs_for, loss_o
 from limitformer.checking.thresholds import FINE, GRADES, thresholds_with
 from limitformer.checking.verdicts import TRAINED, Verdict, verdicts
 from limitformer.hf import Shaping
+from limitformer.initialisation.recipes import Recipe, RecipeComparison, recipe_of
+from limitformer.initialisation.recipes.comparison import asks_untied, compare_law
 from limitformer.initialisation.report import InitialisationReport
 from limitformer.initialisation.weight_by_weight import check_initialisation
 from limitformer.nn.drawn.simulate import resolve_device
@@ -36,6 +38,10 @@ from limitformer.weightless.models import Blueprint
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.simulate import run_passes, settle
 
+NO_LAW = (
+    "recipe needs the law of the model's code, which is not known of this module. Nearest: a configuration, a function "
+    "that builds it, and law=True."
+)
 MOVED = 0.02  # standard deviation given to weights that start at zero, to see what they hold back
 
 
@@ -54,6 +60,8 @@ class Options:
     batch_dim: int
     blocks: Chosen | None
     progress: bool
+    recipe: Recipe | None = None
+    untied: bool = False
 
 
 @dataclass
@@ -68,6 +76,7 @@ class Measured:
         about: the loss, and weights that start at zero.
         agreement: of the outputs for two inputs that differ in one condition.
         group_size: returns the size of the stream by group of tokens.
+        recipe: the law of every weight, compared with a published recipe.
     """
 
     module: xr.Dataset | None = None
@@ -77,6 +86,7 @@ class Measured:
     about: dict[str, Any] = field(default_factory=dict)
     agreement: xr.DataArray | None = None
     group_size: Callable[[xr.Dataset], xr.DataArray | None] = lambda data: None
+    recipe: RecipeComparison | None = None
 
 
 def check(
@@ -98,6 +108,7 @@ def check(
     blocks: Chosen | None = None,
     trust_remote_code: bool = False,
     progress: bool = True,
+    recipe: Recipe | str | None = None,
 ) -> Report:
     """Measure a Transformer by layer, compare it with its law at initialisation, and return what is wrong.
 
@@ -124,6 +135,8 @@ def check(
             and returns them; None finds the modules that receive the stream and return it.
         trust_remote_code: whether the Python code in the folder of a configuration (`auto_map`) may run.
         progress: whether the terminal shows the progress of work of more than two seconds.
+        recipe: a published initialisation (`limitformer.recipes()`), its name, or its name with settings, such as
+            `megatron,std=0.006`: the law of every weight is compared with it.
 
     Raises:
         InputError: an argument cannot be used, or a network cannot run.
@@ -132,6 +145,7 @@ def check(
     require_count("tokens", tokens, least=2)
     require_count("samples", samples)
     limits = thresholds_with(thresholds)
+    published = None if recipe is None else recipe_of(recipe)
     subject = subject_of(what, settings, shaping, trust_remote_code)
     other = None if against is None else subject_of(against, trust_remote_code=trust_remote_code)
     options = Options(
@@ -146,13 +160,16 @@ def check(
         batch_dim=batch_dim,
         blocks=blocks,
         progress=progress,
+        recipe=published,
+        untied=published is not None and asks_untied(what),
     )
     report = with_verdicts(summarise(subject, measure(subject, options)), limits, subject.shaped)
     if settings:
         report = replace(report, name=f"{report.name} with {', '.join(f'{k}={v}' for k, v in settings.items())}")
     if other is None:
         return report
-    second = summarise(other, measure(other, replace(options, overrides=None)))
+    options = replace(options, overrides=None, untied=published is not None and asks_untied(against))
+    second = summarise(other, measure(other, options))
     second = with_verdicts(second, limits, other.shaped)
     if second.name == report.name:
         paths = all(isinstance(each, str | Path) for each in (what, against)) and str(what) != str(against)
@@ -168,6 +185,8 @@ def measure(subject: Subject, options: Options) -> Measured:
     loss = (options.loss or loss_of(blueprint, options.seed)) if options.gradients else None
     own_loss = options.gradients and options.loss is None
     module, result = subject.module, Measured()
+    known = subject.blueprint is not None and (module is None or options.law)
+    require(known or options.recipe is None, NO_LAW)
     if module is not None:
         inputs = settle_module(module, inputs, own_loss, options.blocks)
         result.module = measure_module(module, inputs, loss, options.blocks)
@@ -175,11 +194,15 @@ def measure(subject: Subject, options: Options) -> Measured:
         result.agreement = agreement(
             inputs, blueprint.config, lambda each: measure_module(module, each, None, options.blocks)
         )
-    if subject.blueprint is None or (module is not None and not options.law):
+    if subject.blueprint is None or not known:
         result.weights = None if module is None else check_initialisation(module, None)
     else:
         network = weightless_of(subject.blueprint, options.overrides, options.blocks)
         result.laws = network.table
+        if options.recipe is not None:
+            result.recipe = compare_law(
+                options.recipe, network.module, network.table, subject.blueprint, options.untied
+            )
         if module is not None:  # before any pass: a module may change its buffers as it runs
             result.weights = check_initialisation(module, network.table, reference=network.module)
         inputs = settle(inputs, network, options.seed, own_loss)
@@ -231,6 +254,7 @@ def summarise(subject: Subject, measured: Measured) -> Report:
         data=last.data,
         laws=measured.laws,
         about=last.about,
+        recipe=measured.recipe,
     )
 
 

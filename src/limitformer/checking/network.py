@@ -13,6 +13,7 @@ from limitformer.checking.curves import CURVES, over_heads, place_of
 from limitformer.checking.subject import OWN, READOUT
 from limitformer.checking.thresholds import failing
 from limitformer.checking.verdicts import Verdict, failed, grade_of, number_text
+from limitformer.initialisation.recipes import RecipeComparison
 from limitformer.initialisation.report import InitialisationReport
 from limitformer.weightless.law import LawTable
 from limitformer.weightless.laws import CONSTANT
@@ -49,6 +50,7 @@ class CheckedNetwork:
     verdicts: list[Verdict] = field(default_factory=list)
     stack: str = ""
     stacks: "tuple[CheckedNetwork, ...]" = ()
+    recipe: RecipeComparison | None = None
 
     @property
     def trained(self) -> bool:

@@ -18,6 +18,8 @@ from limitformer.checking.metrics import Metric, metrics_of
 from limitformer.checking.network import LISTED, CheckedNetwork
 from limitformer.checking.thresholds import FINE, Threshold
 from limitformer.checking.verdicts import TRAINED, number_text
+from limitformer.initialisation.recipes import RecipeComparison
+from limitformer.initialisation.recipes.comparison import names_text
 from limitformer.results.storage import save
 
 COLUMNS = 80  # characters of a line of the text
@@ -41,6 +43,7 @@ class Report(CheckedNetwork):
         stacks: the other stacks, such as an encoder, each with name, curves, band, data and verdicts.
         thresholds: where verdicts begin.
         against: the report of another network, for the same tokens.
+        recipe: the law of every weight, compared with a published recipe; None if none was asked for.
     """
 
     thresholds: Mapping[str, Threshold] = field(default_factory=dict)
@@ -61,7 +64,8 @@ class Report(CheckedNetwork):
         for stack in self.stacks:
             lines += ["", *wrapped(f"{stack.name}: {stack.heading}", ""), *rows(stack)]
         lines += ["", self.stack] if self.stacks else [""]
-        return "\n".join([*lines, *rows(self), *self.notes()])
+        published = [] if self.recipe is None else ["", *recipe_lines(self.recipe)]
+        return "\n".join([*lines, *rows(self), *self.notes(), *published])
 
     def notes(self) -> list[str]:
         """Return the remarks, and the first findings on the weights."""
@@ -83,6 +87,7 @@ class Report(CheckedNetwork):
             "within_law": self.within_law,
             "unlike_law": self.unlike_law,
             "initialisation": None if self.initialisation is None else str(self.initialisation),
+            "recipe": None if self.recipe is None else self.recipe.record(),
             "thresholds": {name: asdict(each) for name, each in self.thresholds.items()},
             "about": finite_values(self.about),
             "stacks": {each.name: [finite_values(asdict(one)) for one in each.verdicts] for each in self.stacks},
@@ -170,6 +175,22 @@ def dataset_of(network: CheckedNetwork) -> xr.Dataset:
 def file_name(stack: str) -> str:
     """Return the name of the data file of a stack."""
     return f"check-{re.sub('[^A-Za-z0-9._-]+', '_', stack)}.nc"
+
+
+def recipe_lines(comparison: RecipeComparison) -> list[str]:
+    """Return the comparison with a recipe on lines of at most 80 characters."""
+    lines = wrapped(comparison.summary, "  ")
+    lines += comparison.table(COLUMNS)
+    for row in comparison.rows:
+        if row.remark:
+            lines += wrapped(f"  {row.mark} {row.kind}: {row.remark} ({names_text(row)})", "    ")
+    for remark in comparison.remarks:
+        lines += wrapped(f"  ! {remark}", "    ")
+    missing = [f"{each.names} ({each.reason})" for each in comparison.uncovered]
+    if missing:
+        more = f" and {len(missing) - LISTED} more" if len(missing) > LISTED else ""
+        lines += wrapped(f"  not covered: {', '.join(missing[:LISTED])}{more}", "    ")
+    return lines + wrapped(f"  source: {comparison.recipe.source}", "    ")
 
 
 def wrapped(line: str, indent: str) -> list[str]:

@@ -36,6 +36,10 @@ COMMANDS = {
         "limitformer.cli.check:check",
         "Tell whether a Transformer collapses, explodes or freezes: the exact law at initialisation, or a checkpoint.",
     ),
+    "recipes": (
+        "limitformer.cli.recipes:recipes",
+        "List published initialisations, or print one: its laws, settings and source.",
+    ),
     "design": (
         "limitformer.cli.design:design",
         "Find settings for a sound network at initialisation, with their risk, and print the lines to paste.",

@@ -76,6 +76,13 @@ def check(
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run the Python code in the folder of a configuration.")
     ] = False,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[,SETTING=NUMBER]",
+            help="Compare the law of every weight with a published recipe ('limitformer recipes' lists them).",
+        ),
+    ] = None,
 ) -> None:
     """Tell whether a Transformer collapses, explodes or freezes: the exact law at initialisation, or a checkpoint.
 
@@ -95,6 +102,7 @@ def check(
                 require_known(one)
         require_readable(text)
         require(text is None or inputs is None, "--text and --inputs cannot both be given.")
+        published = None if recipe is None else recipe_option(recipe)
         require(out is None or bool(out.strip()), "--out must be a folder; got ''. Nearest: --out . for this one.")
         place = None if out is None else Path(out)
         from limitformer.base.files import check_writable
@@ -113,7 +121,7 @@ def check(
         with suggest_quicker(quicker("--samples", samples)):
             given = text if inputs is None else user_inputs(inputs)
             options |= {"gradients": gradients, "seed": seed, "trust_remote_code": trust_remote_code}
-            options["blocks"] = blocks or None
+            options |= {"blocks": blocks or None, "recipe": published}
             if several or len(what) > 1:
                 comparison = check_several(what, several, given, options, place)
                 if fail_on and comparison.failed(fail_on):
@@ -166,6 +174,16 @@ def checked_options(
         "shaping": shaping_options(shaped),
         "thresholds": thresholds,
     }
+
+
+def recipe_option(text: str) -> Any:
+    """Return the recipe of --recipe."""
+    from limitformer.initialisation.recipes.recipe import recipe_of
+
+    try:
+        return recipe_of(text)
+    except InputError as error:
+        raise InputError(f"--recipe: {error}") from error
 
 
 def show_shapes() -> None:

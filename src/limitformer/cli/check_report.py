@@ -11,7 +11,7 @@ from limitformer.cli.report import screen
 if TYPE_CHECKING:
     from limitformer.checking import Report
 
-COLOURS = {"✓": "bold green", "!": "bold yellow", "✗": "bold red", "·": "bold cyan"}
+COLOURS = {"✓": "bold green", "!": "bold yellow", "✗": "bold red", "·": "bold cyan", "≠": "bold yellow"}
 DESIGNED = ("collapsed", "grows", "dies", "frozen", "uniform", "vanishing")  # verdicts that `design` may fix
 
 

@@ -36,6 +36,7 @@ def page(network: CheckedNetwork, against: CheckedNetwork | None, thresholds: Ma
     networks = [network] if against is None else [network, against]
     parts = [heading(network, against), curves(network, against), cells(networks)]
     weights = "".join(findings(each) for each in networks)
+    parts += map(recipe_section, networks)
     parts += [section("Initialisation, weight by weight", "initialisation", weights), sources(networks, thresholds)]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -195,6 +196,28 @@ def findings(network: CheckedNetwork) -> str:
     ]
     table = region(f"Findings on the weights of {network.name}", rows_as_html(head, rows)) if rows else ""
     return paragraph(f"{network.name}: {report.summary}.") + table
+
+
+def recipe_section(network: CheckedNetwork) -> str:
+    """Return the comparison with a published recipe, if one was asked for."""
+    comparison = network.recipe
+    if comparison is None:
+        return ""
+    head = ["", "kind of weight", "this code", "recipe", "ratio", "what differs", "weights"]
+    rows = [
+        [row.mark, row.kind, row.code, row.recipe, row.ratio_text, row.remark, f"{', '.join(row.names)} ×{row.count}"]
+        for row in comparison.rows
+    ]
+    inner = paragraph(f"{network.name}: {comparison.summary}.")
+    inner += region(f"{network.name} against recipe {comparison.recipe.name}", rows_as_html(head, rows)) if rows else ""
+    inner += "".join(paragraph(f"{remark}.") for remark in comparison.remarks)
+    missing = [[each.names, str(each.count), each.shape, each.reason] for each in comparison.uncovered]
+    if missing:
+        table = rows_as_html(["not covered by the recipe", "number", "shape", "why"], missing)
+        inner += region(f"Weights of {network.name} that the recipe does not cover", table)
+    inner += pairs({"source": comparison.recipe.source, "note": comparison.recipe.notes})
+    title = f"{network.name} against a published recipe: {comparison.recipe.title}"
+    return section(title, f"recipe-{hashlib.sha256(network.name.encode()).hexdigest()[:8]}", inner)
 
 
 def sources(networks: list[CheckedNetwork], thresholds: Mapping[str, Threshold]) -> str:

@@ -1,0 +1,28 @@
+"""`limitformer recipes`: published initialisations."""
+
+from typing import Annotated
+
+import typer
+
+from limitformer.cli.report import errors_in_one_line, print_plain
+
+
+def recipes(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="One recipe, with other settings as NAME,SETTING=NUMBER.")
+    ] = None,
+) -> None:
+    """List published initialisations, or print one: its laws, settings and source.
+
+    For example: limitformer recipes megatron,std=0.006
+    """
+    with errors_in_one_line():
+        from limitformer.initialisation.recipes.recipe import recipe_of
+        from limitformer.initialisation.recipes.recipe import recipes as known
+
+        if name is not None:
+            print_plain(str(recipe_of(name)))
+            return
+        for each in known().values():
+            print_plain(f"{each.name:20} {each.title}")
+        print_plain("\nNext: limitformer check MODEL --recipe NAME  (a model's own code against one of them)")

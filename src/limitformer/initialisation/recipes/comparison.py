@@ -1,0 +1,614 @@
+"""The law of a model's own code, weight by weight, compared with a published recipe.
+
+Laws are compared, not numbers that were drawn: the ratio is that of the standard deviations, or of the constants. Both
+are exact, so that a ratio that is not 1 is a difference of the code. Where the law of the code is not known in closed
+form, such as that of an orthogonal matrix, the model's code builds a few networks, and the ratio has a standard error.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from limitformer.base.errors import first_line
+from limitformer.initialisation.recipes.formula import SORTED, NotDefinedError, RecipeLaw, evaluate
+from limitformer.initialisation.recipes.recipe import Recipe, recipe_of
+from limitformer.initialisation.recipes.roles import WeightPlace, places_of
+from limitformer.weightless import laws
+from limitformer.weightless.building import build_sample, drawn_module
+from limitformer.weightless.configurations import values_in
+from limitformer.weightless.law import LawTable, build_without_weights, table_of
+from limitformer.weightless.laws import CUT_NOTHING
+from limitformer.weightless.models import Blueprint, blueprint_of, is_config
+from limitformer.weightless.shapes import SHAPES
+
+EXACT = 1e-4  # relative difference of two laws that rounded constants may cause
+ERRORS = 5.0  # standard errors of a ratio that is estimated
+BUILDS = 4
+MOST_ESTIMATED = 2 * 10**7  # entries of unknown law, which a build computes
+LEFT = 5  # spaces before the cells of a row that takes several lines
+SAME, FORM, DIFFERS = ORDER = "=", "~", "≠"
+
+
+@dataclass(frozen=True)
+class RecipeRow:
+    """One kind of weight: the law of this code, that of the recipe, and their ratio.
+
+    Attributes:
+        kind: the role of the weights.
+        names: patterns of their names, in which `*` is any number.
+        count: how many weights.
+        code: the law of this code.
+        recipe: the law of the recipe.
+        ratio: the smallest and the largest std of this code over that of the recipe, or ratio of constants. 0/0 is 1.
+        error: the largest standard error of a ratio; 0 where both laws are known.
+        mark: `≠` where size or mean differ, `~` where only the form of the law does, else `=`.
+        remark: the difference in words.
+    """
+
+    kind: str
+    names: tuple[str, ...]
+    count: int
+    code: str
+    recipe: str
+    ratio: tuple[float, float]
+    error: float
+    mark: str
+    remark: str
+
+    @property
+    def ratio_text(self) -> str:
+        """The ratio as text, such as `4.899` or `0.5 to 2`."""
+        low, high = self.ratio
+        text = number(low) if high - low <= EXACT * high or low == high else f"{number(low)} to {number(high)}"
+        return f"{text} ± {self.error * max(1.0, high if math.isfinite(high) else 1.0):.1g}" if self.error else text
+
+
+@dataclass(frozen=True)
+class Uncovered:
+    """Weights that the recipe says nothing about, or whose role is not clear."""
+
+    names: str
+    count: int
+    shape: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class RecipeComparison:
+    """The law of a model's code compared with a recipe.
+
+    Attributes:
+        name: of the model.
+        recipe: the recipe.
+        rows: the weights that the recipe covers, by kind.
+        uncovered: all other weights.
+        remarks: about ties.
+    """
+
+    name: str
+    recipe: Recipe
+    rows: tuple[RecipeRow, ...]
+    uncovered: tuple[Uncovered, ...] = ()
+    remarks: tuple[str, ...] = field(default=())
+
+    @property
+    def differences(self) -> tuple[RecipeRow, ...]:
+        """The kinds of weight whose size or mean differs from the recipe's."""
+        return tuple(row for row in self.rows if row.mark == DIFFERS)
+
+    @property
+    def summary(self) -> str:
+        """One line: how many kinds of weight differ, and which."""
+        off = list(dict.fromkeys(row.kind for row in self.differences))
+        every = list(dict.fromkeys(row.kind for row in self.rows))
+        missing = sum(each.count for each in self.uncovered)
+        tail = f"; {missing} weights are not covered by it" if missing else ""
+        if not self.rows:
+            return f"recipe {self.recipe.name} covers none of {missing} weights"
+        start = f"{len(off)} of {len(every)} kinds of weight differ from recipe {self.recipe.name}"
+        return f"{start}{': ' if off else ''}{', '.join(off)}{tail}"
+
+    def record(self) -> dict[str, Any]:
+        """Return the comparison as JSON holds it; an infinite ratio is the text `inf`."""
+        rows = [
+            {**asdict(row), "ratio": [each if math.isfinite(each) else str(each) for each in row.ratio]}
+            for row in self.rows
+        ]
+        return {
+            "recipe": self.recipe.name,
+            "settings": dict(self.recipe.settings),
+            "source": self.recipe.source,
+            "summary": self.summary,
+            "rows": rows,
+            "uncovered": [asdict(each) for each in self.uncovered],
+            "remarks": list(self.remarks),
+        }
+
+    def table(self, columns: int = 10**6) -> list[str]:
+        """Return the lines of a table: kind of weight, this code, recipe, ratio. A longer row takes several lines."""
+        cells = [(row.mark, row.kind, row.code, row.recipe, row.ratio_text) for row in self.rows]
+        head = ("", "kind of weight", "this code, std", "recipe, std", "ratio")
+        widths = [max(len(row[column]) for row in [head, *cells]) for column in range(len(head))]
+        widths[1] = min(widths[1], max(columns - 11 - sum(widths[2:]), 18))
+        lines = []
+        for row in [head, *cells] if cells else []:
+            first = f"  {row[0]:1}  {row[1]:<{widths[1]}}"
+            rest = "  ".join(f"{each:<{width}}" for each, width in zip(row[2:], widths[2:], strict=True))
+            both = f"{first}  {rest}".rstrip()
+            if len(row[1]) <= widths[1] and len(both) <= columns:
+                lines.append(both)
+                continue
+            parts = [rest.rstrip()] if len(rest.rstrip()) <= columns - LEFT else [each for each in row[2:] if each]
+            lines += [first.rstrip(), *(f"{'':{LEFT}}{each}" for each in parts)]
+        return lines
+
+    def __str__(self) -> str:
+        """Return the summary, the table, the differences by name, and the weights that are not covered."""
+        lines = [f"{self.name}: {self.summary}", f"  {self.recipe.title}; {self.recipe.source}", *self.table()]
+        for row in self.rows:
+            if row.remark:
+                lines.append(f"  {row.mark} {row.kind}: {row.remark} ({names_text(row)})")
+        lines += [f"  {remark}" for remark in self.remarks]
+        lines += [f"  not covered: {each.names} ×{each.count}: {each.reason}" for each in self.uncovered]
+        return "\n".join(lines)
+
+
+def names_text(row: RecipeRow) -> str:
+    more = f" and {len(row.names) - 1} more" if len(row.names) > 1 else ""
+    return f"{row.names[0]}{more}"
+
+
+@dataclass(frozen=True)
+class ComparedWeight:
+    """One weight, its law in the code and in the recipe."""
+
+    name: str
+    kind: str
+    code: "ComparedSize"
+    recipe: RecipeLaw
+    ratio: float
+    error: float
+    mark: str
+    remark: str
+
+
+@dataclass(frozen=True)
+class ComparedSize:
+    """The law of the code as it is compared.
+
+    Attributes:
+        kind: of the law, as in `limitformer.weightless.laws`.
+        mean: of an entry.
+        std: of an entry.
+        random: whether it is drawn.
+        error: relative standard error of std; 0 of a known law.
+        count: entries that mean and std were estimated from.
+        values: numbers that are not drawn.
+        cut: bounds of a truncated normal in its own standard deviations before truncation.
+    """
+
+    kind: str
+    mean: float
+    std: float
+    random: bool
+    error: float = 0.0
+    count: int = 0
+    values: np.ndarray | None = None
+    cut: tuple[float, float] = (-math.inf, math.inf)
+
+
+def compare_with_recipe(model: Any, recipe: Recipe | str) -> RecipeComparison:
+    """Compare the law that a model's own code draws with a published recipe.
+
+    Args:
+        model: a configuration of transformers, its folder, JSON or public name, or a function that builds a module.
+        recipe: a recipe, its name, or its name with settings, such as `megatron,std=0.006`.
+
+    Raises:
+        InputError: the model cannot be built, or there is no such recipe.
+
+    >>> from limitformer.initialisation.recipes import compare_with_recipe
+    >>> print(compare_with_recipe("gpt2", "gpt2").summary)
+    1 of 9 kinds of weight differ from recipe gpt2: position embedding
+    """
+    recipe = recipe_of(recipe)
+    blueprint = blueprint_of(model)
+    module, known = build_without_weights(blueprint, torch.float32)
+    return compare_law(recipe, module, table_of(blueprint, module, known), blueprint, asks_untied(model))
+
+
+def compare_law(
+    recipe: Recipe, module: nn.Module, table: LawTable, blueprint: Blueprint, untied: bool = False
+) -> RecipeComparison:
+    """Compare a table of laws with a recipe.
+
+    Args:
+        recipe: the recipe.
+        module: the module whose laws these are, for classes and computed numbers.
+        table: the laws.
+        blueprint: builds the module, for laws that are not known.
+        untied: whether the configuration asks for a head with weights of its own.
+    """
+    places = places_of(module, table.shapes, recipe.names, blueprint.config)
+    sizes, reasons = sizes_of(
+        module, table, blueprint, [name for name, place in places.items() if covered(place, recipe)]
+    )
+    single: list[ComparedWeight] = []
+    missing: list[tuple[str, str]] = []
+    for name, place in places.items():
+        if not covered(place, recipe):
+            roles = " and ".join(place.roles)
+            missing.append((name, place.reason if not roles else f"the recipe has no rule for {roles}"))
+            continue
+        if name not in sizes:
+            missing.append((name, reasons[name]))
+            continue
+        try:
+            single += compared(name, place, sizes[name], recipe)
+        except NotDefinedError as error:
+            missing.append((name, str(error)))
+    single += tied_heads(module, table, sizes, places, recipe)
+    heads = [
+        (first, name)
+        for first, names in table.tied.items()
+        if places[first].roles == ("embedding",)
+        for name in heads_among(module, names)
+    ]
+    remarks = tie_remarks(heads, recipe, single, untied)
+    return RecipeComparison(table.name, recipe, rows_of(single), uncovered_of(missing, table.shapes), remarks)
+
+
+def covered(place: WeightPlace, recipe: Recipe) -> bool:
+    return bool(place.roles) and all(role in recipe.rules for role in place.roles)
+
+
+def sizes_of(
+    module: nn.Module, table: LawTable, blueprint: Blueprint, names: Iterable[str]
+) -> tuple[dict[str, ComparedSize], dict[str, str]]:
+    """Return the law of each weight as it is compared, and reasons where it is not known."""
+    sizes: dict[str, ComparedSize] = {}
+    unknown: list[str] = []
+    for name in names:
+        law = table.laws[name]
+        if law.random:
+            cut = (law.low, law.high) if law.kind == laws.TRUNCATED else (-math.inf, math.inf)
+            sizes[name] = ComparedSize(law.kind, law.mean, law.std, True, cut=cut)
+        elif law.kind == laws.CONSTANT:
+            sizes[name] = ComparedSize(law.kind, law.shift, 0.0, False)
+        elif law.kind == laws.GIVEN and not module.get_parameter(name).is_meta:
+            sizes[name] = of_numbers(module.get_parameter(name))
+        else:
+            unknown.append(name)
+    estimated, reasons = estimates(table, blueprint, unknown)
+    return sizes | estimated, reasons
+
+
+def of_numbers(parameter: torch.Tensor) -> ComparedSize:
+    numbers = parameter.detach().double().cpu().numpy()
+    return ComparedSize(laws.GIVEN, float(numbers.mean()), float(numbers.std()), False, values=numbers)
+
+
+def estimates(
+    table: LawTable, blueprint: Blueprint, names: list[str]
+) -> tuple[dict[str, ComparedSize], dict[str, str]]:
+    """Estimate mean and standard deviation of weights of unknown law from a few networks of the model's own code."""
+    if not names:
+        return {}, {}
+    count = sum(math.prod(table.shapes[name]) for name in names)
+    never = {name: table.laws[name].reason for name in names if "never initialised" in table.laws[name].reason}
+    if count > MOST_ESTIMATED:
+        return {}, dict.fromkeys(names, f"its law is not known, and {count:,} entries are too many to draw")
+    numbers: dict[str, list[np.ndarray]] = {name: [] for name in names if name not in never}
+    reasons = dict(never)
+    for seed in range(BUILDS):
+        try:
+            module, _ = build_sample(blueprint.factory, torch.float32, seed)
+        except Exception:  # the user's own code cannot be watched, so that it draws all weights  # noqa: BLE001
+            try:
+                module = drawn_module(blueprint.factory, torch.float32, seed)
+            except Exception as error:  # noqa: BLE001  it may raise anything
+                return {}, {name: f"its law is not known, and a build fails: {first_line(error)}" for name in names}
+        for name in list(numbers):
+            parameter = module.get_parameter(name)
+            if parameter.is_meta:
+                reasons[name] = "its law is not known"
+                del numbers[name]
+            else:
+                numbers[name].append(parameter.detach().float().cpu().numpy().ravel())
+    return {name: estimate(np.stack(each)) for name, each in numbers.items()}, reasons
+
+
+def estimate(draws: np.ndarray) -> ComparedSize:
+    """Return the size of a law from draws (builds × entries).
+
+    The error is the larger of that of independent entries and that of independent builds.
+    """
+    draws = draws.astype(np.float64)
+    mean, std, count = float(draws.mean()), float(draws.std()), draws.size
+    if np.all(draws == draws[0]):  # nothing is random
+        constant = ComparedSize(laws.CONSTANT, mean, 0.0, False)
+        return replace(constant, kind=laws.GIVEN, std=std, values=draws[0]) if std > 0 else constant
+    kurtosis = float(((draws - mean) ** 4).mean()) / std**4
+    independent = math.sqrt(max(kurtosis - 1, 0.1) / (4 * count))
+    by_build = np.log(np.maximum(draws.std(axis=1), 1e-300))
+    spread = float(by_build.std(ddof=1)) / math.sqrt(len(draws))
+    return ComparedSize(laws.UNKNOWN, mean, std, True, error=max(independent, spread), count=count)
+
+
+def compared(name: str, place: WeightPlace, size: ComparedSize, recipe: Recipe) -> list[ComparedWeight]:
+    """Compare one weight with the recipe; a fused one with several rules if they differ."""
+    names = {**recipe.settings, **place.sizes}
+    fused = len(place.roles) > 1
+    if fused and "fan_out" in names and "fan_out" in "".join(recipe.rules[role] for role in place.roles):
+        names["fan_out"] = None  # of each part, which the shape does not tell
+    expected = {role: evaluate(recipe.rules[role], names, place.shape) for role in place.roles}
+    if fused and len({str(each) for each in expected.values()}) == 1:
+        role = ", ".join(place.roles)
+        return [compare_sizes(name, role, size, expected[place.roles[0]])]
+    part = " (part of a fused matrix)" if fused else ""
+    return [compare_sizes(name, f"{role}{part}", size, law) for role, law in expected.items()]
+
+
+def compare_sizes(name: str, kind: str, size: ComparedSize, law: RecipeLaw) -> ComparedWeight:
+    """Compare two laws."""
+    ratio, error, why = ratio_of(size, law)
+    form = form_of(size, law)
+    mark = DIFFERS if why else FORM if form else SAME
+    return ComparedWeight(name, kind, size, law, ratio, error, mark, "; ".join(each for each in (why, form) if each))
+
+
+def ratio_of(size: ComparedSize, law: RecipeLaw) -> tuple[float, float, str]:
+    """Return the ratio of sizes, its standard error, and the difference in words; empty if there is none."""
+    if law.values is not None and not size.random:
+        pair = (np.full(law.values.shape, size.mean) if size.values is None else size.values, law.values)
+        return ratio_of_numbers(*map(np.sort, map(np.ravel, pair)) if law.kind == SORTED else pair)
+    if law.values is not None:
+        return over(rms(size.mean, size.std), rms(law.mean, law.std)), 0.0, "drawn, where the recipe has numbers"
+    drawn, published = size.random or size.values is not None, law.random
+    if not drawn and not published:
+        return ratio_of_constants(size.mean, law.mean)
+    if not published:
+        return over(rms(size.mean, size.std), abs(law.mean)), 0.0, f"drawn, where the recipe has {short(law)}"
+    if not drawn:
+        ratio = over(abs(size.mean), rms(law.mean, law.std))
+        return ratio, 0.0, f"{number(size.mean)} everywhere, where the recipe draws"
+    ratio = over(size.std, law.std)
+    why = []
+    if ratio <= 0 or not math.isfinite(ratio) or abs(math.log(ratio)) > EXACT + ERRORS * size.error:
+        why.append(f"std {number(ratio)} times the recipe's")
+    slack = EXACT * max(law.std, abs(law.mean)) + ERRORS * size.std / math.sqrt(size.count or math.inf)
+    if abs(size.mean - law.mean) > slack:
+        why.append(f"mean {number(size.mean)}, where the recipe has {number(law.mean)}")
+    return ratio, size.error, "; ".join(why)
+
+
+def ratio_of_numbers(numbers: np.ndarray, published: np.ndarray) -> tuple[float, float, str]:
+    """Compare numbers that are not random, entry by entry."""
+    if numbers.size != published.size:
+        return math.nan, 0.0, f"{numbers.size} numbers, where the recipe has {published.size}"
+    size = float(np.sqrt((published**2).mean()))
+    ratio = over(float(np.sqrt((numbers**2).mean())), size)
+    off = float(np.abs(numbers.ravel() - published.ravel()).max())
+    return ratio, 0.0, f"other numbers, off by up to {number(off)}" if off > EXACT * max(size, off * 1e-3) else ""
+
+
+def ratio_of_constants(value: float, published: float) -> tuple[float, float, str]:
+    same = math.isclose(value, published, rel_tol=EXACT, abs_tol=1e-12)
+    ratio = value / published if published else 1.0 if same else math.inf
+    return ratio, 0.0, "" if same else f"{number(value)}, where the recipe has {number(published)}"
+
+
+def form_of(size: ComparedSize, law: RecipeLaw) -> str:
+    """Return how the form of two random laws differs: family and truncation."""
+    low, high = size.cut
+    bounds = (law.law.low, law.law.high) if law.law is not None else size.cut
+    wide, published = is_wide(size.kind, size.cut), is_wide(law.kind, bounds)
+    noted = f"truncated at ±{number(min(-low, high))} σ, which cuts nothing: a normal" if wide and not published else ""
+    kind, expected = (laws.NORMAL if each else one for each, one in ((wide, size.kind), (published, law.kind)))
+    if not size.random or not law.random:
+        return "computed, not drawn" if size.values is not None and law.random else noted
+    if kind == laws.UNKNOWN:  # estimated: the form is not compared
+        return ""
+    if kind != expected:
+        return "; ".join(each for each in (f"{kind}, where the recipe is {expected}", noted) if each)
+    if kind == laws.TRUNCATED and not math.isclose(high, bounds[1], rel_tol=1e-3):
+        return f"cut at ±{number(high)} σ, where the recipe cuts at ±{number(bounds[1])} σ"
+    return noted
+
+
+def is_wide(kind: str, cut: tuple[float, float]) -> bool:
+    """Return whether the bounds of a truncated normal law cut nothing."""
+    return kind == laws.TRUNCATED and -cut[0] > CUT_NOTHING and cut[1] > CUT_NOTHING
+
+
+def tied_heads(
+    module: nn.Module,
+    table: LawTable,
+    sizes: Mapping[str, ComparedSize],
+    places: Mapping[str, WeightPlace],
+    recipe: Recipe,
+) -> list[ComparedWeight]:
+    """Compare the law of an embedding that is the head, too, with the recipe's rule of the head."""
+    result: list[ComparedWeight] = []
+    for first, names in table.tied.items():
+        if first not in sizes or places[first].roles != ("embedding",) or "head" not in recipe.rules:
+            continue
+        if recipe.tied:
+            continue
+        for name in heads_among(module, names):
+            sized = places[first].sizes | {"fan_in": places[first].shape[1], "fan_out": places[first].shape[0]}
+            try:
+                law = evaluate(recipe.rules["head"], {**recipe.settings, **sized}, places[first].shape)
+            except NotDefinedError:
+                continue
+            one = compare_sizes(name, "head", sizes[first], law)
+            remark = "; ".join(each for each in (f"tied to {first}", one.remark) if each)
+            result.append(ComparedWeight(name, "head", one.code, law, one.ratio, one.error, one.mark, remark))
+    return result
+
+
+def heads_among(module: nn.Module, names: Iterable[str]) -> list[str]:
+    """Return the names under which a matrix multiplies the stream, rather than being looked up."""
+    owners = {name: module.get_submodule(name.rpartition(".")[0]) for name in names}
+    return [
+        name
+        for name, owner in owners.items()
+        if not isinstance(owner, nn.Embedding) and "Embedding" not in type(owner).__name__
+    ]
+
+
+def tie_remarks(
+    heads: list[tuple[str, str]], recipe: Recipe, single: list[ComparedWeight], untied: bool
+) -> tuple[str, ...]:
+    """Return remarks about a head that is tied where it should not be, or the reverse; `heads`: (embedding, head)."""
+    remarks = []
+    if untied and heads:
+        first, name = heads[0]
+        remarks.append(
+            f"the configuration asks for untied embeddings (tie_word_embeddings), but the module ties {name} to {first}"
+        )
+    if recipe.tied is False and heads:
+        remarks.append(f"{heads[0][1]} shares the weights of {heads[0][0]}; in the recipe the head has its own")
+    if recipe.tied and not heads and any(each.kind == "head" for each in single):
+        remarks.append("the head has weights of its own; in the recipe it shares those of the embedding")
+    return tuple(remarks)
+
+
+def asks_untied(model: Any) -> bool:
+    """Return whether the JSON of a configuration has tie_word_embeddings false, which a family may overwrite."""
+    import json
+    from pathlib import Path
+
+    if is_config(model):  # of T5, which replaces tie_word_embeddings and remembers the answer under this name
+        return getattr(model, "scale_decoder_outputs", None) is False
+    values: Any = model
+    if isinstance(model, str) and model in SHAPES:
+        values = SHAPES[model][0]
+    elif isinstance(model, str) and model.lstrip().startswith("{"):
+        values = json.loads(model)
+    elif isinstance(model, str | Path) and Path(model).exists():
+        values = values_in(Path(model))
+    return isinstance(values, dict) and values.get("tie_word_embeddings") is False
+
+
+def rows_of(single: list[ComparedWeight]) -> tuple[RecipeRow, ...]:
+    """Group equal weights of all layers, then equal rows of several places."""
+    by_pattern: dict[tuple[str, str, str], list[ComparedWeight]] = {}
+    for each in single:
+        by_pattern.setdefault((each.kind, pattern(each.name), each.code.kind), []).append(each)
+    rows: dict[tuple[Any, ...], RecipeRow] = {}
+    for (kind, name, _), group in by_pattern.items():
+        if (
+            len(group) > 1
+            and all(each.code.error for each in group)
+            and len({short(each.recipe) for each in group}) == 1
+        ):
+            group = [pooled(group)] * len(group)
+        worst = max(group, key=lambda each: (ORDER.index(each.mark), each.remark))
+        low, high = (f(each.ratio for each in group) for f in (min, max))
+        codes = span([size_text(each.code) for each in group], [each.code.std or each.code.mean for each in group])
+        published = span(
+            [short(each.recipe) for each in group], [each.recipe.std or each.recipe.mean for each in group]
+        )
+        remark = worst.remark
+        if low != high and high - low > EXACT * abs(high):
+            remark = re.sub(
+                r"^std \S+ times the recipe's", f"std {number(low)} to {number(high)} times the recipe's", remark
+            )
+        error = max(each.error for each in group)
+        key = (kind, codes, published, round(low, 6), round(high, 6), worst.mark, remark)
+        row = RecipeRow(kind, (name,), len(group), codes, published, (low, high), error, worst.mark, remark)
+        before = rows.get(key)
+        if before is not None:
+            names, count = (*before.names, name), before.count + row.count
+            row = replace(row, names=names, count=count, error=max(before.error, error))
+        rows[key] = row
+    return tuple(rows.values())
+
+
+def pooled(group: list[ComparedWeight]) -> ComparedWeight:
+    """Return one estimate from those of several layers with one law in the recipe."""
+    codes, worst = [each.code for each in group], max(group, key=lambda each: ORDER.index(each.mark))
+    mean = sum(each.mean for each in codes) / len(codes)
+    std = math.sqrt(sum(each.std**2 for each in codes) / len(codes))
+    error = math.sqrt(sum(each.error**2 for each in codes)) / len(codes)
+    size = replace(codes[0], mean=mean, std=std, error=error, count=sum(each.count for each in codes))
+    whole = compare_sizes(worst.name, worst.kind, size, worst.recipe)
+    return whole if whole.mark == DIFFERS else replace(whole, mark=worst.mark, remark=worst.remark)
+
+
+def pattern(name: str) -> str:
+    return ".".join(
+        "*" if part.isdecimal() else re.sub(r"^(expert|layer|block)_\d+$", r"\1_*", part) for part in name.split(".")
+    )
+
+
+def span(texts: list[str], sizes: list[float]) -> str:
+    """Return one text of several layers: the common one, or the least and the largest."""
+    if len(set(texts)) == 1:
+        return texts[0]
+    order = np.argsort(sizes, kind="stable")
+    first, last = texts[order[0]], texts[order[-1]]
+    words, others = first.rsplit(" ", 1), last.rsplit(" ", 1)
+    if len(words) == len(others) == 2 and words[0] == others[0]:
+        return f"{first} to {others[1]}"
+    return first if first == last else f"{first} to {last}"
+
+
+def size_text(size: ComparedSize) -> str:
+    """Return the law of the code as short text."""
+    if size.kind == laws.CONSTANT:
+        return constant_text(size.mean)
+    if size.values is not None:
+        return f"numbers, rms {rms(size.mean, size.std):.4g}"
+    names = {laws.TRUNCATED: "truncated", laws.UNKNOWN: "drawn"}
+    return law_text("normal" if is_wide(size.kind, size.cut) else names.get(size.kind, size.kind), size.mean, size.std)
+
+
+def short(law: RecipeLaw) -> str:
+    """Return the law of a recipe as short text."""
+    if law.kind == laws.CONSTANT:
+        return constant_text(law.mean)
+    if law.values is not None:
+        return f"numbers, rms {rms(law.mean, law.std):.4g}"
+    kind = "truncated" if law.kind == laws.TRUNCATED else law.kind
+    if law.law is not None and is_wide(law.kind, (law.law.low, law.law.high)):
+        kind = laws.NORMAL
+    return law_text(kind, law.mean, law.std)
+
+
+def law_text(kind: str, mean: float, std: float) -> str:
+    centre = f"mean {mean:.3g}, " if abs(mean) > 0.02 * std else ""
+    return f"{kind} {centre}{std:.4g}"
+
+
+def constant_text(value: float) -> str:
+    return {0.0: "zeros", 1.0: "ones"}.get(value, f"constant {value:.4g}")
+
+
+def uncovered_of(missing: list[tuple[str, str]], shapes: Mapping[str, tuple[int, ...]]) -> tuple[Uncovered, ...]:
+    groups: dict[tuple[str, str, str], int] = {}
+    for name, reason in missing:
+        key = (pattern(name), "×".join(map(str, shapes[name])), reason)
+        groups[key] = groups.get(key, 0) + 1
+    return tuple(Uncovered(name, count, shape, reason) for (name, shape, reason), count in groups.items())
+
+
+def over(size: float, published: float) -> float:
+    """Return the ratio of two sizes; 0/0 is 1."""
+    return size / published if published else math.inf if size else 1.0
+
+
+def rms(mean: float, std: float) -> float:
+    return math.hypot(mean, std)
+
+
+def number(value: float) -> str:
+    """Return a number with four digits, `∞` if it is infinite."""
+    return "∞" if value == math.inf else f"{value:.4g}"

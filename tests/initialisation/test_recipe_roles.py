@@ -1,0 +1,211 @@
+"""Roles of weights in models of several libraries: names, shapes, depths; and what is not clear."""
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from limitformer.initialisation.recipes.roles import attribute, places_of
+from limitformer.weightless.law import build_without_weights, table_of
+from limitformer.weightless.models import blueprint_of
+
+IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+BASE = {"vocab_size": 96, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, **IDS}
+SIZE = {**BASE, "intermediate_size": 80}
+BART = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 80, "decoder_ffn_dim": 80}
+
+# A configuration, and for each kind of weight in the blocks the end of its names; + joins the roles of a fused one.
+FAMILIES = {
+    "gpt2": (
+        transformers.GPT2Config(vocab_size=96, n_embd=48, n_layer=2, n_head=4, n_positions=24, **IDS),
+        {
+            "query+key+value": "attn.c_attn", "attention output": "attn.c_proj", "feed-forward in": "mlp.c_fc",
+            "feed-forward out": "mlp.c_proj",
+        },
+    ),
+    "opt": (
+        transformers.OPTConfig(**BASE, word_embed_proj_dim=48, ffn_dim=80, max_position_embeddings=24),
+        {
+            "query": "q_proj", "key": "k_proj", "value": "v_proj", "attention output": "out_proj",
+            "feed-forward in": "fc1", "feed-forward out": "fc2",
+        },
+    ),
+    "bloom": (
+        transformers.BloomConfig(vocab_size=96, hidden_size=48, n_layer=2, n_head=4, **IDS),
+        {
+            "query+key+value": "query_key_value", "attention output": "self_attention.dense",
+            "feed-forward in": "dense_h_to_4h", "feed-forward out": "dense_4h_to_h",
+        },
+    ),
+    "bert": (
+        transformers.BertConfig(**SIZE, max_position_embeddings=24),
+        {
+            "query": "self.query", "key": "self.key", "value": "self.value",
+            "attention output": "attention.output.dense", "feed-forward in": "intermediate.dense",
+            "feed-forward out": "output.dense",
+        },
+    ),
+    "mpt": (
+        transformers.MptConfig(vocab_size=96, d_model=48, n_layers=2, n_heads=4, **IDS),
+        {
+            "query+key+value": "attn.Wqkv", "attention output": "attn.out_proj", "feed-forward in": "ffn.up_proj",
+            "feed-forward out": "ffn.down_proj",
+        },
+    ),
+    "modernbert": (
+        transformers.ModernBertConfig(**SIZE, cls_token_id=1, sep_token_id=2),
+        {
+            "query+key+value": "attn.Wqkv", "attention output": "attn.Wo", "gate+feed-forward in": "mlp.Wi",
+            "feed-forward out": "mlp.Wo",
+        },
+    ),
+    "mixtral": (
+        transformers.MixtralConfig(**SIZE, num_key_value_heads=2, num_local_experts=4),
+        {
+            "query": "q_proj", "key": "k_proj", "value": "v_proj", "attention output": "o_proj", "router": "mlp.gate",
+            "gate+feed-forward in": "experts.gate_up_proj", "feed-forward out": "experts.down_proj",
+        },
+    ),
+    "vit": (
+        transformers.ViTConfig(
+            hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=80, image_size=16,
+            patch_size=8,
+        ),
+        {
+            "query": "q_proj", "key": "k_proj", "value": "v_proj", "attention output": "o_proj",
+            "feed-forward in": "fc1", "feed-forward out": "fc2",
+        },
+    ),
+    "t5": (
+        transformers.T5Config(d_model=48, d_kv=12, d_ff=80, num_layers=2, num_heads=4, vocab_size=96),
+        {
+            "query": ".q", "key": ".k", "value": ".v", "attention output": ".o", "feed-forward in": "wi",
+            "feed-forward out": "wo", "relative bias": "relative_attention_bias",
+        },
+    ),
+}  # fmt: skip
+
+
+def places(model, config=None):
+    """Return the places of a model's parameters."""
+    blueprint = blueprint_of(model)
+    module, known = build_without_weights(blueprint, torch.float32)
+    return places_of(module, table_of(blueprint, module, known).shapes, {}, config)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_roles_in_blocks_are_those_of_the_names(family):
+    config, expected = FAMILIES[family]
+    seen = {}
+    for name, place in places(config, config).items():
+        if len(place.shape) >= 2 and place.stack:
+            seen.setdefault("+".join(place.roles), set()).add(name.removesuffix(".weight"))
+    assert seen.keys() == expected.keys()
+    for role, names in seen.items():
+        assert all(name.endswith(expected[role]) for name in names), (role, names)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_depth_and_width_are_those_of_the_configuration(family):
+    config, _ = FAMILIES[family]
+    inside = [place for place in places(config, config).values() if place.stack]
+    assert {place.sizes["depth"] for place in inside} == {2}
+    assert {place.sizes["layer"] for place in inside} == {0, 1}
+    assert {place.sizes["width"] for place in inside} == {48}
+
+
+def test_stacks_have_depths_of_their_own():
+    config = transformers.BartConfig(
+        vocab_size=96, d_model=48, encoder_layers=2, decoder_layers=3, max_position_embeddings=24, **BART, **IDS,
+        decoder_start_token_id=1, forced_eos_token_id=2,
+    )  # fmt: skip
+    depths = {place.stack: place.sizes["depth"] for place in places(config, config).values()}
+    assert depths == {"": None, "model.encoder.layers": 2, "model.decoder.layers": 3}
+
+
+def test_depth_of_nested_or_shared_blocks_is_not_known():
+    swin = transformers.SwinConfig(
+        image_size=32, patch_size=4, embed_dim=16, depths=[1, 2], num_heads=[2, 4], window_size=4
+    )
+    albert = transformers.AlbertConfig(**SIZE, embedding_size=24, max_position_embeddings=24)
+    for config in (swin, albert):
+        inside = [place for place in places(config, config).values() if "query" in place.roles]
+        assert inside
+        assert {place.sizes["depth"] for place in inside} == {None}
+
+
+def test_sizes_that_differ_between_layers_are_not_known():
+    """A configuration of layers with other head dimensions raises where the common one is read."""
+    config = transformers.Gemma4TextConfig(**SIZE, num_key_value_heads=2, head_dim=12, global_head_dim=24)
+    places(config, config)
+
+    class Raising:
+        @property
+        def head_dim(self):
+            raise RuntimeError("it differs between layers")
+
+        num_heads = 4
+
+    assert attribute(nn.Module(), "weight", ("head_dim",), Raising()) is None
+    assert attribute(nn.Module(), "weight", ("num_heads",), Raising()) == 4
+
+
+class Named(nn.Module):
+    """Two blocks with a matrix of these names and (inputs, outputs), a norm and an embedding."""
+
+    def __init__(self, matrices, outside=()):
+        super().__init__()
+        self.embed_tokens = nn.Embedding(96, 48)
+        self.layers = nn.ModuleList()
+        for _ in range(2):
+            block = nn.Module()
+            block.norm = nn.LayerNorm(48)
+            for name, pair in matrices.items():
+                part = block
+                *path, last = name.split(".")
+                for each in path:
+                    if not hasattr(part, each):
+                        setattr(part, each, nn.Module())
+                    part = getattr(part, each)
+                setattr(part, last, nn.Linear(*pair, bias=False))
+            self.layers.append(block)
+        for name, pair in dict(outside).items():
+            setattr(self, name, nn.Linear(*pair, bias=False))
+
+
+@pytest.mark.parametrize(
+    ("name", "pair", "role"),
+    [
+        ("attn.to_q", (48, 48), "query"),
+        ("self_attn.q_proj.linear", (48, 48), "query"),
+        ("attention.wo", (48, 48), "attention output"),
+        ("mlp.wo", (80, 48), "feed-forward out"),
+        ("ff_proj", (48, 80), "feed-forward in"),
+        ("mlp.router", (48, 4), "router"),
+        ("router_mlp.fc1", (48, 80), ""),
+        ("indexer.wk", (48, 48), ""),
+        ("mlp.merger.linear_fc1", (48, 80), ""),
+        ("something.dense", (48, 48), ""),
+        ("mlp.down_proj", (80, 40), ""),
+        ("attn.q_proj", (40, 48), ""),
+    ],
+)
+def test_role_of_a_name_and_shape(name, pair, role):
+    seen = places(lambda: Named({name: pair}))
+    assert seen[f"layers.0.{name}.weight"].roles == ((role,) if role else ())
+
+
+def test_head_maps_the_stream_to_the_vocabulary():
+    seen = places(lambda: Named({}, {"lm_head": (48, 96), "projector": (48, 96), "output": (48, 10)}))
+    roles = {
+        name: place.roles
+        for name, place in seen.items()
+        if name in ("lm_head.weight", "projector.weight", "output.weight")
+    }
+    assert roles == {"lm_head.weight": ("head",), "projector.weight": (), "output.weight": ()}
+
+
+def test_gate_and_input_in_one_matrix_are_seen_by_its_size():
+    seen = places(lambda: Named({"mlp.ff_proj": (48, 160), "mlp.ff_out": (80, 48)}))
+    assert seen["layers.0.mlp.ff_proj.weight"].roles == ("gate", "feed-forward in")
+    assert seen["layers.0.mlp.ff_out.weight"].sizes["hidden"] == 80
