@@ -150,7 +150,7 @@ HOMES = {
     "checking.check": ("check",),
     "weightless.shapes": ("shapes",),
 }
-MODULES = ("checking", "designing", "hf", "models", "nn", "plot", "weightless")
+MODULES = ("checking", "designing", "hf", "initialisation", "models", "nn", "plot", "weightless")
 
 if not TYPE_CHECKING:  # type checkers know only the names above
 

@@ -56,6 +56,7 @@ ORIGINALS = {  # functions of their own, as the watch changes the code of torch'
     name: types.FunctionType(each.__code__, each.__globals__, name, each.__defaults__) for name, each in SILENT.items()
 }
 TRUNCATED_NORMAL = nn.init._no_grad_trunc_normal_
+COMPATIBLE = torch._has_compatible_shallow_copy_type
 
 
 class LawWatch(TorchDispatchMode):
@@ -64,6 +65,8 @@ class LawWatch(TorchDispatchMode):
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
         self.laws: dict[int, Law] = {}
+        self.history: dict[int, list[Law]] = {}  # by storage: every law that it has had
+        self.bare: set[int] = set()  # storages that the code itself puts on the meta device
         self.tape = Tape(seed)
         self.paused = False
         self.alive: list[Any] = []  # storages, so that no address is reused
@@ -87,6 +90,7 @@ class LawWatch(TorchDispatchMode):
         seeded = torch.Tag.nondeterministic_seeded in func.tags
         if seeded:
             self.check_state()
+        device = kwargs.get("device")
         try:
             out = self.follow(name, func, args, kwargs, seeded)
         except Exception:  # the code may catch it and make another module
@@ -94,7 +98,26 @@ class LawWatch(TorchDispatchMode):
             raise
         if seeded:
             self.move_state()
+        if self.is_bare(args) if device is None else torch.device(device).type == "meta":
+            self.note_bare(out)
         return out
+
+    def is_bare(self, values: Any) -> bool:
+        """Whether the code itself put one of the tensors on the meta device."""
+        return any(each.is_meta and storage(each) in self.bare for each in tensors_in(values))
+
+    def note_bare(self, values: Any) -> None:
+        for each in tensors_in(values):
+            if each.is_meta and each.layout == torch.strided:
+                self.alive.append(each.untyped_storage())
+                self.bare.add(storage(each))
+
+    def takes_data(self, tensor: Tensor, other: Tensor) -> bool:
+        """Whether `nn.Module._apply` may keep the parameter `tensor` and give it the data of `other`.
+
+        It makes a new parameter if the device changes, which ends ties. In a watch both may be on the meta device.
+        """
+        return COMPATIBLE(tensor, other) and self.is_bare(tensor) == self.is_bare(other)
 
     def begin(self) -> None:
         """Note the state of torch's generator before the first draw."""
@@ -297,6 +320,7 @@ class LawWatch(TorchDispatchMode):
             self.draws += 1
             law = replace(law, source=self.draws)
         self.laws[storage(tensor)] = law
+        self.history.setdefault(storage(tensor), []).append(law)
 
     def law_of(self, tensor: Tensor) -> Law | None:
         """Return the law of a tensor's storage, None if nothing random wrote to it."""
@@ -421,6 +445,7 @@ def watching(seed: int = 0) -> Iterator[LawWatch]:
     watch = LawWatch(seed)
     codes = {name: (function.__code__, function.__defaults__) for name, function in SILENT.items()}
     nn.init._no_grad_trunc_normal_ = watch.truncated_normal
+    torch._has_compatible_shallow_copy_type = watch.takes_data
     WATCHES.append(watch)
     for name, function in SILENT.items():  # its code, as others have imported the function by name
         function.__code__, function.__defaults__ = REPLACEMENTS[name].__code__, None
@@ -430,6 +455,7 @@ def watching(seed: int = 0) -> Iterator[LawWatch]:
     finally:
         WATCHES.pop()
         nn.init._no_grad_trunc_normal_ = TRUNCATED_NORMAL
+        torch._has_compatible_shallow_copy_type = COMPATIBLE
         for name, (code, defaults) in codes.items():
             SILENT[name].__code__, SILENT[name].__defaults__ = code, defaults
 

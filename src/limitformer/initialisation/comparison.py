@@ -1,0 +1,536 @@
+r"""`compare`: two builds of one model, such as one on the CPU and one on the meta device, `to_empty` and initialised.
+
+The first build is the reference. Laws that the code tells are compared exactly, and so are fixed numbers, ties, shapes,
+types and flags: two sound builds cannot differ in them. Only tensors that are random, and whose law is not known on
+both sides, need tests (`two_builds`, `weight_tests`). Their p-values are corrected together (Holm), so that two builds
+of one law have *any* finding with probability at most `level`.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from limitformer.base.errors import require, require_count, require_real
+from limitformer.initialisation.bugs import Evidence, recognise
+from limitformer.initialisation.build_report import (
+    AFTER_SHARDING,
+    DTYPE,
+    EQUAL_SHARDS,
+    ERASED,
+    GRADIENT,
+    LAW,
+    LOST_TIE,
+    META,
+    MISSING,
+    NOT_FINITE,
+    NOT_LOADED,
+    PERSISTENCE,
+    SECOND,
+    SHAPE,
+    UNINITIALISED,
+    UNSTABLE,
+    UNTOUCHED,
+    VALUES,
+    BuildComparison,
+    ComparedTensor,
+    Difference,
+    joined_differences,
+)
+from limitformer.initialisation.builds import (
+    ATTRIBUTE,
+    BUFFER,
+    FEW,
+    LARGE,
+    MANY,
+    PARAMETER,
+    Build,
+    build_of,
+)
+from limitformer.initialisation.deviations import LEAST
+from limitformer.initialisation.empty_memory import digest
+from limitformer.initialisation.like_layers import pattern
+from limitformer.initialisation.report import buffer_text
+from limitformer.initialisation.sharding import Shards, equal_shards, shards_of, slice_of
+from limitformer.initialisation.summary import TensorSummary, summarise
+from limitformer.initialisation.two_builds import p_of_builds, p_of_law, p_of_numbers
+from limitformer.initialisation.weight_tests import holm
+from limitformer.weightless import laws
+from limitformer.weightless.laws import Law
+
+EQUAL, SAME_LAW = "equal", "same law"
+CLOSE = 1e-6  # relative difference of two laws that is rounding
+WIDE = laws.CUT_NOTHING
+
+
+def compare(
+    build_a: Any, build_b: Any, *, same: bool = False, level: float = 0.001, shards: int | None = None
+) -> BuildComparison:
+    """Compare two builds of one model: laws, ties, buffers, uninitialised memory, shapes, types and flags.
+
+    Args:
+        build_a: the reference: a function that builds a module, a configuration of transformers, its folder, JSON or
+            public name, a module, or a state dict, also as a file of safetensors or a folder with some.
+        build_b: the build to compare with it. Only functions and configurations have laws and uninitialised memory;
+            of the others the numbers are compared.
+        same: whether numbers must be equal too, such as after loading one file. Both are built from one seed.
+        level: probability at which two sound builds may have a finding.
+        shards: how many shards a matrix of A has in B, if B holds one of them.
+
+    Raises:
+        InputError: a build is none of these, or cannot be made.
+
+    >>> from torch import nn
+    >>> def bare():
+    ...     return nn.Linear(64, 8, device="meta").to_empty(device="cpu")
+    >>> print(str(compare(lambda: nn.Linear(64, 8), bare)).splitlines()[0])
+    A: <lambda>, B: bare: 2 of 2 tensors differ: uninitialised
+    """
+    level = require_real("level", level)
+    require(0 < level < 1, f"level must be between 0 and 1; got {level:g}.")
+    number = None if shards is None else require_count("shards", shards, least=2)
+    return Comparison(build_of(build_a, "build_a"), build_of(build_b, "build_b"), same, number).report(level)
+
+
+@dataclass(frozen=True)
+class Unequal:
+    """A difference in one tensor, before p-values are corrected."""
+
+    kind: str
+    in_a: str
+    in_b: str
+    detail: str = ""
+
+
+class Comparison:
+    """The comparison of two builds, tensor by tensor."""
+
+    def __init__(self, a: Build, b: Build, same: bool, shards: int | None) -> None:
+        self.a, self.b, self.same, self.shards = a, b, same, shards
+        self.names = [*a.tensors, *(name for name in b.tensors if name not in a.tensors)]
+        self.both = [name for name in a.tensors if name in b.tensors]
+        self.certain: dict[str, list[Unequal]] = {}
+        self.p: dict[tuple[str, str], float] = {}
+        self.verdicts: dict[str, str] = {}
+        self.sampled: list[str] = []  # random in both builds, without a law in one
+
+    def report(self, level: float) -> BuildComparison:
+        """Compare everything, and correct the p-values."""
+        self.compare_presence()
+        for name in self.both:
+            if self.is_repeated(name):
+                self.verdicts[name] = EQUAL
+            elif self.compare_flags(name) and self.compare_memory(name):
+                self.compare_numbers(name)
+                self.compare_shards(name)
+        self.compare_samples()
+        corrected = holm(self.p)
+        least: dict[str, float] = {}
+        for (name, _), p in corrected.items():
+            least[name] = min(p, least.get(name, 1.0))
+        for name, p in least.items():
+            self.verdicts.setdefault(name, SAME_LAW)
+            if p <= level:
+                self.note(name, LAW)
+        self.name_causes()
+        differences = [
+            Difference(name, (name,), each.kind, each.in_a, each.in_b,
+                       least.get(name, 0.0) if least.get(name, 1.0) <= level else 0.0, each.detail)
+            for name, every in self.certain.items() for each in every
+        ] + self.lost_ties()  # fmt: skip
+        tied = {name: LOST_TIE for each in differences if each.kind == LOST_TIE for name in each.names}
+        tensors = tuple(self.row(name, least.get(name, 1.0), tied.get(name)) for name in self.names)
+        findings = joined_differences(differences)
+        return BuildComparison(self.a.name, self.b.name, level, len(self.p), tensors, findings, self.notes())
+
+    def row(self, name: str, p: float, tied: str | None) -> ComparedTensor:
+        kinds = dict.fromkeys([*(each.kind for each in self.certain.get(name, ())), *([tied] if tied else [])])
+        role = (self.a if name in self.a.tensors else self.b).tensors[name].role
+        verdict = ", ".join(kinds) or self.verdicts.get(name, EQUAL)
+        return ComparedTensor(name, role, text_of(self.a, name), text_of(self.b, name), verdict, p)
+
+    def notes(self) -> tuple[str, ...]:
+        """Return lines about what could not be compared exactly."""
+        sides = (("A", self.a), ("B", self.b))
+        lines = [f"the code of {side} was not read ({build.doubt}): laws are tested" for side, build in sides if build.doubt]
+        numbers = [side for side, build in sides if not build.fixed]
+        if len(numbers) == 1:
+            lines.append(f"{numbers[0]} is known by its numbers only: uninitialised memory cannot be seen in it")
+        if len(numbers) == 2:
+            lines.append("both are known by their numbers only: uninitialised memory cannot be seen in them")
+        return tuple(lines)
+
+    def note(self, name: str, kind: str, detail: str = "", in_a: str | None = None, in_b: str | None = None) -> None:
+        """Note a certain difference."""
+        in_a = text_of(self.a, name) if in_a is None else in_a
+        in_b = text_of(self.b, name) if in_b is None else in_b
+        self.certain.setdefault(name, []).append(Unequal(kind, in_a, in_b, detail))
+
+    def is_repeated(self, name: str) -> bool:
+        """Whether both builds have the tensor under an earlier name already."""
+        first = self.a.ties.get(name, name)
+        return first != name and first == self.b.ties.get(name, name)
+
+    def compare_presence(self) -> None:
+        """Note tensors of one build only; a state dict needs no buffers and no second names."""
+        for here, other in ((self.a, self.b), (self.b, self.a)):
+            for name, each in here.tensors.items():
+                if name in other.tensors or each.role == ATTRIBUTE:
+                    continue
+                again = any(one in other.tensors for one, first in here.ties.items() if first == here.ties.get(name))
+                if other.module or (each.persistent and not again):
+                    self.note(name, MISSING)
+
+    def compare_flags(self, name: str) -> bool:
+        """Compare shape, type and flags; return whether numbers can be compared."""
+        a, b = self.a.tensors[name], self.b.tensors[name]
+        if a.value.dtype != b.value.dtype:
+            self.note(name, DTYPE, in_a=plain(a.value.dtype), in_b=plain(b.value.dtype))
+        if self.a.module and self.b.module:
+            if a.role == b.role == PARAMETER and a.requires_grad != b.requires_grad:
+                words = ("not trained", "trained")
+                self.note(name, GRADIENT, in_a=words[a.requires_grad], in_b=words[b.requires_grad])
+            if a.role == b.role == BUFFER and a.persistent != b.persistent:
+                words = ("not saved", "saved")
+                self.note(name, PERSISTENCE, in_a=words[a.persistent], in_b=words[b.persistent])
+        if a.shape == b.shape:
+            return True
+        part = slice_of(b.shape, a.shape)
+        if part is None or part[0] != self.shards:
+            hint = f"B's is one of {part[0]} slices along dimension {part[1]}" if part else ""
+            explained = part is not None and self.of_shard(name, part) is not None
+            if not explained:
+                self.note(name, SHAPE, hint, in_a=size_text(a.shape), in_b=size_text(b.shape))
+        return part is not None
+
+    def compare_memory(self, name: str) -> bool:
+        """Compare what has memory, and what nothing writes; return whether numbers can be compared."""
+        values = [build.tensors[name].value for build in (self.a, self.b)]
+        bare = [values[0].is_meta, values[1].is_meta]
+        unwritten = [name in self.a.unwritten, name in self.b.unwritten]
+        role = self.a.tensors[name].role
+        if any(bare):
+            if bare[0] != bare[1] or any(unwritten):
+                self.note(name, META if role == PARAMETER or bare[0] else ERASED)
+            return False
+        if any(unwritten):
+            self.note(name, ERASED if role != PARAMETER and unwritten == [False, True] else UNINITIALISED)
+            return False
+        odd = [not each.is_floating_point() or bool(finite(each).all()) for each in values]
+        if not all(odd) and not same_values(*values):
+            self.note(name, NOT_FINITE)
+            return False
+        unstable = [build for build in (self.a, self.b) if name in build.unstable]
+        if unstable:
+            self.note(name, UNSTABLE)
+        return not unstable
+
+    def compare_numbers(self, name: str) -> None:
+        """Compare laws or values; collect p-values where neither is certain."""
+        a, b = self.a.tensors[name].value, self.b.tensors[name].value
+        law_a, law_b = self.a.laws.get(name), self.b.laws.get(name)
+        equal = equal_slice(a, b)
+        if self.same:
+            self.verdicts[name] = EQUAL
+            if not equal:
+                differ = law_a is not None and law_b is not None and not same_law(law_a, law_b)
+                self.note(name, LAW if differ else VALUES, "" if differ else apart_text(a, b))
+        elif law_a is not None and law_b is not None:
+            self.verdicts[name] = SAME_LAW
+            if not same_law(law_a, law_b):
+                self.note(name, LAW)
+        elif equal:
+            self.verdicts[name] = EQUAL
+        elif not a.is_floating_point() or a.dtype.itemsize == 1:
+            self.note(name, VALUES)
+        elif self.fixed(self.a, name) and self.fixed(self.b, name):
+            self.compare_values(name)
+        elif law_a is not None or law_b is not None:
+            self.compare_with_law(name)
+        elif name in self.a.random and name in self.b.random:
+            self.sampled.append(name)
+        elif name in self.a.random or name in self.b.random:
+            self.compare_with_builds(name)
+        else:
+            self.compare_two_numbers(name)
+
+    @staticmethod
+    def fixed(build: Build, name: str) -> bool:
+        return build.fixed and name not in build.random and name not in build.laws
+
+    def compare_values(self, name: str) -> None:
+        """Note that fixed numbers differ; a buffer that one build leaves constant is erased."""
+        a, b = self.a.tensors[name], self.b.tensors[name]
+        role = ERASED if a.role != PARAMETER and is_constant(b.value) and not is_constant(a.value) else VALUES
+        self.note(name, role, "" if role == ERASED else apart_text(a.value, b.value))
+
+    def compare_with_law(self, name: str) -> None:
+        """Test the numbers of one build against the law of the other."""
+        law, other = (self.a.laws[name], self.b) if name in self.a.laws else (self.b.laws[name], self.a)
+        if name in other.random and name not in other.laws:
+            self.sampled.append(name)
+            return
+        values = other.tensors[name].value
+        summary = summarise(values, law.rows)
+        for test, p in p_of_law(values, summary, law).items():
+            self.p[name, test] = p
+
+    def compare_with_builds(self, name: str) -> None:
+        """Test numbers against several builds, which are random without a known law."""
+        several, other = (self.a, self.b) if name in self.a.random else (self.b, self.a)
+        if is_constant(other.tensors[name].value):
+            self.note(name, LAW)
+        else:
+            self.sampled.append(name)
+        assert several.factory is not None
+
+    def compare_two_numbers(self, name: str) -> None:
+        """Test two sets of numbers for one law; a constant, or few numbers, cannot be random."""
+        a, b = self.a.tensors[name], self.b.tensors[name]
+        numbers = not self.fixed(self.a, name) and not self.fixed(self.b, name)
+        random = numbers and a.role == PARAMETER and a.value.numel() >= LEAST
+        if random and not is_constant(a.value) and not is_constant(b.value):
+            for test, p in p_of_numbers(summarise(a.value), summarise(b.value)).items():
+                self.p[name, test] = p
+        else:
+            self.compare_values(name)
+
+    def compare_samples(self) -> None:
+        """Test random tensors without a law, by several builds."""
+        names = set(self.sampled)
+        if not names:
+            return
+        count = FEW if max(self.a.entries, self.b.entries) > LARGE else MANY
+        summaries = [self.several(build, names, count) for build in (self.a, self.b)]
+        for name in self.sampled:
+            one, other = (each[name] for each in summaries)
+            for test, p in p_of_builds(one, other).items():
+                self.p[name, test] = p
+
+    def several(self, build: Build, names: set[str], count: int) -> dict[str, list[TensorSummary]]:
+        """Return summaries of several builds of random tensors, and one of others."""
+        random = {name for name in names if name in build.random}
+        result = {name: [summarise(build.tensors[name].value)] for name in names - random}
+        if random:
+            for tensors in build.again(random, count):
+                for name, value in tensors.items():
+                    result.setdefault(name, []).append(summarise(value))
+        return result
+
+    def compare_shards(self, name: str) -> None:
+        """Note a weight of equal slices in one build only."""
+        a, b = self.a.tensors[name], self.b.tensors[name]
+        if a.role != PARAMETER or not b.value.is_floating_point() or self.fixed(self.b, name):
+            return
+        found = equal_shards(b.value)
+        if found is not None and equal_shards(a.value) != found:
+            self.note(name, EQUAL_SHARDS, f"{found[0]} equal slices along dimension {found[1]} in B")
+
+    def lost_ties(self) -> list[Difference]:
+        """Return groups that are tied in one build only."""
+        result = []
+        for here, other, tied_in_a in ((self.a, self.b, True), (self.b, self.a, False)):
+            groups: dict[str, list[str]] = {}
+            for name, first in here.ties.items():
+                if name in other.ties:
+                    groups.setdefault(first, []).append(name)
+            for first, names in groups.items():
+                if len({other.ties[name] for name in names}) < 2:
+                    continue
+                values = [other.tensors[name].value for name in names]
+                equal = all(same_values(values[0], each) for each in values[1:])
+                if equal and not other.module:
+                    continue  # a file holds copies
+                texts = ["one parameter", f"{len(names)} with {'equal' if equal else 'different'} numbers"]
+                title = ", ".join(names[:3]) + ", …" * (len(names) > 3)
+                result.append(Difference(title, tuple(names), LOST_TIE, *texts[:: 1 if tied_in_a else -1], 0.0, ""))
+        return result
+
+    # Causes
+
+    def name_causes(self) -> None:
+        """Replace differences of law and values by their cause, where it is known."""
+        unequal = {
+            name: each for name, every in self.certain.items() for each in every if each.kind in (LAW, VALUES, ERASED)
+        }
+        if not unequal or self.same:
+            return
+        loaded = self.mostly_loaded()
+        mine, other = (build.law_histories(set(unequal)) for build in (self.a, self.b))
+        slices = {name: self.of_shard(name, None) for name in unequal}
+        clear = {each.number for each in slices.values() if each is not None and not each.other_side}
+        for name, each in unequal.items():
+            new = self.cause(name, each, mine.get(name, ()), other.get(name, ()), loaded)
+            shard = slices[name]
+            if new.kind == LAW and shard is not None and (not shard.other_side or shard.number in clear):
+                new = replace(new, kind=AFTER_SHARDING, detail=shard_text(shard))
+            if new.kind == LAW:
+                new = self.with_bug(name, new)
+            self.certain[name] = [new if one is each else one for one in self.certain[name]]
+
+    def cause(
+        self, name: str, each: Unequal, mine: tuple[Law, ...], other: tuple[Law, ...], loaded: bool
+    ) -> Unequal:
+        """Return the difference with the kind that the histories of both builds show."""
+        a, b = self.a.tensors[name].value, self.b.tensors[name].value
+        law_a, law_b = self.a.laws.get(name), self.b.laws.get(name)
+        had = [law for law in other[:-1] if law_a is not None and same_law(law, law_a)]
+        if had or (law_a is None and self.fixed(self.a, name) and held(a, self.b.values.get(name, ()))):
+            detail = f"B wrote {text_of(self.a, name)} first, and {each.in_b} over it"
+            return replace(each, kind=ERASED if each.kind == ERASED else SECOND, detail=detail)
+        if loaded and self.fixed(self.a, name) and (law_b is not None or name in self.b.random):
+            return replace(each, kind=NOT_LOADED)
+        early = [law for law in mine[:-1] if law_b is not None and same_law(law, law_b)]
+        if early or (law_b is None and self.fixed(self.b, name) and held(b, self.a.values.get(name, ()))):
+            if each.kind != ERASED:
+                return replace(each, kind=UNTOUCHED, detail=f"A has {each.in_b} too, and writes {each.in_a} over it")
+        return each
+
+    def mostly_loaded(self) -> bool:
+        """Whether most matrices are fixed numbers that both builds share, as after loading one file."""
+        matrices = [name for name in self.both if self.a.tensors[name].value.dim() > 1 and self.fixed(self.a, name)]
+        shared = [name for name in matrices if self.verdicts.get(name) == EQUAL and not is_constant(self.a.tensors[name].value)]
+        return 2 * len(shared) > len([n for n in self.both if self.a.tensors[n].value.dim() > 1])
+
+    def of_shard(self, name: str, part: tuple[int, int] | None) -> Shards | None:
+        """Return the shards whose initialisation explains the std of B."""
+        a, b = self.a.tensors[name].value, self.b.tensors[name].value
+        if not b.is_floating_point() or not b.numel() or a.is_meta or b.is_meta:
+            return None
+        law_a, law_b, summary = self.a.laws.get(name), self.b.laws.get(name), summarise(b)
+        std = law_a.std if law_a is not None else summarise(a).std
+        other = law_b.std if law_b is not None else summary.std
+        error = 1e-3 if law_b is not None else 4 * summary.log_error() + 1e-3
+        found = shards_of(tuple(a.shape), std, other, error)
+        if part is not None and found is not None and (found.number, found.dimension) != part:
+            return None
+        return found
+
+    def with_bug(self, name: str, each: Unequal) -> Unequal:
+        """Name the bug that B looks like, if A's law is known."""
+        law = self.a.laws.get(name)
+        owner, b = self.b.tensors[name].owner, self.b.tensors[name]
+        if law is None or b.value.is_meta:
+            return each
+        summary = summarise(b.value, law.rows)
+        shape = tuple(b.value.shape)
+        fans = (shape[-1], math.prod(shape[:-1]), math.prod(shape[1:])) if len(shape) > 1 else ()
+        layers = len({other for other in self.both if pattern(other) == pattern(name)})
+        bug, detail = recognise(
+            Evidence(
+                name, shape, law, summary, layers, isinstance(owner, nn.Embedding),
+                owner is not None and "norm" in type(owner).__name__.lower(),
+                frozenset(one.std for one in self.a.laws.values()), tuple(dict.fromkeys(fans)),
+            )
+        )  # fmt: skip
+        return replace(each, detail=f"{bug.title}: {detail}") if bug is not None else each
+
+
+def same_law(a: Law, b: Law) -> bool:
+    """Whether two laws are the same up to rounding; bounds that cut nothing do not count."""
+    if a.kind == b.kind == laws.CONSTANT:
+        return math.isclose(a.shift, b.shift, rel_tol=CLOSE, abs_tol=0.0)
+    if not (a.random and b.random) or a.rows != b.rows:
+        return False
+    one, other = plain_law(a), plain_law(b)
+    if one.kind != other.kind:
+        return False
+    unit = max(one.std, other.std)
+    ends = [(each.scale * each.low, each.scale * each.high) for each in (one, other)]
+    near = [abs(one.mean - other.mean) <= CLOSE * unit, math.isclose(one.std, other.std, rel_tol=CLOSE)]
+    near += [x == y or abs(x - y) <= CLOSE * unit for x, y in zip(*ends, strict=True)]
+    return all(near)
+
+
+def plain_law(law: Law) -> Law:
+    """Return an equal law with a positive scale, and a normal one for bounds that cut nothing."""
+    if law.scale < 0:
+        flipped = law.shift + law.scale if law.kind == laws.UNIFORM else law.shift
+        law = replace(law, scale=-law.scale, shift=flipped, low=-law.high, high=-law.low)
+    if law.kind == laws.TRUNCATED and -law.low > WIDE and law.high > WIDE:
+        law = replace(law, kind=laws.NORMAL, low=-math.inf, high=math.inf)
+    return law
+
+
+def same_values(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are equal up to rounding to the coarser of their types."""
+    if a.shape != b.shape or a.is_meta or b.is_meta:
+        return False
+    a, b = (each.to_dense() if each.layout != torch.strided else each for each in (a.detach().cpu(), b.detach().cpu()))
+    if not a.is_floating_point() or not b.is_floating_point():
+        return bool(torch.equal(a, b)) if a.dtype == b.dtype else bool((a == b).all())
+    accuracy = 4 * max(torch.finfo(each.dtype).eps for each in (a, b))
+    x, y = a.double(), b.double()
+    return bool(torch.allclose(x, y, rtol=accuracy, atol=0.0, equal_nan=True))
+
+
+def equal_slice(a: Tensor, b: Tensor) -> bool:
+    """Whether b is equal to a, or to one of its slices."""
+    part = slice_of(tuple(b.shape), tuple(a.shape))
+    if part is None:
+        return same_values(a, b)
+    size = b.shape[part[1]]
+    return any(same_values(a.narrow(part[1], k * size, size), b) for k in range(part[0]))
+
+
+def finite(values: Tensor) -> Tensor:
+    return (values.float() if values.element_size() == 1 else values).isfinite()
+
+
+def is_constant(values: Tensor) -> bool:
+    flat = values.reshape(-1)
+    return bool(flat.numel()) and bool((flat == flat[0]).all())
+
+
+def held(values: Tensor, history: tuple[bytes, ...]) -> bool:
+    """Whether a small tensor had these values before its last write."""
+    cpu = values.device.type == "cpu" and values.layout == torch.strided and bool(history)
+    return cpu and digest(values) in history[:-1]
+
+
+def text_of(build: Build, name: str) -> str:
+    """Describe a tensor of a build in a few words."""
+    if name not in build.tensors:
+        return "not there"
+    each = build.tensors[name]
+    if each.value.is_meta:
+        return "no memory"
+    if name in build.unwritten:
+        number, every = build.unwritten[name], each.value.numel()
+        return "nothing writes it" if number == every else f"nothing writes {number:,} of {every:,} entries"
+    if name in build.laws:
+        return str(build.laws[name])
+    if not each.value.numel():
+        return "no entries"
+    if each.role == BUFFER or not each.value.is_floating_point():
+        return "zeros" if not bool(each.value.any()) else buffer_text(each.value)
+    summary = build.summary(name)
+    if summary.odd:
+        return f"{summary.odd:,} NaN or infinite"
+    if summary.constant:
+        return {0.0: "zeros", 1.0: "ones"}.get(summary.low, f"{summary.low:g} everywhere")
+    word = "random, " if name in build.random else ""
+    return f"{word}std {summary.std:.4g}"
+
+
+def apart_text(a: Tensor, b: Tensor) -> str:
+    """Describe how far two tensors are apart."""
+    if a.shape != b.shape or not a.numel():
+        return ""
+    off = (a.detach().cpu().double() - b.detach().cpu().double()).abs()
+    return f"{int((off > 0).sum()):,} of {off.numel():,} entries differ, by up to {float(off.max()):.2g}"
+
+
+def shard_text(shard: Shards) -> str:
+    formula = shard.formula.replace("fan", "its fan") if False else shard.formula
+    return f"the std is √({formula}) of one of {shard.number} slices along dimension {shard.dimension}"
+
+
+def size_text(shape: tuple[int, ...]) -> str:
+    return "×".join(map(str, shape)) or "one number"
+
+
+def plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
