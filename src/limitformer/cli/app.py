@@ -36,6 +36,10 @@ COMMANDS = {
         "limitformer.cli.check:check",
         "Tell whether a Transformer collapses, explodes or freezes: the exact law at initialisation, or a checkpoint.",
     ),
+    "initialisation": (
+        "limitformer.cli.initialisation:initialisation",
+        "Compare two builds of one model: laws, ties, buffers, and memory that nothing writes after to_empty.",
+    ),
     "design": (
         "limitformer.cli.design:design",
         "Find settings for a sound network at initialisation, with their risk, and print the lines to paste.",

@@ -1,6 +1,7 @@
 """The report on two builds of one model: a table of tensors, findings, and a screen of text."""
 
 import textwrap
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -58,6 +59,7 @@ KINDS = {  # why it matters, and the usual fix
     PERSISTENCE: ("Only one of the builds saves it.", "Register it with the same persistent=… in both."),
 }
 SHOWN = 8  # findings in the text
+NAMED = 3  # patterns in the title of a finding
 COLUMNS = ("role", "in_a", "in_b", "verdict", "p")
 
 
@@ -66,7 +68,7 @@ class Difference:
     """What differs between two builds, in one tensor or in like layers.
 
     Attributes:
-        pattern: the name, with * for the number of the layer.
+        pattern: the names, with * for the number of a layer.
         names: the tensors.
         kind: one of `limitformer.initialisation.KINDS`.
         in_a: what the first build has.
@@ -85,12 +87,11 @@ class Difference:
 
     def __str__(self) -> str:
         """Return one line of facts, then the reason and the fix."""
-        times = f" ×{len(self.names)}" if "*" in self.pattern else ""
         p = "" if self.p == 0 else f" (p {self.p:.0e})"
         why, mend = KINDS[self.kind]
         detail = f"{self.detail[0].upper()}{self.detail[1:]}. " if self.detail else ""
         reason = textwrap.fill(f"{detail}{why} {mend}", 110, initial_indent="    ", subsequent_indent="    ")
-        return f"{self.kind}: {self.pattern}{times}  A: {self.in_a}; B: {self.in_b}{p}\n{reason}"
+        return f"{self.kind}: {self.pattern}  A: {self.in_a}; B: {self.in_b}{p}\n{reason}"
 
 
 @dataclass(frozen=True)
@@ -186,15 +187,28 @@ def failing_kinds(names: str | None) -> tuple[str, ...]:
 
 
 def joined_differences(differences: Iterable[Difference]) -> tuple[Difference, ...]:
-    """Join differences of like layers with one kind and detail; the certain ones come first."""
-    groups: dict[tuple[str, str, str], list[Difference]] = {}
+    """Join differences of one kind: certain ones of equal descriptions, others of like layers. Certain ones come first.
+
+    Tensors that nothing writes, and those of one sharding, are joined whatever they hold.
+    """
+    groups: dict[tuple[str, ...], list[Difference]] = {}
     for each in differences:
-        groups.setdefault((pattern(each.pattern), each.kind, each.detail), []).append(each)
-    result = []
-    for (short, kind, detail), group in groups.items():
-        first = min(group, key=lambda each: each.p)
-        names = tuple(dict.fromkeys(name for each in group for name in each.names))
-        title = short if len(group) > 1 else first.pattern
-        result.append(Difference(title, names, kind, first.in_a, first.in_b, first.p, detail))
+        key = (pattern(each.pattern),) if each.p or each.kind == LOST_TIE else (each.in_a, each.in_b)
+        if each.kind in (UNINITIALISED, ERASED, AFTER_SHARDING):
+            key = ()
+        groups.setdefault((each.kind, each.detail, *key), []).append(each)
     order = list(KINDS)
-    return tuple(sorted(result, key=lambda each: (each.p > 0, order.index(each.kind))))
+    return tuple(sorted(map(joined, groups.values()), key=lambda each: (each.p > 0, order.index(each.kind))))
+
+
+def joined(group: list[Difference]) -> Difference:
+    """Return one difference for several; its title has a pattern for like layers."""
+    first = min(group, key=lambda each: each.p)
+    names = tuple(dict.fromkeys(name for each in group for name in each.names))
+    count = Counter(pattern(each.pattern) for each in group)
+    titles = {pattern(each.pattern): each.pattern for each in group}
+    shown = [f"{short} ×{number}" if number > 1 else titles[short] for short, number in count.items()]
+    title = ", ".join(shown[:NAMED]) + f" and {len(shown) - NAMED} more" * (len(shown) > NAMED)
+    one = len({(each.in_a, each.in_b) for each in group}) == 1 or len(count) == 1
+    in_b = first.in_b if one else f"{first.in_b} (the first of them)"
+    return Difference(title, names, first.kind, first.in_a, in_b, first.p, first.detail)

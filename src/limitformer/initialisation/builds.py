@@ -11,6 +11,7 @@ build follow it, so that an error of that reading cannot become a finding.
 """
 
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -107,7 +108,8 @@ class Build:
         """Return all laws that these parameters have while the module is built, in order; none if they are not read."""
         if self.factory is None or not self.laws:
             return {}
-        module, watch = build_watched(self.factory, torch.get_default_dtype(), 0)
+        with warnings.catch_warnings(action="ignore"):
+            module, watch = build_watched(self.factory, torch.get_default_dtype(), 0)
         every = {plain_name(name): each for name, each in module.named_parameters(remove_duplicate=False)}
         return {name: tuple(watch.history.get(storage(every[name]), ())) for name in names & every.keys()}
 
@@ -157,12 +159,12 @@ def build_of_factory(blueprint: Blueprint) -> Build:
     check_room(module, name)
     build = Build(name, tensors_of(module), ties_of(module), factory=factory)
     build.values = noted_values(module, memory)
-    twin = tensors_of(run(factory, 0, NAN, name)[0])
-    doubtful = differing(build.tensors, twin)
-    if doubtful:
-        build.unstable = set(differing(build.tensors, tensors_of(run(factory, 0, FINITE, name)[0])))
+    with warnings.catch_warnings(action="ignore"):  # once is enough
+        doubtful = differing(build.tensors, tensors_of(run(factory, 0, NAN, name)[0]))
+        if doubtful:
+            build.unstable = set(differing(build.tensors, tensors_of(run(factory, 0, FINITE, name)[0])))
+        build.random = set(differing(build.tensors, tensors_of(run(factory, 1, FINITE, name)[0])))
     build.unwritten = {key: count for key, count in doubtful.items() if key not in build.unstable}
-    build.random = set(differing(build.tensors, tensors_of(run(factory, 1, FINITE, name)[0])))
     read_laws(build)
     return build
 
@@ -196,7 +198,8 @@ def read_laws(build: Build) -> None:
     """Read the laws of random parameters from the code, and keep those that the numbers follow."""
     assert build.factory is not None
     try:
-        known = build_twice(build.factory, torch.get_default_dtype()).laws
+        with warnings.catch_warnings(action="ignore"):  # such as about matrices that are on the meta device here
+            known = build_twice(build.factory, torch.get_default_dtype()).laws
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001  code that runs, but not while it is watched, such as sharded modules

@@ -7,6 +7,9 @@ of one law have *any* finding with probability at most `level`.
 """
 
 import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,11 +52,10 @@ from limitformer.initialisation.builds import (
     Build,
     build_of,
 )
-from limitformer.initialisation.deviations import LEAST
 from limitformer.initialisation.empty_memory import digest
 from limitformer.initialisation.like_layers import pattern
 from limitformer.initialisation.report import buffer_text
-from limitformer.initialisation.sharding import Shards, equal_shards, shards_of, slice_of
+from limitformer.initialisation.sharding import Estimate, Shards, equal_shards, shards_of, slice_of
 from limitformer.initialisation.summary import TensorSummary, summarise
 from limitformer.initialisation.two_builds import p_of_builds, p_of_law, p_of_numbers
 from limitformer.initialisation.weight_tests import holm
@@ -66,7 +68,7 @@ WIDE = laws.CUT_NOTHING
 
 
 def compare(
-    build_a: Any, build_b: Any, *, same: bool = False, level: float = 0.001, shards: int | None = None
+    build_a: Any, build_b: Any, *, same: bool = False, level: float = 1e-4, shards: int | None = None
 ) -> BuildComparison:
     """Compare two builds of one model: laws, ties, buffers, uninitialised memory, shapes, types and flags.
 
@@ -114,7 +116,8 @@ class Comparison:
         self.certain: dict[str, list[Unequal]] = {}
         self.p: dict[tuple[str, str], float] = {}
         self.verdicts: dict[str, str] = {}
-        self.sampled: list[str] = []  # random in both builds, without a law in one
+        self.sampled: list[str] = []  # random in one build at least, without a law on both sides
+        self.estimates: dict[tuple[str, str], Estimate] = {}  # of the std of sampled tensors, by side and name
 
     def report(self, level: float) -> BuildComparison:
         """Compare everything, and correct the p-values."""
@@ -135,6 +138,7 @@ class Comparison:
             if p <= level:
                 self.note(name, LAW)
         self.name_causes()
+        self.leave_out_untied()
         differences = [
             Difference(name, (name,), each.kind, each.in_a, each.in_b,
                        least.get(name, 0.0) if least.get(name, 1.0) <= level else 0.0, each.detail)
@@ -200,8 +204,7 @@ class Comparison:
         part = slice_of(b.shape, a.shape)
         if part is None or part[0] != self.shards:
             hint = f"B's is one of {part[0]} slices along dimension {part[1]}" if part else ""
-            explained = part is not None and self.of_shard(name, part) is not None
-            if not explained:
+            if not self.shards_of(name):
                 self.note(name, SHAPE, hint, in_a=size_text(a.shape), in_b=size_text(b.shape))
         return part is not None
 
@@ -290,7 +293,7 @@ class Comparison:
         """Test two sets of numbers for one law; a constant, or few numbers, cannot be random."""
         a, b = self.a.tensors[name], self.b.tensors[name]
         numbers = not self.fixed(self.a, name) and not self.fixed(self.b, name)
-        random = numbers and a.role == PARAMETER and a.value.numel() >= LEAST
+        random = numbers and a.role == PARAMETER and a.value.numel() > 1
         if random and not is_constant(a.value) and not is_constant(b.value):
             for test, p in p_of_numbers(summarise(a.value), summarise(b.value)).items():
                 self.p[name, test] = p
@@ -308,6 +311,7 @@ class Comparison:
             one, other = (each[name] for each in summaries)
             for test, p in p_of_builds(one, other).items():
                 self.p[name, test] = p
+            self.estimates |= {("a", name): estimate_of(one), ("b", name): estimate_of(other)}
 
     def several(self, build: Build, names: set[str], count: int) -> dict[str, list[TensorSummary]]:
         """Return summaries of several builds of random tensors, and one of others."""
@@ -348,6 +352,13 @@ class Comparison:
                 result.append(Difference(title, tuple(names), LOST_TIE, *texts[:: 1 if tied_in_a else -1], 0.0, ""))
         return result
 
+    def leave_out_untied(self) -> None:
+        """Leave out that a copy which should be tied has another law: that follows from the lost tie."""
+        for name, every in self.certain.items():
+            first = self.a.ties.get(name, name)
+            if first != name and self.b.ties.get(name) != self.b.ties.get(first):
+                self.certain[name] = [each for each in every if each.kind not in (LAW, VALUES, UNTOUCHED)]
+
     # Causes
 
     def name_causes(self) -> None:
@@ -359,13 +370,13 @@ class Comparison:
             return
         loaded = self.mostly_loaded()
         mine, other = (build.law_histories(set(unequal)) for build in (self.a, self.b))
-        slices = {name: self.of_shard(name, None) for name in unequal}
-        clear = {each.number for each in slices.values() if each is not None and not each.other_side}
+        slices = {name: self.shards_of(name) for name in unequal}
+        number = most_frequent(slices.values())
         for name, each in unequal.items():
             new = self.cause(name, each, mine.get(name, ()), other.get(name, ()), loaded)
-            shard = slices[name]
-            if new.kind == LAW and shard is not None and (not shard.other_side or shard.number in clear):
-                new = replace(new, kind=AFTER_SHARDING, detail=shard_text(shard))
+            likely = [one for one in slices[name] if one.number == number] or slices[name]
+            if new.kind == LAW and likely and (number is not None or not likely[0].other_side):
+                new = replace(new, kind=AFTER_SHARDING, detail=shard_text(likely))
             if new.kind == LAW:
                 new = self.with_bug(name, new)
             self.certain[name] = [new if one is each else one for one in self.certain[name]]
@@ -394,19 +405,21 @@ class Comparison:
         shared = [name for name in matrices if self.verdicts.get(name) == EQUAL and not is_constant(self.a.tensors[name].value)]
         return 2 * len(shared) > len([n for n in self.both if self.a.tensors[n].value.dim() > 1])
 
-    def of_shard(self, name: str, part: tuple[int, int] | None) -> Shards | None:
-        """Return the shards whose initialisation explains the std of B."""
+    def shards_of(self, name: str) -> list[Shards]:
+        """Return the shards whose initialisation explains the std of B, best ones first."""
         a, b = self.a.tensors[name].value, self.b.tensors[name].value
         if not b.is_floating_point() or not b.numel() or a.is_meta or b.is_meta:
-            return None
-        law_a, law_b, summary = self.a.laws.get(name), self.b.laws.get(name), summarise(b)
-        std = law_a.std if law_a is not None else summarise(a).std
-        other = law_b.std if law_b is not None else summary.std
-        error = 1e-3 if law_b is not None else 4 * summary.log_error() + 1e-3
-        found = shards_of(tuple(a.shape), std, other, error)
-        if part is not None and found is not None and (found.number, found.dimension) != part:
-            return None
-        return found
+            return []
+        shards = shards_of(tuple(a.shape), self.std_of("a", name), self.std_of("b", name))
+        part = slice_of(tuple(b.shape), tuple(a.shape))
+        return [each for each in shards if part is None or (each.number, each.dimension) == part]
+
+    def std_of(self, side: str, name: str) -> Estimate:
+        """Return the std of a tensor, from its law if it is known."""
+        build = self.a if side == "a" else self.b
+        if name in build.laws:
+            return Estimate(build.laws[name].std, 0.0)
+        return self.estimates.get((side, name)) or estimate_of([build.summary(name)])
 
     def with_bug(self, name: str, each: Unequal) -> Unequal:
         """Name the bug that B looks like, if A's law is known."""
@@ -523,9 +536,23 @@ def apart_text(a: Tensor, b: Tensor) -> str:
     return f"{int((off > 0).sum()):,} of {off.numel():,} entries differ, by up to {float(off.max()):.2g}"
 
 
-def shard_text(shard: Shards) -> str:
-    formula = shard.formula.replace("fan", "its fan") if False else shard.formula
-    return f"the std is √({formula}) of one of {shard.number} slices along dimension {shard.dimension}"
+def shard_text(likely: list[Shards]) -> str:
+    return f"the std is √({likely[0].formula}) of one of {likely[0].number} slices"
+
+
+def most_frequent(candidates: Iterable[list[Shards]]) -> int | None:
+    """Return the number of shards that explains most matrices which nothing else explains."""
+    votes = Counter(number for each in candidates for number in {one.number for one in each if not one.other_side})
+    return max(votes, key=lambda number: (votes[number], -number)) if votes else None
+
+
+def estimate_of(summaries: Sequence[TensorSummary]) -> Estimate:
+    """Return the std of several builds of a tensor."""
+    logs = [math.log(each.std) for each in summaries if each.std > 0]
+    if len(logs) < len(summaries) or not logs:
+        return Estimate(0.0, 0.0)
+    error = max(each.log_error() for each in summaries) / math.sqrt(len(logs))
+    return Estimate(math.exp(statistics.fmean(logs)), error)
 
 
 def size_text(shape: tuple[int, ...]) -> str:

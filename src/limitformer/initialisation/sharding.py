@@ -12,7 +12,23 @@ import torch
 from torch import Tensor
 
 MOST = 64  # shards
+EXACT = 1e-3  # relative difference of a std from a formula that is rounding
 LEAST = 16  # entries of a shard; fewer may agree by chance where numbers are coarse
+
+
+class Estimate(NamedTuple):
+    """A standard deviation and its relative error."""
+
+    value: float
+    error: float
+
+    def off(self, variance: float) -> float:
+        """Return the distance from a law of this variance, relative."""
+        return abs(math.log(self.value / math.sqrt(variance)))
+
+    def holds(self, variance: float) -> bool:
+        """Whether a law of this variance is possible."""
+        return self.off(variance) <= 4 * self.error + EXACT
 
 
 class Shards(NamedTuple):
@@ -36,24 +52,22 @@ def variances(out: float, into: float) -> dict[str, float]:
     }
 
 
-def shards_of(shape: tuple[int, ...], std: float, other: float, error: float) -> Shards | None:
-    """Return the shards that explain why a matrix of `shape` has std `other` in place of `std`.
-
-    Args:
-        error: relative accuracy of `other`.
-    """
-    if len(shape) < 2 or not std > 0 or not other > 0 or abs(other / std - 1) <= error:
-        return None
+def shards_of(shape: tuple[int, ...], std: Estimate, other: Estimate) -> list[Shards]:
+    """Return the shards that explain why a matrix of `shape` has std `other` in place of `std`, best ones first."""
+    if len(shape) < 2 or not std.value > 0 or not other.value > 0 or other.value < std.value:
+        return []
     sides = (shape[0] * math.prod(shape[2:]), math.prod(shape[1:]))
+    found = []
     for formula, variance in variances(*sides).items():
-        if not math.isclose(std, math.sqrt(variance), rel_tol=1e-3):
+        if not std.holds(variance) or other.holds(variance):
             continue
+        exchanged = other.holds(variances(*sides[::-1])[formula])
         for number, dimension in slicings(shape):
             parts = [side / (number if dimension == k else 1) for k, side in enumerate(sides)]
-            if abs(other / math.sqrt(variances(*parts)[formula]) - 1) <= error:
-                exchanged = math.sqrt(variances(*sides[::-1])[formula])
-                return Shards(number, dimension, formula, abs(other / exchanged - 1) <= error)
-    return None
+            here = variances(*parts)[formula]
+            if here > variance and other.holds(here):
+                found.append((other.off(here), Shards(number, dimension, formula, exchanged)))
+    return [each for _, each in sorted(found)]
 
 
 def slicings(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:

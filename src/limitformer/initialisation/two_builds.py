@@ -4,8 +4,8 @@ r"""Tests of whether tensors of two builds have one law, where their code does n
 * Both are random (K builds each, from their own seeds): mean, log std and log kurtosis of each build are numbers of
   which K are independent, whatever the entries of one build are; Welch's t compares them.
 * One is random, the other a set of numbers: the t of one more build.
-* Both are numbers: entries count as independent. The mean, the log std (whose error follows from the kurtosis), and
-  the Kolmogorov-Smirnov distance of the samples.
+* Both are numbers: entries count as independent. Welch's t of the means, F of the variances with degrees of freedom
+  that follow from the kurtosis, and the Kolmogorov-Smirnov distance of the samples, the only test of few entries.
 """
 
 import math
@@ -16,7 +16,7 @@ from scipy import special, stats
 
 from torch import Tensor
 
-from limitformer.initialisation.deviations import dead_lines
+from limitformer.initialisation.deviations import LEAST, dead_lines
 from limitformer.initialisation.lines import p_of_lines
 from limitformer.initialisation.summary import LONG, TensorSummary
 from limitformer.initialisation.weight_tests import p_values
@@ -58,15 +58,18 @@ def welch(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def p_of_numbers(a: TensorSummary, b: TensorSummary) -> dict[str, float]:
-    """Return the p-value of each statistic of two sets of independent entries."""
+    """Return the p-value of each statistic of two sets of independent entries; of few entries, of the shape only."""
     if min(a.std, b.std) <= 0:
         return {"spread": 0.0}
-    error = math.hypot(a.std / math.sqrt(a.count), b.std / math.sqrt(b.count))
-    apart = abs(a.mean - b.mean) / error
-    ratio = abs(math.log(a.std / b.std)) / math.hypot(a.log_error(), b.log_error())
-    both = (math.erfc(each / math.sqrt(2)) for each in (apart, ratio))
-    shape = stats.ks_2samp(a.sample, b.sample, method="auto").pvalue
-    return dict(zip(STATISTICS, (*both, float(shape)), strict=True))
+    result = {"shape": float(stats.ks_2samp(a.sample, b.sample, method="auto").pvalue)}
+    if min(a.count, b.count) >= LEAST:
+        one, other = ((each.mean, each.std * math.sqrt(each.count / (each.count - 1)), each.count) for each in (a, b))
+        result["mean"] = float(stats.ttest_ind_from_stats(*one, *other, equal_var=False).pvalue)
+        excess = max(a.kurtosis, b.kurtosis, 3.0) - 1
+        degrees = [2 * (each.count - 1) / excess for each in (a, b)]
+        ratio = (one[1] / other[1]) ** 2
+        result["spread"] = float(2 * min(special.fdtr(*degrees, ratio), special.fdtrc(*degrees, ratio)))
+    return result
 
 
 def p_of_law(values: Tensor, summary: TensorSummary, law: Law) -> dict[str, float]:
