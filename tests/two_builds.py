@@ -5,15 +5,14 @@ state dicts, loaded builds, and builds whose code is not read.
 """
 
 import contextlib
-import functools
 import math
 import sys
+from fnmatch import fnmatchcase
 
 import torch
 import transformers
 from torch import nn
 
-from limitformer.initialisation import comparison
 from limitformer.initialisation.builds import Build, build_of
 from limitformer.initialisation.comparison import Comparison, compare
 from limitformer.weightless.models import blueprint_of
@@ -77,7 +76,7 @@ def classifier(kind, config):
 
 LLAMA = {**SIZE, "num_key_value_heads": 2}
 GPT2 = {"vocab_size": 96, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 24, **IDS}
-T5 = {"d_model": 48, "d_kv": 12, "d_ff": 80, "num_layers": 2, "num_heads": 4, "vocab_size": 96, "pad_token_id": 0}
+T5 = {"d_model": 48, "d_kv": 12, "d_ff": 80, "num_layers": 1, "num_heads": 4, "vocab_size": 96, "pad_token_id": 0}
 T5 |= {"decoder_start_token_id": 0, "eos_token_id": 2}
 MODELS = {  # the model with a tied head
     "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA, tie_word_embeddings=True)),
@@ -107,14 +106,14 @@ STD = {"llama": 0.02, "gpt2": 0.02, "bert": 0.02, "t5": 0.05, "plain": 0.02}
 
 
 def materialised(factory, skipped=(), tie=True):
-    """Build on the meta device, give memory, and initialise all modules but those whose names contain these."""
+    """Build on the meta device, give memory, and initialise all modules but those of these names."""
 
     def meta():
         with torch.device("meta"):
             model = factory()
         model.to_empty(device="cpu")
         for name, part in model.named_modules():
-            part._is_hf_initialized = any(each in name for each in skipped)
+            part._is_hf_initialized = any(fnmatchcase(name, each) for each in skipped)
         model.initialize_weights()
         if tie:
             model.tie_weights()
@@ -205,26 +204,26 @@ def with_fans(name, shards, initialise=nn.init.xavier_uniform_, same_seed=False)
     return built
 
 
-ERRORS = {  # kind: the two builds of a model, and the ending of the names that must be found
+ERRORS = {  # kind: the two builds of a model, and the pattern of the names that must be found
     "erased buffer": lambda name: (
-        (MODELS[name], materialised(MODELS[name], ("rotary_emb",)), "rotary_emb.inv_freq")
+        (MODELS[name], materialised(MODELS[name], ("*rotary_emb",)), "*inv_freq")
         if name == "llama"
-        else (MODELS[name], materialised(MODELS[name], ("blocks.0", "blocks.1")), "ln_scale")
+        else (MODELS[name], materialised(MODELS[name], ("blocks.?",)), "*ln_scale")
         if name == "plain"
-        else (with_scales(MODELS[name]), materialised(with_scales(MODELS[name])), "ln_scale")
+        else (with_scales(MODELS[name]), materialised(with_scales(MODELS[name])), "*ln_scale")
     ),
-    "lost tie": lambda name: (MODELS[name], materialised(MODELS[name], tie=False), "weight"),
-    "untouched": lambda name: (HEADED[name][0], untouched(*HEADED[name]), HEADED[name][1]),
+    "lost tie": lambda name: (MODELS[name], materialised(MODELS[name], tie=False), "*"),
+    "untouched": lambda name: (HEADED[name][0], untouched(*HEADED[name]), f"{HEADED[name][1]}.*"),
     "second initialisation": lambda name: (
         scaled_by_depth(name, again=False),
         scaled_by_depth(name, again=True),
-        f"{OUTPUTS[name][0]}.weight",
+        "*.weight",
     ),
-    "after sharding": lambda name: (with_fans(name, 1), with_fans(name, 4), "weight"),
+    "after sharding": lambda name: (with_fans(name, 1), with_fans(name, 4), "*.weight"),
     "uninitialised": lambda name: (
         HEADED[name][0],
-        materialised(HEADED[name][0], (HEADED[name][1],)),
-        HEADED[name][1],
+        materialised(HEADED[name][0], (HEADED[name][1], f"{HEADED[name][1]}.*")),
+        f"{HEADED[name][1]}.*",
     ),
 }
 

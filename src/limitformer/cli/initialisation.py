@@ -31,8 +31,9 @@ def initialisation(
     ] = None,
     fail_on: Annotated[
         str | None,
-        typer.Option(metavar="NAMES", help="Kinds of finding that end with exit code 1: uninitialised,lost tie or any."),
+        typer.Option(metavar="NAMES", help="Kinds of finding that end with exit code 1: law,lost tie, or any."),
     ] = None,
+    table: Annotated[bool, typer.Option("--table", help="Print every tensor, in A and B, with its verdict.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare two builds of one model: laws, ties, buffers, and memory that nothing writes after to_empty.
@@ -56,6 +57,8 @@ def initialisation(
             raise InputError(f"--fail-on: {error}") from error
         begin_work()
         report = compare(build_in(a, "A"), build_in(b, "B"), same=same, level=level, shards=shards)
+        if table and not as_json:
+            print_plain(f"{report.table()}\n")
         print_plain(json.dumps(report.record(), ensure_ascii=False) if as_json else str(report))
         if report.failed(fail_on):
             raise typer.Exit(FAILED)

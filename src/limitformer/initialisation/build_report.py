@@ -14,7 +14,8 @@ from limitformer.initialisation.like_layers import pattern
 
 UNINITIALISED, ERASED, META = "uninitialised", "erased buffer", "no memory"
 LOST_TIE, UNTOUCHED, SECOND = "lost tie", "untouched", "second initialisation"
-AFTER_SHARDING, EQUAL_SHARDS, NOT_LOADED = "after sharding", "equal shards", "not loaded"
+AFTER_SHARDING, EQUAL_SHARDS, REPLICAS = "after sharding", "equal shards", "unequal replicas"
+NOT_LOADED = "not loaded"
 LAW, VALUES, NOT_FINITE, UNSTABLE = "law", "values", "not finite", "no seed"
 MISSING, SHAPE, DTYPE, GRADIENT, PERSISTENCE = "missing", "shape", "dtype", "requires_grad", "persistence"
 KINDS = {  # why it matters, and the usual fix
@@ -46,6 +47,10 @@ KINDS = {  # why it matters, and the usual fix
     EQUAL_SHARDS: (
         "Every rank draws the same numbers, so the heads or units of all ranks begin equal.",
         "Give each rank its own seed for sharded weights.",
+    ),
+    REPLICAS: (
+        "Every rank should hold the same numbers of it, and they differ.",
+        "Draw unsharded weights from one seed, or broadcast them.",
     ),
     NOT_LOADED: ("It keeps the numbers of its initialisation.", "Compare the names in the file with the module's."),
     LAW: ("The two builds draw it from different laws.", "See which initialisation runs last in each."),
@@ -103,7 +108,7 @@ class ComparedTensor:
         role: parameter, buffer or tensor attribute.
         in_a: what the first build has.
         in_b: what the second build has.
-        verdict: equal, same law, or the kinds of its findings.
+        verdict: equal, same law, tied, or the kinds of its findings.
         p: its smallest corrected p-value; 1 if nothing about it is random.
     """
 
@@ -161,6 +166,19 @@ class BuildComparison:
         attributes = {"a": self.a, "b": self.b, "summary": self.summary, "level": self.level, "tests": self.tests}
         return xr.Dataset(rows, {"tensor": [each.name for each in self.tensors]}, attributes)
 
+    def table(self) -> str:
+        """Return the table as text; like layers with equal rows share a line."""
+        rows: dict[tuple[str, ...], list[str]] = {}
+        for each in self.tensors:
+            key = pattern(each.name), each.role, each.in_a, each.in_b, each.verdict
+            rows.setdefault(key, []).append(each.name)
+        lines = [("tensor", "role", "A", "B", "verdict")]
+        for (short, *rest), names in rows.items():
+            lines.append((f"{short} ×{len(names)}" if len(names) > 1 else names[0], *rest))  # type: ignore[arg-type]
+        widths = [max(len(line[k]) for line in lines) for k in range(len(lines[0]))]
+        padded = ("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) for line in lines)
+        return "\n".join(line.rstrip() for line in padded)
+
     def record(self) -> dict[str, Any]:
         """Return the report as plain values, for JSON."""
         whole = {key: getattr(self, key) for key in ("a", "b", "summary", "level", "tests")}
@@ -193,8 +211,10 @@ def joined_differences(differences: Iterable[Difference]) -> tuple[Difference, .
     """
     groups: dict[tuple[str, ...], list[Difference]] = {}
     for each in differences:
-        key = (pattern(each.pattern),) if each.p or each.kind == LOST_TIE else (each.in_a, each.in_b)
-        if each.kind in (UNINITIALISED, ERASED, AFTER_SHARDING):
+        key: tuple[str, ...] = (each.in_a, each.in_b)
+        if each.p or each.kind == LOST_TIE:
+            key = (pattern(each.pattern),)
+        if each.kind in (UNINITIALISED, ERASED, AFTER_SHARDING, EQUAL_SHARDS):
             key = ()
         groups.setdefault((each.kind, each.detail, *key), []).append(each)
     order = list(KINDS)

@@ -11,8 +11,9 @@ build follow it, so that an error of that reading cannot become a finding.
 """
 
 import re
+import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,20 +26,22 @@ from limitformer.base.errors import InputError, first_line, printable, require
 from limitformer.base.foreign import one_line
 from limitformer.base.memory import SHARE, available_memory, readable
 from limitformer.initialisation.empty_memory import FINITE, NAN, EmptyMemory
+from limitformer.initialisation.ranks import in_one_process, joined_module, unequal_replicas
 from limitformer.initialisation.summary import TensorSummary, summarise
 from limitformer.initialisation.two_builds import p_of_law
 from limitformer.weightless import laws
-from limitformer.weightless.building import build_twice, build_watched, drawn_module
+from limitformer.weightless.building import Limited, build_twice, build_watched, drawn_module
 from limitformer.weightless.laws import Law
 from limitformer.weightless.models import Blueprint, blueprint_of
 from limitformer.weightless.reachable import stray_tensors
+from limitformer.weightless.sizes import size_of
 from limitformer.weightless.tensors import storage
 
 PARAMETER, BUFFER, ATTRIBUTE = "parameter", "buffer", "tensor attribute"
 WRAPPERS = re.compile(r"(^|\.)(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?=\.|$)")
 FITS = 1e-9  # p-value below which the law that was read from the code is not that of the numbers
-FEW, MANY = 3, 8  # builds that are compared with one another; fewer if they are large
-LARGE = 2**26  # entries of a large module
+COUNTS = ((2**20, 12), (2**26, 8))  # entries of a module, and how many builds of at most so many are compared
+FEWEST = 3  # builds of larger modules
 UNREAD = Law(laws.UNKNOWN, reason="it was not read")
 
 
@@ -67,6 +70,7 @@ class Build:
         random: names of tensors that depend on the seed.
         unwritten: by name, the number of entries that depend on uninitialised memory.
         unstable: names of tensors that differ between two builds from one seed.
+        replicas: names of tensors that should be equal on all ranks, and are not.
         values: by name, digests of values that a small tensor has had before its last write.
         doubt: why the laws could not be read.
     """
@@ -80,6 +84,7 @@ class Build:
     random: set[str] = field(default_factory=set)
     unwritten: dict[str, int] = field(default_factory=dict)
     unstable: set[str] = field(default_factory=set)
+    replicas: set[str] = field(default_factory=set)
     values: dict[str, tuple[bytes, ...]] = field(default_factory=dict)
     doubt: str = ""
 
@@ -143,6 +148,28 @@ def build_of(what: Any, side: str) -> Build:
     return build_of_factory(blueprint)
 
 
+def build_of_ranks(ranks: Sequence[Any], reference: Build) -> Build:
+    """Return the build whose slices or replicas the functions of several ranks make, joined as in the reference."""
+    shapes = {name: each.shape for name, each in reference.tensors.items()}
+    blueprints = [blueprint_of(each) for each in ranks]
+    factories = [each.factory for each in blueprints]
+
+    def joined() -> nn.Module:
+        return joined_module(in_one_process(factories), shapes)
+
+    build = build_of_factory(Blueprint(joined, f"{len(ranks)} ranks of {blueprints[0].name}", "hidden"))
+    modules = []
+
+    def first() -> nn.Module:
+        modules.extend(in_one_process(factories))
+        return modules[0]
+
+    with warnings.catch_warnings(action="ignore"):
+        run(first, 0, FINITE, build.name)
+    build.replicas = unequal_replicas(modules, shapes)
+    return build
+
+
 def build_of_numbers(name: str, tensors: dict[str, Tensor]) -> Build:
     """Return the build of a state dict."""
     built = {
@@ -155,6 +182,8 @@ def build_of_numbers(name: str, tensors: dict[str, Tensor]) -> Build:
 def build_of_factory(blueprint: Blueprint) -> Build:
     """Build the module several times, and read its laws."""
     factory, name = blueprint.factory, blueprint.name
+    if blueprint.config is not None:
+        check_size(size_of(factory, name).whole * torch.get_default_dtype().itemsize, name)
     module, memory = run(factory, 0, FINITE, name)
     check_room(module, name)
     build = Build(name, tensors_of(module), ties_of(module), factory=factory)
@@ -174,7 +203,7 @@ def run(factory: Callable[[], nn.Module], seed: int, fill: int, name: str) -> tu
     memory = EmptyMemory(fill)
 
     def filled() -> nn.Module:
-        with memory:
+        with Limited(available_memory() or sys.maxsize, name), memory:
             return factory()
 
     try:
@@ -189,9 +218,14 @@ def check_room(module: nn.Module, name: str) -> None:
     """Raise `InputError` unless another build fits the free memory."""
     every = {storage(each): each for each in (*module.parameters(), *module.buffers()) if not is_distributed(each)}
     size = sum(each.untyped_storage().nbytes() for each in every.values() if not each.is_meta)
+    check_size(size, name)
+
+
+def check_size(size: int, name: str) -> None:
+    """Raise `InputError` unless three builds of so many bytes fit the free memory: A, B and one more."""
     free = available_memory()
-    fits = free is None or 2 * size <= SHARE * free
-    require(fits, f"{name} takes {readable(size)}, and several builds are held at a time. Nearest: fewer layers.")
+    fits = free is None or 3 * size <= SHARE * free
+    require(fits, f"{name} takes {readable(size)}, and three builds are held at a time. Nearest: fewer layers.")
 
 
 def read_laws(build: Build) -> None:
@@ -209,7 +243,8 @@ def read_laws(build: Build) -> None:
     for name, each in build.tensors.items():
         law = read.get(build.ties.get(name, name))
         if law is not None and each.role == PARAMETER and not each.value.is_meta and name not in build.unwritten:
-            if min(p_of_law(each.value, summarise(each.value, law.rows), law).values(), default=0.0) > FITS:
+            tests = p_of_law(each.value, summarise(each.value, law.rows), law)
+            if min(tests.values(), default=0.0) > FITS:
                 build.laws[name] = law
 
 
@@ -248,11 +283,12 @@ def comparable(tensor: Tensor) -> Tensor:
 def tensors_of(module: nn.Module) -> dict[str, BuiltTensor]:
     """Return parameters, buffers and tensors in attributes by name; wrappers' names are left out."""
     module = unwrapped(module)
-    result = {}
-    for name, each in module.named_parameters(remove_duplicate=False):
-        result[plain_name(name)] = built_tensor(module, name, each, PARAMETER)
-    for name, each in module.named_buffers(remove_duplicate=False):
-        result[plain_name(name)] = built_tensor(module, name, each, BUFFER)
+    result = {
+        plain_name(name): built_tensor(module, name, each, PARAMETER)
+        for name, each in module.named_parameters(remove_duplicate=False)
+    }
+    for name, buffer in module.named_buffers(remove_duplicate=False):
+        result[plain_name(name)] = built_tensor(module, name, buffer, BUFFER)
     for name, each in stray_tensors(module):
         if isinstance(each, Tensor) and not isinstance(each, nn.Parameter) and plain_name(name) not in result:
             result[plain_name(name)] = BuiltTensor(
@@ -272,7 +308,8 @@ def unwrapped(module: nn.Module) -> nn.Module:
     """Return the module inside a compiled one, or inside one that is trained on several devices."""
     while isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel) or hasattr(module, "_orig_mod"):
         inner: Any = getattr(module, "_orig_mod", None)
-        module = module.module if inner is None else inner
+        inner = module.module if inner is None else inner
+        module = inner
     return module
 
 

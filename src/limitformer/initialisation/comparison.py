@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from limitformer.base.errors import require, require_count, require_real
-from limitformer.initialisation.bugs import Evidence, recognise
+from limitformer.initialisation.bugs import FLAT, Evidence, recognise
 from limitformer.initialisation.build_report import (
     AFTER_SHARDING,
     DTYPE,
@@ -31,6 +31,7 @@ from limitformer.initialisation.build_report import (
     NOT_FINITE,
     NOT_LOADED,
     PERSISTENCE,
+    REPLICAS,
     SECOND,
     SHAPE,
     UNINITIALISED,
@@ -45,12 +46,12 @@ from limitformer.initialisation.build_report import (
 from limitformer.initialisation.builds import (
     ATTRIBUTE,
     BUFFER,
-    FEW,
-    LARGE,
-    MANY,
+    COUNTS,
+    FEWEST,
     PARAMETER,
     Build,
     build_of,
+    build_of_ranks,
 )
 from limitformer.initialisation.empty_memory import digest
 from limitformer.initialisation.like_layers import pattern
@@ -62,7 +63,7 @@ from limitformer.initialisation.weight_tests import holm
 from limitformer.weightless import laws
 from limitformer.weightless.laws import Law
 
-EQUAL, SAME_LAW = "equal", "same law"
+EQUAL, SAME_LAW, TIED = "equal", "same law", "tied"
 CLOSE = 1e-6  # relative difference of two laws that is rounding
 WIDE = laws.CUT_NOTHING
 
@@ -76,7 +77,8 @@ def compare(
         build_a: the reference: a function that builds a module, a configuration of transformers, its folder, JSON or
             public name, a module, or a state dict, also as a file of safetensors or a folder with some.
         build_b: the build to compare with it. Only functions and configurations have laws and uninitialised memory;
-            of the others the numbers are compared.
+            of the others the numbers are compared. A list has the functions of all tensor-parallel ranks, whose slices
+            are joined.
         same: whether numbers must be equal too, such as after loading one file. Both are built from one seed.
         level: probability at which two sound builds may have a finding.
         shards: how many shards a matrix of A has in B, if B holds one of them.
@@ -93,7 +95,12 @@ def compare(
     level = require_real("level", level)
     require(0 < level < 1, f"level must be between 0 and 1; got {level:g}.")
     number = None if shards is None else require_count("shards", shards, least=2)
-    return Comparison(build_of(build_a, "build_a"), build_of(build_b, "build_b"), same, number).report(level)
+    a = build_of(build_a, "build_a")
+    if isinstance(build_b, list | tuple) and len(build_b) > 1:
+        b, number = build_of_ranks(build_b, a), len(build_b)
+    else:
+        b = build_of(build_b, "build_b")
+    return Comparison(a, b, same, number).report(level)
 
 
 @dataclass(frozen=True)
@@ -111,7 +118,9 @@ class Comparison:
 
     def __init__(self, a: Build, b: Build, same: bool, shards: int | None) -> None:
         self.a, self.b, self.same, self.shards = a, b, same, shards
-        self.names = [*a.tensors, *(name for name in b.tensors if name not in a.tensors)]
+        every = {**b.tensors, **a.tensors}
+        ordered = [*a.tensors, *(name for name in b.tensors if name not in a.tensors)]
+        self.names = [n for n in ordered if every[n].role != ATTRIBUTE or (n in a.tensors and n in b.tensors)]
         self.both = [name for name in a.tensors if name in b.tensors]
         self.certain: dict[str, list[Unequal]] = {}
         self.p: dict[tuple[str, str], float] = {}
@@ -124,10 +133,11 @@ class Comparison:
         self.compare_presence()
         for name in self.both:
             if self.is_repeated(name):
-                self.verdicts[name] = EQUAL
+                self.verdicts[name] = TIED
             elif self.compare_flags(name) and self.compare_memory(name):
                 self.compare_numbers(name)
                 self.compare_shards(name)
+        self.compare_loading()
         self.compare_samples()
         corrected = holm(self.p)
         least: dict[str, float] = {}
@@ -158,7 +168,8 @@ class Comparison:
     def notes(self) -> tuple[str, ...]:
         """Return lines about what could not be compared exactly."""
         sides = (("A", self.a), ("B", self.b))
-        lines = [f"the code of {side} was not read ({build.doubt}): laws are tested" for side, build in sides if build.doubt]
+        doubts = ((side, build.doubt) for side, build in sides if build.doubt)
+        lines = [f"the code of {side} was not read ({doubt}): laws are tested" for side, doubt in doubts]
         numbers = [side for side, build in sides if not build.fixed]
         if len(numbers) == 1:
             lines.append(f"{numbers[0]} is known by its numbers only: uninitialised memory cannot be seen in it")
@@ -218,6 +229,8 @@ class Comparison:
             if bare[0] != bare[1] or any(unwritten):
                 self.note(name, META if role == PARAMETER or bare[0] else ERASED)
             return False
+        if all(unwritten) and role == ATTRIBUTE:
+            return False  # memory to work in
         if any(unwritten):
             self.note(name, ERASED if role != PARAMETER and unwritten == [False, True] else UNINITIALISED)
             return False
@@ -225,6 +238,8 @@ class Comparison:
         if not all(odd) and not same_values(*values):
             self.note(name, NOT_FINITE)
             return False
+        if name in self.b.replicas:
+            self.note(name, REPLICAS)
         unstable = [build for build in (self.a, self.b) if name in build.unstable]
         if unstable:
             self.note(name, UNSTABLE)
@@ -300,12 +315,27 @@ class Comparison:
         else:
             self.compare_values(name)
 
+    def compare_loading(self) -> None:
+        """Note what only one build loads, if both load most matrices; the numbers of the other may have the law too."""
+        if self.same or not self.mostly_loaded():
+            return
+        for name in self.both:
+            a, b = (self.fixed(build, name) for build in (self.a, self.b))
+            loaded = self.a if a else self.b
+            if a != b and self.a.fixed and self.b.fixed and not is_constant(loaded.tensors[name].value):
+                self.p = {key: p for key, p in self.p.items() if key[0] != name}
+                self.sampled = [each for each in self.sampled if each != name]
+                self.verdicts.pop(name, None)
+                self.certain[name] = []
+                self.note(name, NOT_LOADED)
+
     def compare_samples(self) -> None:
         """Test random tensors without a law, by several builds."""
         names = set(self.sampled)
         if not names:
             return
-        count = FEW if max(self.a.entries, self.b.entries) > LARGE else MANY
+        entries = max(self.a.entries, self.b.entries)
+        count = next((number for most, number in COUNTS if entries <= most), FEWEST)
         summaries = [self.several(build, names, count) for build in (self.a, self.b)]
         for name in self.sampled:
             one, other = (each[name] for each in summaries)
@@ -340,16 +370,17 @@ class Comparison:
             for name, first in here.ties.items():
                 if name in other.ties:
                     groups.setdefault(first, []).append(name)
-            for first, names in groups.items():
+            for names in groups.values():
                 if len({other.ties[name] for name in names}) < 2:
                     continue
                 values = [other.tensors[name].value for name in names]
                 equal = all(same_values(values[0], each) for each in values[1:])
                 if equal and not other.module:
                     continue  # a file holds copies
-                texts = ["one parameter", f"{len(names)} with {'equal' if equal else 'different'} numbers"]
+                one, several = "one parameter", f"{len(names)} with {'equal' if equal else 'different'} numbers"
+                in_a, in_b = (one, several) if tied_in_a else (several, one)
                 title = ", ".join(names[:3]) + ", …" * (len(names) > 3)
-                result.append(Difference(title, tuple(names), LOST_TIE, *texts[:: 1 if tied_in_a else -1], 0.0, ""))
+                result.append(Difference(title, tuple(names), LOST_TIE, in_a, in_b, 0.0, ""))
         return result
 
     def leave_out_untied(self) -> None:
@@ -368,22 +399,20 @@ class Comparison:
         }
         if not unequal or self.same:
             return
-        loaded = self.mostly_loaded()
         mine, other = (build.law_histories(set(unequal)) for build in (self.a, self.b))
         slices = {name: self.shards_of(name) for name in unequal}
-        number = most_frequent(slices.values())
+        number = self.shards or most_frequent(slices.values())
         for name, each in unequal.items():
-            new = self.cause(name, each, mine.get(name, ()), other.get(name, ()), loaded)
+            new = self.cause(name, each, mine.get(name, ()), other.get(name, ()))
             likely = [one for one in slices[name] if one.number == number] or slices[name]
-            if new.kind == LAW and likely and (number is not None or not likely[0].other_side):
-                new = replace(new, kind=AFTER_SHARDING, detail=shard_text(likely))
-            if new.kind == LAW:
+            sliced = slice_of(tuple(self.b.tensors[name].value.shape), self.a.tensors[name].shape) is not None
+            if (likely and not likely[0].other) or (new.kind == LAW and likely and (number is not None or sliced)):
+                new = replace(each, kind=AFTER_SHARDING, detail=shard_text(likely))
+            elif new.kind == LAW:
                 new = self.with_bug(name, new)
             self.certain[name] = [new if one is each else one for one in self.certain[name]]
 
-    def cause(
-        self, name: str, each: Unequal, mine: tuple[Law, ...], other: tuple[Law, ...], loaded: bool
-    ) -> Unequal:
+    def cause(self, name: str, each: Unequal, mine: tuple[Law, ...], other: tuple[Law, ...]) -> Unequal:
         """Return the difference with the kind that the histories of both builds show."""
         a, b = self.a.tensors[name].value, self.b.tensors[name].value
         law_a, law_b = self.a.laws.get(name), self.b.laws.get(name)
@@ -391,25 +420,25 @@ class Comparison:
         if had or (law_a is None and self.fixed(self.a, name) and held(a, self.b.values.get(name, ()))):
             detail = f"B wrote {text_of(self.a, name)} first, and {each.in_b} over it"
             return replace(each, kind=ERASED if each.kind == ERASED else SECOND, detail=detail)
-        if loaded and self.fixed(self.a, name) and (law_b is not None or name in self.b.random):
-            return replace(each, kind=NOT_LOADED)
         early = [law for law in mine[:-1] if law_b is not None and same_law(law, law_b)]
-        if early or (law_b is None and self.fixed(self.b, name) and held(b, self.a.values.get(name, ()))):
-            if each.kind != ERASED:
-                return replace(each, kind=UNTOUCHED, detail=f"A has {each.in_b} too, and writes {each.in_a} over it")
+        stays = early or (law_b is None and self.fixed(self.b, name) and held(b, self.a.values.get(name, ())))
+        if stays and each.kind != ERASED:
+            return replace(each, kind=UNTOUCHED, detail=f"A has {each.in_b} too, and writes {each.in_a} over it")
         return each
 
     def mostly_loaded(self) -> bool:
         """Whether most matrices are fixed numbers that both builds share, as after loading one file."""
-        matrices = [name for name in self.both if self.a.tensors[name].value.dim() > 1 and self.fixed(self.a, name)]
-        shared = [name for name in matrices if self.verdicts.get(name) == EQUAL and not is_constant(self.a.tensors[name].value)]
-        return 2 * len(shared) > len([n for n in self.both if self.a.tensors[n].value.dim() > 1])
+        matrices = {name: each.value for name, each in self.a.tensors.items() if each.value.dim() > 1}
+        loaded = (name for name in matrices if self.verdicts.get(name) == EQUAL and self.fixed(self.a, name))
+        return 2 * sum(not is_constant(matrices[name]) for name in loaded) > len(matrices)
 
     def shards_of(self, name: str) -> list[Shards]:
         """Return the shards whose initialisation explains the std of B, best ones first."""
         a, b = self.a.tensors[name].value, self.b.tensors[name].value
         if not b.is_floating_point() or not b.numel() or a.is_meta or b.is_meta:
             return []
+        if len({build.summary(name).kurtosis < FLAT for build in (self.a, self.b)}) == 2:
+            return []  # one is uniform, the other is not
         shards = shards_of(tuple(a.shape), self.std_of("a", name), self.std_of("b", name))
         part = slice_of(tuple(b.shape), tuple(a.shape))
         return [each for each in shards if part is None or (each.number, each.dimension) == part]
@@ -471,6 +500,8 @@ def same_values(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors are equal up to rounding to the coarser of their types."""
     if a.shape != b.shape or a.is_meta or b.is_meta:
         return False
+    if a.dtype == b.dtype and a.layout == b.layout == torch.strided and a.device == b.device and torch.equal(a, b):
+        return True
     a, b = (each.to_dense() if each.layout != torch.strided else each for each in (a.detach().cpu(), b.detach().cpu()))
     if not a.is_floating_point() or not b.is_floating_point():
         return bool(torch.equal(a, b)) if a.dtype == b.dtype else bool((a == b).all())
@@ -517,13 +548,16 @@ def text_of(build: Build, name: str) -> str:
         return str(build.laws[name])
     if not each.value.numel():
         return "no entries"
+    if is_constant(each.value):
+        number = each.value.reshape(-1)[0].item()
+        return {0: "zeros", 1: "ones"}.get(
+            number, f"{number:g} everywhere" if isinstance(number, float) else f"{number}"
+        )
     if each.role == BUFFER or not each.value.is_floating_point():
-        return "zeros" if not bool(each.value.any()) else buffer_text(each.value)
+        return buffer_text(each.value)
     summary = build.summary(name)
     if summary.odd:
         return f"{summary.odd:,} NaN or infinite"
-    if summary.constant:
-        return {0.0: "zeros", 1.0: "ones"}.get(summary.low, f"{summary.low:g} everywhere")
     word = "random, " if name in build.random else ""
     return f"{word}std {summary.std:.4g}"
 
@@ -542,7 +576,7 @@ def shard_text(likely: list[Shards]) -> str:
 
 def most_frequent(candidates: Iterable[list[Shards]]) -> int | None:
     """Return the number of shards that explains most matrices which nothing else explains."""
-    votes = Counter(number for each in candidates for number in {one.number for one in each if not one.other_side})
+    votes = Counter(number for each in candidates for number in {one.number for one in each if not one.other})
     return max(votes, key=lambda number: (votes[number], -number)) if votes else None
 
 

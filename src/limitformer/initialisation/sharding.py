@@ -37,7 +37,7 @@ class Shards(NamedTuple):
     number: int
     dimension: int
     formula: str
-    other_side: bool  # whether the formula with fan-in and fan-out exchanged gives this std too
+    other: str  # a formula for the whole matrix, of either side, that gives this std too; or empty
 
 
 def variances(out: float, into: float) -> dict[str, float]:
@@ -58,15 +58,16 @@ def shards_of(shape: tuple[int, ...], std: Estimate, other: Estimate) -> list[Sh
         return []
     sides = (shape[0] * math.prod(shape[2:]), math.prod(shape[1:]))
     found = []
+    whole = variances(*sides) | {f"{text}, exchanged": each for text, each in variances(*sides[::-1]).items()}
+    also = next((text for text, variance in whole.items() if other.holds(variance)), "")
     for formula, variance in variances(*sides).items():
         if not std.holds(variance) or other.holds(variance):
             continue
-        exchanged = other.holds(variances(*sides[::-1])[formula])
         for number, dimension in slicings(shape):
             parts = [side / (number if dimension == k else 1) for k, side in enumerate(sides)]
             here = variances(*parts)[formula]
             if here > variance and other.holds(here):
-                found.append((other.off(here), Shards(number, dimension, formula, exchanged)))
+                found.append((other.off(here), Shards(number, dimension, formula, also)))
     return [each for _, each in sorted(found)]
 
 
@@ -87,14 +88,14 @@ def slice_of(part: tuple[int, ...], full: tuple[int, ...]) -> tuple[int, int] | 
 
 
 def equal_shards(values: Tensor) -> tuple[int, int] | None:
-    """Return the smallest number of equal slices of a tensor, and their dimension; None if there are none."""
+    """Return the largest number of equal slices of a tensor, and their dimension; None if there are none."""
     if values.is_meta or values.dim() < 1 or values.layout != torch.strided or values.numel() < 2 * LEAST:
         return None
     if bool((values == values.reshape(-1)[0]).all()):
         return None
     for dimension in range(min(values.dim(), 2)):
         size = values.shape[dimension]
-        for number in range(2, min(MOST, size) + 1):
+        for number in range(min(MOST, size), 1, -1):
             if size % number or values.numel() // number < LEAST:
                 continue
             part = size // number

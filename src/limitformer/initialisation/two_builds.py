@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from scipy import special, stats
-
 from torch import Tensor
 
 from limitformer.initialisation.deviations import LEAST, dead_lines

@@ -56,7 +56,7 @@ ORIGINALS = {  # functions of their own, as the watch changes the code of torch'
     name: types.FunctionType(each.__code__, each.__globals__, name, each.__defaults__) for name, each in SILENT.items()
 }
 TRUNCATED_NORMAL = nn.init._no_grad_trunc_normal_
-COMPATIBLE = torch._has_compatible_shallow_copy_type
+TAKES, COMPATIBLE = "_has_compatible_shallow_copy_type", torch._has_compatible_shallow_copy_type
 
 
 class LawWatch(TorchDispatchMode):
@@ -445,7 +445,7 @@ def watching(seed: int = 0) -> Iterator[LawWatch]:
     watch = LawWatch(seed)
     codes = {name: (function.__code__, function.__defaults__) for name, function in SILENT.items()}
     nn.init._no_grad_trunc_normal_ = watch.truncated_normal
-    torch._has_compatible_shallow_copy_type = watch.takes_data
+    setattr(torch, TAKES, watch.takes_data)
     WATCHES.append(watch)
     for name, function in SILENT.items():  # its code, as others have imported the function by name
         function.__code__, function.__defaults__ = REPLACEMENTS[name].__code__, None
@@ -455,7 +455,7 @@ def watching(seed: int = 0) -> Iterator[LawWatch]:
     finally:
         WATCHES.pop()
         nn.init._no_grad_trunc_normal_ = TRUNCATED_NORMAL
-        torch._has_compatible_shallow_copy_type = COMPATIBLE
+        setattr(torch, TAKES, COMPATIBLE)
         for name, (code, defaults) in codes.items():
             SILENT[name].__code__, SILENT[name].__defaults__ = code, defaults
 
