@@ -549,7 +549,7 @@ def text_of(build: Build, name: str) -> str:
     if not each.value.numel():
         return "no entries"
     if is_constant(each.value):
-        number = each.value.reshape(-1)[0].item()
+        number: float = each.value.reshape(-1)[0].item()
         return {0: "zeros", 1: "ones"}.get(
             number, f"{number:g} everywhere" if isinstance(number, float) else f"{number}"
         )

@@ -13,6 +13,7 @@ from torch import Tensor
 
 MOST = 64  # shards
 EXACT = 1e-3  # relative difference of a std from a formula that is rounding
+NARROWEST = 4  # rows or columns of a shard
 LEAST = 16  # entries of a shard; fewer may agree by chance where numbers are coarse
 
 
@@ -74,7 +75,7 @@ def shards_of(shape: tuple[int, ...], std: Estimate, other: Estimate) -> list[Sh
 def slicings(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
     """Yield numbers of equal slices along the first and second dimension."""
     for dimension in (1, 0):
-        for number in range(2, min(MOST, shape[dimension]) + 1):
+        for number in range(2, min(MOST, shape[dimension] // NARROWEST) + 1):
             if shape[dimension] % number == 0:
                 yield number, dimension
 
