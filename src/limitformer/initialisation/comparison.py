@@ -406,7 +406,8 @@ class Comparison:
             new = self.cause(name, each, mine.get(name, ()), other.get(name, ()))
             likely = [one for one in slices[name] if one.number == number] or slices[name]
             sliced = slice_of(tuple(self.b.tensors[name].value.shape), self.a.tensors[name].shape) is not None
-            if (likely and not likely[0].other) or (new.kind == LAW and likely and (number is not None or sliced)):
+            clear = bool(likely) and (not likely[0].other or likely[0].number == number or sliced)
+            if clear and new.kind in (LAW, SECOND):  # a constructor may have drawn the same law first
                 new = replace(each, kind=AFTER_SHARDING, detail=shard_text(likely))
             elif new.kind == LAW:
                 new = self.with_bug(name, new)
@@ -549,10 +550,7 @@ def text_of(build: Build, name: str) -> str:
     if not each.value.numel():
         return "no entries"
     if is_constant(each.value):
-        number: float = each.value.reshape(-1)[0].item()
-        return {0: "zeros", 1: "ones"}.get(
-            number, f"{number:g} everywhere" if isinstance(number, float) else f"{number}"
-        )
+        return constant_text(each.value)
     if each.role == BUFFER or not each.value.is_floating_point():
         return buffer_text(each.value)
     summary = build.summary(name)
@@ -560,6 +558,13 @@ def text_of(build: Build, name: str) -> str:
         return f"{summary.odd:,} NaN or infinite"
     word = "random, " if name in build.random else ""
     return f"{word}std {summary.std:.4g}"
+
+
+def constant_text(values: Tensor) -> str:
+    """Describe equal entries, or a single one."""
+    one = values.reshape(-1)[0].item()
+    text = f"{one:.6g}" if isinstance(one, float) else str(one)
+    return text if values.numel() == 1 else {0: "zeros", 1: "ones"}.get(one, f"{text} everywhere")
 
 
 def apart_text(a: Tensor, b: Tensor) -> str:
