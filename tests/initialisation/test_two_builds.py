@@ -396,10 +396,13 @@ def test_fully_sharded_build_is_compared(mesh):
 def test_formulas_of_shards():
     exact = Estimate(math.sqrt(2 / (48 + 96)), 0.0)
     third = Estimate(math.sqrt(2 / (48 + 32)), 0.0)
-    assert shards_of((48, 96), exact, third) == [Shards(3, 1, "2/(fan_in + fan_out)", "")]
+    assert shards_of((48, 96), exact, third) == [Shards(3, 1, "2/(fan_in + fan_out)", frozenset())]
     assert shards_of((48, 96), exact, exact) == []
     assert shards_of((48, 96), Estimate(0.02, 0.0), Estimate(0.04, 0.0)) == []  # no formula of fans
-    assert shards_of((24, 96), Estimate(96**-0.5, 0.0), Estimate(24**-0.5, 0.0))[0].other == "1/fan_out"
+    assert shards_of((24, 96), Estimate(96**-0.5, 0.0), Estimate(24**-0.5, 0.0))[0].others == {
+        "1/fan_out",
+        "1/fan_in, exchanged",
+    }
     assert slice_of((12, 7), (48, 7)) == (4, 0)
     assert slice_of((48, 7), (12, 7)) is None
     assert slice_of((12, 7), (48, 14)) is None

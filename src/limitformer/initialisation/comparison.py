@@ -401,12 +401,12 @@ class Comparison:
             return
         mine, other = (build.law_histories(set(unequal)) for build in (self.a, self.b))
         slices = {name: self.shards_of(name) for name in unequal}
-        number = self.shards or most_frequent(slices.values())
+        number = self.shards or common_number(slices.values())
         for name, each in unequal.items():
             new = self.cause(name, each, mine.get(name, ()), other.get(name, ()))
             likely = [one for one in slices[name] if one.number == number] or slices[name]
             sliced = slice_of(tuple(self.b.tensors[name].value.shape), self.a.tensors[name].shape) is not None
-            clear = bool(likely) and (not likely[0].other or likely[0].number == number or sliced)
+            clear = bool(likely) and (not likely[0].others or likely[0].number == number or sliced)
             if clear and new.kind in (LAW, SECOND):  # a constructor may have drawn the same law first
                 new = replace(each, kind=AFTER_SHARDING, detail=shard_text(likely))
             elif new.kind == LAW:
@@ -564,7 +564,7 @@ def constant_text(values: Tensor) -> str:
     """Describe equal entries, or a single one."""
     one = values.reshape(-1)[0].item()
     text = f"{one:.6g}" if isinstance(one, float) else str(one)
-    return text if values.numel() == 1 else {0: "zeros", 1: "ones"}.get(one, f"{text} everywhere")
+    return text if values.numel() == 1 else {"0": "zeros", "1": "ones"}.get(text, f"{text} everywhere")
 
 
 def apart_text(a: Tensor, b: Tensor) -> str:
@@ -579,9 +579,16 @@ def shard_text(likely: list[Shards]) -> str:
     return f"the std is √({likely[0].formula}) of one of {likely[0].number} slices"
 
 
-def most_frequent(candidates: Iterable[list[Shards]]) -> int | None:
-    """Return the number of shards that explains most matrices which nothing else explains."""
-    votes = Counter(number for each in candidates for number in {one.number for one in each if not one.other})
+def common_number(candidates: Iterable[list[Shards]]) -> int | None:
+    """Return the number of shards of a build: what explains most matrices that nothing else explains.
+
+    If something else explains each of them, it must not be one formula for all.
+    """
+    every = [each for each in candidates if each]
+    numbers = [{one.number for one in each} for each in every]
+    votes = Counter(number for each, ways in zip(every, numbers, strict=True) if not each[0].others for number in ways)
+    if not votes and every and not frozenset.intersection(*(each[0].others for each in every)):
+        votes = Counter(set.intersection(*numbers))
     return max(votes, key=lambda number: (votes[number], -number)) if votes else None
 
 

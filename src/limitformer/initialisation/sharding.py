@@ -38,7 +38,7 @@ class Shards(NamedTuple):
     number: int
     dimension: int
     formula: str
-    other: str  # a formula for the whole matrix, of either side, that gives this std too; or empty
+    others: frozenset[str]  # formulas for the whole matrix, of either side, that give this std too
 
 
 def variances(out: float, into: float) -> dict[str, float]:
@@ -60,7 +60,7 @@ def shards_of(shape: tuple[int, ...], std: Estimate, other: Estimate) -> list[Sh
     sides = (shape[0] * math.prod(shape[2:]), math.prod(shape[1:]))
     found = []
     whole = variances(*sides) | {f"{text}, exchanged": each for text, each in variances(*sides[::-1]).items()}
-    also = next((text for text, variance in whole.items() if other.holds(variance)), "")
+    others = frozenset(text for text, variance in whole.items() if other.holds(variance))
     for formula, variance in variances(*sides).items():
         if not std.holds(variance) or other.holds(variance):
             continue
@@ -68,8 +68,8 @@ def shards_of(shape: tuple[int, ...], std: Estimate, other: Estimate) -> list[Sh
             parts = [side / (number if dimension == k else 1) for k, side in enumerate(sides)]
             here = variances(*parts)[formula]
             if here > variance and other.holds(here):
-                found.append((other.off(here), Shards(number, dimension, formula, also)))
-    return [each for _, each in sorted(found)]
+                found.append((other.off(here), Shards(number, dimension, formula, others)))
+    return [each for _, each in sorted(found, key=lambda pair: pair[0])]
 
 
 def slicings(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
