@@ -1,6 +1,7 @@
 """`limitformer initialisation A B`: do two builds of one model begin alike?"""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,10 +48,10 @@ def initialisation(
         from limitformer.initialisation import compare
         from limitformer.initialisation.build_report import failing_kinds
 
-        # isort: split
-        from transformers.utils import logging
+        if find_spec("transformers") is not None:
+            from transformers.utils import logging
 
-        logging.set_verbosity_error()  # errors are raised in one line
+            logging.set_verbosity_error()  # errors are raised in one line
         try:
             failing_kinds(fail_on)
         except InputError as error:

@@ -1,5 +1,10 @@
 """Initialisation: a module compared with the law that its code draws, and two builds of one model."""
 
+from limitformer.base.extras import require_packages as _require_packages
+
+_require_packages("torch", "torch", "threadpoolctl")
+
+# isort: split
 from limitformer.initialisation.build_report import KINDS as KINDS
 from limitformer.initialisation.build_report import BuildComparison as BuildComparison
 from limitformer.initialisation.build_report import ComparedTensor as ComparedTensor

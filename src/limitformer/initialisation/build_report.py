@@ -70,7 +70,7 @@ COLUMNS = ("role", "in_a", "in_b", "verdict", "p")
 
 @dataclass(frozen=True)
 class Difference:
-    """What differs between two builds, in one tensor or in like layers.
+    """A difference between two builds, in one tensor or in like layers.
 
     Attributes:
         pattern: the names, with * for the number of a layer.

@@ -249,18 +249,15 @@ class Comparison:
         """Compare laws or values; collect p-values where neither is certain."""
         a, b = self.a.tensors[name].value, self.b.tensors[name].value
         law_a, law_b = self.a.laws.get(name), self.b.laws.get(name)
-        equal = equal_slice(a, b)
-        if self.same:
-            self.verdicts[name] = EQUAL
-            if not equal:
-                differ = law_a is not None and law_b is not None and not same_law(law_a, law_b)
-                self.note(name, LAW if differ else VALUES, "" if differ else apart_text(a, b))
-        elif law_a is not None and law_b is not None:
+        lawful = law_a is not None and law_b is not None
+        if lawful and not same_law(law_a, law_b):
+            self.note(name, LAW)
+        elif lawful and not self.same:
             self.verdicts[name] = SAME_LAW
-            if not same_law(law_a, law_b):
-                self.note(name, LAW)
-        elif equal:
+        elif equal_slice(a, b):
             self.verdicts[name] = EQUAL
+        elif self.same:
+            self.note(name, VALUES, apart_text(a, b))
         elif not a.is_floating_point() or a.dtype.itemsize == 1:
             self.note(name, VALUES)
         elif self.fixed(self.a, name) and self.fixed(self.b, name):
@@ -297,12 +294,11 @@ class Comparison:
 
     def compare_with_builds(self, name: str) -> None:
         """Test numbers against several builds, which are random without a known law."""
-        several, other = (self.a, self.b) if name in self.a.random else (self.b, self.a)
+        other = self.b if name in self.a.random else self.a
         if is_constant(other.tensors[name].value):
             self.note(name, LAW)
         else:
             self.sampled.append(name)
-        assert several.factory is not None
 
     def compare_two_numbers(self, name: str) -> None:
         """Test two sets of numbers for one law; a constant, or few numbers, cannot be random."""
@@ -418,11 +414,11 @@ class Comparison:
         a, b = self.a.tensors[name].value, self.b.tensors[name].value
         law_a, law_b = self.a.laws.get(name), self.b.laws.get(name)
         had = [law for law in other[:-1] if law_a is not None and same_law(law, law_a)]
-        if had or (law_a is None and self.fixed(self.a, name) and held(a, self.b.values.get(name, ()))):
+        if had or (law_a is None and self.fixed(self.a, name) and had_values(a, self.b.values.get(name, ()))):
             detail = f"B wrote {text_of(self.a, name)} first, and {each.in_b} over it"
             return replace(each, kind=ERASED if each.kind == ERASED else SECOND, detail=detail)
         early = [law for law in mine[:-1] if law_b is not None and same_law(law, law_b)]
-        stays = early or (law_b is None and self.fixed(self.b, name) and held(b, self.a.values.get(name, ())))
+        stays = early or (law_b is None and self.fixed(self.b, name) and had_values(b, self.a.values.get(name, ())))
         if stays and each.kind != ERASED:
             return replace(each, kind=UNTOUCHED, detail=f"A has {each.in_b} too, and writes {each.in_a} over it")
         return each
@@ -471,8 +467,10 @@ class Comparison:
         return replace(each, detail=f"{bug.title}: {detail}") if bug is not None else each
 
 
-def same_law(a: Law, b: Law) -> bool:
+def same_law(a: Law | None, b: Law | None) -> bool:
     """Whether two laws are the same up to rounding; bounds that cut nothing do not count."""
+    if a is None or b is None:
+        return a is b
     if a.kind == b.kind == laws.CONSTANT:
         return math.isclose(a.shift, b.shift, rel_tol=CLOSE, abs_tol=0.0)
     if not (a.random and b.random) or a.rows != b.rows:
@@ -529,7 +527,7 @@ def is_constant(values: Tensor) -> bool:
     return bool(flat.numel()) and bool((flat == flat[0]).all())
 
 
-def held(values: Tensor, history: tuple[bytes, ...]) -> bool:
+def had_values(values: Tensor, history: tuple[bytes, ...]) -> bool:
     """Whether a small tensor had these values before its last write."""
     cpu = values.device.type == "cpu" and values.layout == torch.strided and bool(history)
     return cpu and digest(values) in history[:-1]
