@@ -15,7 +15,7 @@ from limitformer.cli.app import COMMANDS, app, command_of
 
 PACKAGE = Path(lf.__file__).parent
 HEAVY = ("numba", "xarray", "zarr", "matplotlib", "scipy", "torch", "transformers", "rich", "typer", "dask", "pandas")
-EXTRAS = {"checking", "designing", "hf", "nn", "weightless", "check", "design", "shapes"}
+EXTRAS = {"checking", "designing", "hf", "initialisation", "nn", "weightless", "check", "design", "shapes"}
 
 
 def imported_by(code):

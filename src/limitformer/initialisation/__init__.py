@@ -1,15 +1,30 @@
-"""Initialisation: a module compared with the law that its code draws, and two builds of one model."""
+"""Initialisation: a module compared with the law that its code draws, and two builds of one model.
 
+Names are imported when they are first used.
+"""
+
+import sys as _sys
+from typing import TYPE_CHECKING
+
+from limitformer.base.extras import LazyPackage as _LazyPackage
 from limitformer.base.extras import require_packages as _require_packages
 
 _require_packages("torch", "torch", "threadpoolctl")
 
-# isort: split
-from limitformer.initialisation.build_report import KINDS as KINDS
-from limitformer.initialisation.build_report import BuildComparison as BuildComparison
-from limitformer.initialisation.build_report import ComparedTensor as ComparedTensor
-from limitformer.initialisation.build_report import Difference as Difference
-from limitformer.initialisation.comparison import compare as compare
-from limitformer.initialisation.report import InitialisationReport as InitialisationReport
-from limitformer.initialisation.weight_by_weight import check_initialisation as check_initialisation
-from limitformer.initialisation.weight_by_weight import initialisation as initialisation
+if TYPE_CHECKING:
+    from limitformer.initialisation.build_report import KINDS as KINDS
+    from limitformer.initialisation.build_report import BuildComparison as BuildComparison
+    from limitformer.initialisation.build_report import ComparedTensor as ComparedTensor
+    from limitformer.initialisation.build_report import Difference as Difference
+    from limitformer.initialisation.comparison import compare as compare
+    from limitformer.initialisation.report import InitialisationReport as InitialisationReport
+    from limitformer.initialisation.weight_by_weight import check_initialisation as check_initialisation
+    from limitformer.initialisation.weight_by_weight import initialisation as initialisation
+
+_HOMES = {
+    **dict.fromkeys(("KINDS", "BuildComparison", "ComparedTensor", "Difference"), "build_report"),
+    **dict.fromkeys(("check_initialisation", "initialisation"), "weight_by_weight"),
+    "compare": "comparison",
+    "InitialisationReport": "report",
+}
+_sys.modules[__name__].__class__ = _LazyPackage
