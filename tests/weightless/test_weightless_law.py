@@ -405,3 +405,18 @@ def test_memory_for_a_module_on_meta_ends_its_ties_as_without_a_watch():
         assert len(table.tied) == 2 - len(names)
     assert str(lf.weightless.law(with_memory)["embed.weight"]) == "normal, std 1, row 2 is 0"
     assert str(lf.weightless.law(with_memory)["head.weight"]) == "normal, std 0.5"
+
+
+def test_code_that_asks_for_the_default_device_is_read_as_it_runs():
+    """Transformers initialises nothing on the meta device, and all of it after `to_empty`."""
+
+    def with_memory():
+        with torch.device("meta"):
+            assert torch.get_default_device().type == torch.tensor([]).device.type == "meta"
+            model = blueprint_of(CONFIGS["llama"]()).factory()
+        model.to_empty(device="cpu")
+        model.init_weights()
+        return model
+
+    table, other = lf.weightless.law(CONFIGS["llama"]()), lf.weightless.law(with_memory)
+    assert {name: str(law) for name, law in other.laws.items()} == {name: str(law) for name, law in table.laws.items()}

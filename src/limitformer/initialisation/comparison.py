@@ -171,6 +171,10 @@ class Comparison:
         doubts = ((side, build.doubt) for side, build in sides if build.doubt)
         lines = [f"the code of {side} was not read ({doubt}): laws are tested" for side, doubt in doubts]
         numbers = [side for side, build in sides if not build.fixed]
+        if self.sampled:
+            lines.append(
+                f"{len(self.sampled)} random tensors have no law that is known in both: several builds were tested"
+            )
         if len(numbers) == 1:
             lines.append(f"{numbers[0]} is known by its numbers only: uninitialised memory cannot be seen in it")
         if len(numbers) == 2:

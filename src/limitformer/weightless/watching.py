@@ -369,7 +369,8 @@ class Readings(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func in FROM_NUMBERS:
             device = kwargs.get("device") or (args[0].device if func is Tensor.new_tensor else "cpu")
-            kwargs |= {"device": "cpu"} if torch.device(device).type == "meta" else {}
+            holds = not (args and isinstance(args[0], list | tuple) and not args[0])  # none tells the default device
+            kwargs |= {"device": "cpu"} if holds and torch.device(device).type == "meta" else {}
         return func(*args, **kwargs)
 
 
