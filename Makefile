@@ -86,9 +86,10 @@ laws: .venv-test/ready
 bands: .venv-test/ready
 	cd tests && OMP_NUM_THREADS=1 ../.venv-test/bin/python band_coverage.py $(FAMILIES)
 
-# False alarms of the initialisation check, over 200 sound models of every family.
+# False alarms of the initialisation checks, over 200 sound models of every family and 25 sound pairs of builds.
 alarms: .venv-test/ready
 	cd tests && OMP_NUM_THREADS=1 ../.venv-test/bin/python initialisation_alarms.py $(FAMILIES)
+	cd tests && OMP_NUM_THREADS=1 ../.venv-test/bin/python two_builds.py $(FAMILIES)
 
 # Which lines the tests run; compiled kernels and other processes cannot be seen and are left out.
 coverage: .venv-test/ready

@@ -15,7 +15,19 @@ from limitformer.cli.app import COMMANDS, app, command_of
 
 PACKAGE = Path(lf.__file__).parent
 HEAVY = ("numba", "xarray", "zarr", "matplotlib", "scipy", "torch", "transformers", "rich", "typer", "dask", "pandas")
-EXTRAS = {"checking", "designing", "hf", "nn", "weightless", "check", "compare", "design", "recipes", "shapes"}
+EXTRAS = {
+    "checking",
+    "designing",
+    "hf",
+    "initialisation",
+    "nn",
+    "weightless",
+    "check",
+    "compare",
+    "design",
+    "recipes",
+    "shapes",
+}
 
 
 def imported_by(code):

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from limitformer import checking as checking
     from limitformer import designing as designing
     from limitformer import hf as hf
+    from limitformer import initialisation as initialisation
     from limitformer import models as models
     from limitformer import nn as nn
     from limitformer import plot as plot
@@ -154,7 +155,7 @@ HOMES = {
     "initialisation.recipes.recipe": ("recipes",),
     "weightless.shapes": ("shapes",),
 }
-MODULES = ("checking", "designing", "hf", "models", "nn", "plot", "weightless")
+MODULES = ("checking", "designing", "hf", "initialisation", "models", "nn", "plot", "weightless")
 
 if not TYPE_CHECKING:  # type checkers know only the names above
 

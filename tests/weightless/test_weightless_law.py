@@ -373,3 +373,50 @@ def test_rearranged_given_numbers_keep_their_values(view):
     built = build_twice(holding(lambda: given(view)), torch.float32)
     assert built.laws["0"].kind == "given"
     torch.testing.assert_close(next(built.module.parameters()).detach(), given(view)[0])
+
+
+class TiedPair(nn.Module):
+    """An embedding with a fixed row, and a head that is tied to it and initialised later."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(9, 4, padding_idx=2), nn.Linear(4, 9, bias=False)
+        self.head.weight = self.embed.weight
+
+    def initialise(self):
+        self.embed.reset_parameters()
+        nn.init.normal_(self.head.weight, 0, 0.5)
+
+
+def test_memory_for_a_module_on_meta_ends_its_ties_as_without_a_watch():
+    """Other conversions keep them."""
+
+    def with_memory():
+        with torch.device("meta"):
+            module = TiedPair()
+        module.to_empty(device="cpu")
+        module.initialise()
+        return module
+
+    for factory in (with_memory, TiedPair, lambda: TiedPair().double(), lambda: TiedPair().to_empty(device="cpu")):
+        names = [name for name, _ in factory().named_parameters()]
+        table = lf.weightless.law(factory)
+        assert list(table.laws) == names
+        assert len(table.tied) == 2 - len(names)
+    assert str(lf.weightless.law(with_memory)["embed.weight"]) == "normal, std 1, row 2 is 0"
+    assert str(lf.weightless.law(with_memory)["head.weight"]) == "normal, std 0.5"
+
+
+def test_code_that_asks_for_the_default_device_is_read_as_it_runs():
+    """Transformers initialises nothing on the meta device, and all of it after `to_empty`."""
+
+    def with_memory():
+        with torch.device("meta"):
+            assert torch.get_default_device().type == torch.tensor([]).device.type == "meta"
+            model = blueprint_of(CONFIGS["llama"]()).factory()
+        model.to_empty(device="cpu")
+        model.init_weights()
+        return model
+
+    table, other = lf.weightless.law(CONFIGS["llama"]()), lf.weightless.law(with_memory)
+    assert {name: str(law) for name, law in other.laws.items()} == {name: str(law) for name, law in table.laws.items()}

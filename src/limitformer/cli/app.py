@@ -40,6 +40,10 @@ COMMANDS = {
         "limitformer.cli.recipes:recipes",
         "List published initialisations, or print one: its laws, settings and source.",
     ),
+    "initialisation": (
+        "limitformer.cli.initialisation:initialisation",
+        "Compare two builds of one model: laws, ties, buffers, and memory that nothing writes after to_empty.",
+    ),
     "design": (
         "limitformer.cli.design:design",
         "Find settings for a sound network at initialisation, with their risk, and print the lines to paste.",

@@ -62,6 +62,7 @@ ORIGINALS = {  # functions of their own, as the watch changes the code of torch'
     name: types.FunctionType(each.__code__, each.__globals__, name, each.__defaults__) for name, each in SILENT.items()
 }
 TRUNCATED_NORMAL = nn.init._no_grad_trunc_normal_
+TAKES, COMPATIBLE = "_has_compatible_shallow_copy_type", torch._has_compatible_shallow_copy_type
 
 
 class LawWatch(TorchDispatchMode):
@@ -70,13 +71,14 @@ class LawWatch(TorchDispatchMode):
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
         self.laws: dict[int, Law] = {}
+        self.history: dict[int, list[Law]] = {}  # by storage: every law that it has had
+        self.bare: set[int] = set()  # storages that the code itself puts on the meta device
         self.tape = Tape(seed)
         self.paused = False
         self.alive: list[Any] = []  # storages, so that no address is reused
         self.draws = 0
         self.widths: dict[int, int] = {}  # by source: entries of each row of `Law.rows`
         self.doubts: set[str] = set()  # uses of randomness that no law describes
-        self.sent: set[int] = set()  # storages that the code itself has put on the meta device
         self.state: Tensor | None = None  # the state of torch's generator after the last draw
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -90,7 +92,8 @@ class LawWatch(TorchDispatchMode):
             return func(*args, **kwargs)
         if any(isinstance(each, torch.Generator) for each in (*args, *kwargs.values())):
             self.doubts.add(OWN_GENERATOR)
-        sent = self.is_sent(args, kwargs)
+        device = kwargs.get("device")
+        bare = self.is_bare((args, kwargs)) if device is None else torch.device(device).type == META.type
         if {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags):
             self.check_reading((args, kwargs))
             args, kwargs = self.with_entries(args), self.with_entries(kwargs)
@@ -106,19 +109,27 @@ class LawWatch(TorchDispatchMode):
             raise
         if seeded:
             self.move_state()
-        if sent:
-            here = [each for each in tensors_in(out) if each.is_meta and each.layout == torch.strided]
-            self.sent |= {storage(each) for each in here}
-            self.alive += [each.untyped_storage() for each in here]
+        if bare:
+            self.note_bare(out)
         return out
 
-    def is_sent(self, args: Any, kwargs: dict[str, Any]) -> bool:
-        """Whether the code itself asks for the meta device, or uses a tensor that it has put there."""
-        device = kwargs.get("device")
-        if device is not None:
-            return torch.device(device).type == META.type
-        tensors = tensors_in((args, kwargs)) if self.sent else []
-        return any(each.is_meta and storage(each) in self.sent for each in tensors)
+    def is_bare(self, values: Any) -> bool:
+        """Whether the code itself put one of the tensors on the meta device."""
+        tensors = tensors_in(values) if self.bare else []
+        return any(each.is_meta and storage(each) in self.bare for each in tensors)
+
+    def note_bare(self, values: Any) -> None:
+        for each in tensors_in(values):
+            if each.is_meta and each.layout == torch.strided:
+                self.alive.append(each.untyped_storage())
+                self.bare.add(storage(each))
+
+    def takes_data(self, tensor: Tensor, other: Tensor) -> bool:
+        """Whether `nn.Module._apply` may keep the parameter `tensor` and give it the data of `other`.
+
+        It makes a new parameter if the device changes, which ends ties. In a watch both may be on the meta device.
+        """
+        return COMPATIBLE(tensor, other) and self.is_bare(tensor) == self.is_bare(other)
 
     def begin(self) -> None:
         """Note the state of torch's generator before the first draw."""
@@ -323,6 +334,7 @@ class LawWatch(TorchDispatchMode):
             self.draws += 1
             law = replace(law, source=self.draws)
         self.laws[storage(tensor)] = law
+        self.history.setdefault(storage(tensor), []).append(law)
 
     def law_of(self, tensor: Tensor) -> Law | None:
         """Return the law of a tensor's storage, None if nothing random wrote to it."""
@@ -366,7 +378,7 @@ class Readings(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call `func`, and note a doubt if it reads random entries."""
         if func in PLACES:
-            return PLACES[func] if args[0].is_meta and storage(args[0]) not in self.watch.sent else func(*args)
+            return PLACES[func] if args[0].is_meta and storage(args[0]) not in self.watch.bare else func(*args)
         if getattr(func, "__name__", "") in ENTRIES:
             self.watch.check_reading(args[:1])
             if func.__name__ != "tolist" and any(each.is_meta for each in tensors_in(args[:1])):
@@ -375,7 +387,11 @@ class Readings(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func in FROM_NUMBERS:
             device = kwargs.get("device") or (args[0].device if func is Tensor.new_tensor else "cpu")
-            kwargs |= {"device": "cpu"} if torch.device(device).type == "meta" else {}
+            holds = not (args and isinstance(args[0], list | tuple) and not args[0])  # none tells the default device
+            if torch.device(device).type == META.type:
+                out = func(*args, **kwargs | ({"device": "cpu"} if holds else {}))
+                self.watch.note_bare(out)
+                return out
         return func(*args, **kwargs)
 
 
@@ -451,6 +467,7 @@ def watching(seed: int = 0) -> Iterator[LawWatch]:
     watch = LawWatch(seed)
     codes = {name: (function.__code__, function.__defaults__) for name, function in SILENT.items()}
     nn.init._no_grad_trunc_normal_ = watch.truncated_normal
+    setattr(torch, TAKES, watch.takes_data)
     WATCHES.append(watch)
     for name, function in SILENT.items():  # its code, as others have imported the function by name
         function.__code__, function.__defaults__ = REPLACEMENTS[name].__code__, None
@@ -460,6 +477,7 @@ def watching(seed: int = 0) -> Iterator[LawWatch]:
     finally:
         WATCHES.pop()
         nn.init._no_grad_trunc_normal_ = TRUNCATED_NORMAL
+        setattr(torch, TAKES, COMPATIBLE)
         for name, (code, defaults) in codes.items():
             SILENT[name].__code__, SILENT[name].__defaults__ = code, defaults
 

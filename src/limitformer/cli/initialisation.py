@@ -1,0 +1,70 @@
+"""`limitformer initialisation A B`: do two builds of one model begin alike?"""
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from limitformer.base.errors import InputError
+from limitformer.cli.check_options import require_known
+from limitformer.cli.endings import begin_work
+from limitformer.cli.report import errors_in_one_line, print_plain
+from limitformer.cli.user_code import names_code, user_object
+
+FAILED = 1
+BUILD = (
+    "a function that builds a module (path/to/model.py:NAME or package.module:NAME), a configuration's JSON or folder, "
+    "a public shape, or a file or folder of safetensors."
+)
+
+
+def initialisation(
+    a: Annotated[str, typer.Argument(metavar="A", help=f"The reference: {BUILD}")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The build to compare with it, of the same kinds.")],
+    same: Annotated[
+        bool, typer.Option("--same", help="Numbers must be equal too, such as after loading one file.")
+    ] = False,
+    level: Annotated[float, typer.Option(help="Probability at which two sound builds may have a finding.")] = 1e-4,
+    shards: Annotated[
+        int | None, typer.Option(help="Shards of a matrix of A, if B holds one of them.", show_default="whole")
+    ] = None,
+    fail_on: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="Kinds of finding that end with exit code 1: law,lost tie, or any."),
+    ] = None,
+    table: Annotated[bool, typer.Option("--table", help="Print every tensor, in A and B, with its verdict.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Compare two builds of one model: laws, ties, buffers, and memory that nothing writes after to_empty.
+
+    For example: limitformer initialisation model.py:on_cpu model.py:on_meta --fail-on any
+    """
+    with errors_in_one_line():
+        for one in (a, b):
+            if not names_code(one) and not (Path(one).suffix == ".safetensors" and Path(one).is_file()):
+                require_known(one)
+        from limitformer.initialisation import compare
+        from limitformer.initialisation.build_report import failing_kinds
+
+        if find_spec("transformers") is not None:
+            from transformers.utils import logging
+
+            logging.set_verbosity_error()  # errors are raised in one line
+        try:
+            failing_kinds(fail_on)
+        except InputError as error:
+            raise InputError(f"--fail-on: {error}") from error
+        begin_work()
+        report = compare(build_in(a, "A"), build_in(b, "B"), same=same, level=level, shards=shards)
+        if table and not as_json:
+            print_plain(f"{report.table()}\n")
+        print_plain(json.dumps(report.record(), ensure_ascii=False) if as_json else str(report))
+        if report.failed(fail_on):
+            raise typer.Exit(FAILED)
+
+
+def build_in(text: str, argument: str) -> Any:
+    """Return what an argument names."""
+    return user_object(text, argument) if names_code(text) else text

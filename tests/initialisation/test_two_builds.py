@@ -1,0 +1,566 @@
+"""Two builds of one model: planted errors, sound pairs, uninitialised memory, shards, and the levels of the tests."""
+
+import json
+import math
+from fnmatch import fnmatchcase
+from functools import partial
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from typer.testing import CliRunner
+
+import limitformer as lf
+from limitformer.base.errors import InputError
+from limitformer.cli.app import app
+from limitformer.initialisation import KINDS, compare
+from limitformer.initialisation.builds import build_of
+from limitformer.initialisation.comparison import Comparison, same_law
+from limitformer.initialisation.sharding import Estimate, Shards, equal_shards, shards_of, slice_of
+from limitformer.initialisation.summary import summarise
+from limitformer.initialisation.two_builds import p_of_builds, p_of_numbers
+from limitformer.weightless import laws
+from two_builds import ERRORS, MODELS, OUTPUTS, SOUND, Plain, materialised, with_fans
+
+
+def kinds(report):
+    """Return the names of the findings by kind."""
+    result = {}
+    for each in report.findings:
+        result.setdefault(each.kind, set()).update(each.names)
+    return result
+
+
+def names_ending(name, *endings):
+    return {key for key, _ in MODELS[name]().named_parameters() if key.endswith(endings)}
+
+
+# Planted errors and sound pairs
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("kind", ERRORS)
+def test_planted_error_is_the_only_finding(kind, name):
+    a, b, names = ERRORS[kind](name)
+    found = kinds(compare(a, b))
+    assert list(found) == [kind]
+    assert all(fnmatchcase(each, names) for each in found[kind])
+    if kind == "second initialisation":
+        assert found[kind] == names_ending(name, *(f"{each}.weight" for each in OUTPUTS[name]))
+    if kind == "lost tie":
+        assert len(found[kind]) >= 2
+    if name == "plain":
+        assert not compare(a, a).findings  # the twin without the error
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        *[("bert", each) for each in SOUND],
+        *[(each, "meta") for each in ("gemma", "t5", "deepseek_v3", "vit")],
+        *[("modernbert", "state dict"), ("gpt_oss", "state dict"), ("gpt_neox", "unread")],
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*copying from a non-meta parameter:UserWarning")
+def test_sound_pair_has_no_finding(family, kind):
+    report = SOUND[kind](family, 3)
+    assert not report.findings, str(report)
+    assert report.tests == 0 if kind in ("meta", "loaded") else report.tests > 20
+
+
+def test_shards_of_every_formula_are_found_among_like_matrices():
+    for initialise in (nn.init.kaiming_normal_, nn.init.xavier_normal_, partial(nn.init.kaiming_uniform_, a=5**0.5)):
+        report = compare(with_fans("plain", 1, initialise), with_fans("plain", 2, initialise))
+        assert list(kinds(report)) == ["after sharding"]
+        assert "2 slices" in report.findings[0].detail
+
+
+def test_equal_shards_are_found():
+    a, b = with_fans("plain", 1, nn.init.normal_), with_fans("plain", 4, nn.init.normal_, same_seed=True)
+    (finding,) = compare(a, b).findings
+    assert finding.kind == "equal shards"
+    assert set(finding.names) == names_ending("plain", "up.weight", "down.weight")
+    assert "4 equal slices along dimension 1" in finding.detail
+
+
+# Uninitialised memory
+
+
+class Holder(nn.Module):
+    def __init__(self, value, parameter=True):
+        super().__init__()
+        if parameter:
+            self.w = nn.Parameter(value, requires_grad=False)
+        else:
+            self.register_buffer("w", value)
+
+
+def with_rows(dtype=torch.float32):
+    w = torch.empty(5, 4, dtype=dtype)
+    w[:3] = 1
+    return w
+
+
+def resized():
+    return torch.ones(3).resize_(7)
+
+
+UNWRITTEN = {  # how many entries depend on uninitialised memory
+    "empty": (lambda: torch.empty(5, 4), 20),
+    "constructor": (lambda: torch.Tensor(5, 4), 20),
+    "half": (with_rows, 8),
+    "whole numbers": (lambda: with_rows(torch.int64), 8),
+    "truth values": (lambda: with_rows(torch.bool), 8),
+    "eight bits": (lambda: torch.empty(3, 3, dtype=torch.float8_e4m3fn), 9),
+    "times zero": (lambda: torch.empty(5, 4) * 0, 20),  # NaN is not zero
+    "clamped": (lambda: torch.empty(6).clamp_(-0.1, 0.1), 6),
+    "without NaN": (lambda: torch.empty(6).nan_to_num_(0.0), 6),
+    "sum": (lambda: torch.ones(3) + torch.empty(3).sum(), 3),
+    "copy": (lambda: torch.zeros(4).copy_(torch.empty_like(torch.ones(4))), 4),
+    "transposed": (lambda: torch.empty_strided((3, 2), (1, 3)), 6),
+    "permuted": (lambda: torch.empty_permuted((3, 2), (1, 0)), 6),
+    "resized": (resized, 4),
+    "zeros": (lambda: torch.empty(5, 4).zero_(), 0),
+    "normal": (lambda: torch.empty(5, 4).normal_(), 0),
+    "NaN on purpose": (lambda: torch.full((4,), torch.nan), 0),
+    "given": (lambda: torch.tensor([1.0, 2.0]), 0),
+}
+
+
+@pytest.mark.parametrize("parameter", [True, False])
+@pytest.mark.parametrize("name", UNWRITTEN)
+def test_entries_that_nothing_writes_are_counted(name, parameter):
+    make, count = UNWRITTEN[name]
+    build = build_of(lambda: Holder(make(), parameter), "build")
+    assert build.unwritten == ({"w": count} if count else {})
+
+
+def test_state_of_torch_is_restored_and_the_users_module_not_kept():
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    compare(Plain, materialised(Plain))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_both_builds_without_a_write_are_found():
+    found = kinds(compare(lambda: Holder(torch.empty(9)), lambda: Holder(torch.empty(9))))
+    assert found == {"uninitialised": {"w"}}
+
+
+def test_numbers_without_a_seed_are_not_called_uninitialised():
+    generator = np.random.default_rng()
+    build = build_of(lambda: Holder(torch.from_numpy(generator.normal(size=9))), "build")
+    assert (build.unwritten, build.unstable) == ({}, {"w"})
+    assert kinds(compare(build.factory, build.factory)) == {"no seed": {"w"}}
+
+
+class Angles(nn.Module):
+    """A module whose table of angles is a plain attribute, which to_empty does not see."""
+
+    def __init__(self):
+        super().__init__()
+        self.w, self.angles = nn.Parameter(torch.ones(3)), torch.arange(6.0)
+
+    @torch.no_grad()
+    def initialize_weights(self):
+        self.w.fill_(1)
+
+    def tie_weights(self):
+        pass
+
+
+def test_table_in_an_attribute_that_stays_on_meta_is_found():
+    (finding,) = compare(Angles, materialised(Angles)).findings
+    assert (finding.kind, finding.names, finding.in_b) == ("erased buffer", ("angles",), "no memory")
+
+
+def test_zeros_in_place_of_a_table_are_an_erased_buffer():
+    def zeroed():
+        model = Plain()
+        model.angles.zero_()
+        return model
+
+    (finding,) = compare(Plain, zeroed).findings
+    assert (finding.kind, finding.names, finding.in_b) == ("erased buffer", ("angles",), "zeros")
+    assert "zeros over it" in finding.detail
+    report = compare(Plain, lambda: Plain().half().float())
+    assert kinds(report)["values"] == {"angles", "blocks.1.ln_scale"}  # rounded, not erased
+
+
+# Other differences
+
+
+def changed(change):
+    def built():
+        model = Plain()
+        change(model)
+        return model
+
+    return built
+
+
+def overwritten(model):
+    model.blocks[0].norm.weight.data.fill_(0.5)
+
+
+def replaced(model):
+    model.blocks[0].norm.weight = nn.Parameter(torch.full((48,), 2.0))
+
+
+def zero_head(model):
+    model.score = nn.Linear(48, 7, bias=False)
+    nn.init.zeros_(model.score.weight)
+
+
+CHANGES = {
+    "requires_grad": (lambda m: m.blocks[1].up.weight.requires_grad_(False), "blocks.1.up.weight"),
+    "persistence": (lambda m: m.register_buffer("angles", m.angles), "angles"),
+    "missing": (lambda m: m.blocks[1].register_parameter("extra", nn.Parameter(torch.ones(2))), "blocks.1.extra"),
+    "shape": (lambda m: setattr(m, "score", nn.Linear(48, 9, bias=False)), "score.weight"),
+    "second initialisation": (overwritten, "blocks.0.norm.weight"),
+    "not finite": (lambda m: m.blocks[0].norm.bias.data.fill_(torch.nan), "blocks.0.norm.bias"),
+    "values": (
+        lambda m: setattr(m.blocks[0].norm, "weight", nn.Parameter(torch.full((48,), 2.0))),
+        "blocks.0.norm.weight",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_change_is_found_in_both_directions(kind):
+    change, name = CHANGES[kind]
+    assert kinds(compare(Plain, changed(change))) == {kind: {name}}
+    (back,) = compare(changed(change), Plain).findings
+    assert back.names == (name,)
+    assert back.kind == {"second initialisation": "untouched"}.get(kind, kind)
+
+
+def test_other_dtype_is_one_finding_and_its_numbers_agree():
+    report = compare(Plain, lambda: Plain().bfloat16())
+    (finding,) = report.findings
+    assert (finding.kind, finding.in_a, finding.in_b) == ("dtype", "float32", "bfloat16")
+    assert len(finding.names) == len(report.tensors) - 1  # the tied head is named once
+
+
+def test_lost_tie_is_found_in_the_first_build_too():
+    (finding,) = compare(materialised(Plain, tie=False), Plain).findings
+    assert (finding.kind, finding.in_a, finding.in_b) == ("lost tie", "2 with different numbers", "one parameter")
+
+
+def test_head_at_zero_is_named_as_dead():
+    (finding,) = compare(Plain, changed(zero_head)).findings
+    assert (finding.kind, finding.names, finding.in_b) == ("law", ("score.weight",), "zeros")
+    assert "dead" in finding.detail
+
+
+# Loaded builds and numbers
+
+
+def loaded(state, strict=True):
+    def built():
+        model = Plain()
+        model.load_state_dict(state, strict=strict)
+        return model
+
+    return built
+
+
+def test_key_that_is_missing_in_the_file_is_not_loaded():
+    state = Plain().state_dict()
+    partial_state = {name: each for name, each in state.items() if name != "blocks.1.up.weight"}
+    report = compare(loaded(state), loaded(partial_state, strict=False))
+    assert kinds(report) == {"not loaded": {"blocks.1.up.weight"}}
+    assert not compare(loaded(state), loaded(state), same=True).findings
+
+
+def test_same_numbers_are_demanded_after_loading():
+    state = Plain().state_dict()
+    other = {name: each.clone() for name, each in state.items()}
+    other["score.weight"][3, 5] += 1e-3
+    (finding,) = compare(loaded(state), loaded(other), same=True).findings
+    assert (finding.kind, finding.names) == ("values", ("score.weight",))
+    assert finding.detail.startswith("1 of 336 entries differ, by up to 0.001")
+    assert not compare(Plain, materialised(Plain)).findings
+    assert "score.weight" in kinds(compare(Plain, materialised(Plain), same=True))["values"]  # drawn in another order
+
+
+def test_file_of_weights_is_compared_with_the_code(tmp_path):
+    state = {name: each.clone() for name, each in Plain().state_dict().items()}
+    del state["head.weight"]  # tied
+    safetensors.torch.save_file(state, tmp_path / "model.safetensors")
+    for place in (tmp_path, tmp_path / "model.safetensors"):
+        report = compare(Plain, place)
+        assert not report.findings, str(report)
+        assert report.notes == ("B is known by its numbers only: uninitialised memory cannot be seen in it",)
+    state["score.weight"] *= 1.3
+    (finding,) = compare(Plain, state).findings
+    assert (finding.kind, finding.names) == ("law", ("score.weight",))
+    assert finding.p < 1e-4
+    del state["blocks.0.up.bias"]
+    assert kinds(compare(Plain, state))["missing"] == {"blocks.0.up.bias"}
+    assert kinds(compare(state, Plain))["missing"] == {"blocks.0.up.bias"}
+
+
+def test_module_on_meta_has_no_memory():
+    with torch.device("meta"):
+        bare = nn.Linear(3, 2)
+    assert kinds(compare(nn.Linear(3, 2), bare)) == {"no memory": {"weight", "bias"}}
+    assert not compare(bare, bare).findings
+
+
+# Shards
+
+
+class Slices(nn.Module):
+    """A feed-forward layer of which every rank has one slice, initialised with the fans of the slice."""
+
+    def __init__(self, ranks=1, rank=0, seed="own"):
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 64 // ranks), nn.Linear(64 // ranks, 24, bias=False)
+        self.norm, self.router = nn.LayerNorm(16), nn.Linear(16, 4, bias=False)
+        if seed == "own":
+            torch.manual_seed(torch.initial_seed() + rank)
+        nn.init.normal_(self.up.weight)
+        nn.init.normal_(self.up.bias)
+        nn.init.kaiming_uniform_(self.down.weight, a=math.sqrt(5))
+        if seed == "late":
+            torch.manual_seed(torch.initial_seed() + rank)
+            nn.init.uniform_(self.router.weight)
+
+
+def ranks(seed):
+    return [partial(Slices, 4, rank, seed) for rank in range(4)]
+
+
+def test_ranks_are_joined():
+    assert kinds(compare(Slices, ranks("own"))) == {"after sharding": {"down.weight"}}
+    assert kinds(compare(Slices, ranks("one")))["equal shards"] == {"up.weight", "up.bias", "down.weight"}
+    assert kinds(compare(partial(Slices, 1, 0, "late"), ranks("late")))["unequal replicas"] == {"router.weight"}
+
+
+def test_one_of_several_shards_is_compared():
+    found = kinds(compare(Slices, ranks("own")[0]))
+    assert found == {"after sharding": {"down.weight"}, "shape": {"up.weight", "up.bias"}}
+    assert kinds(compare(Slices, ranks("own")[0], shards=4)) == {"after sharding": {"down.weight"}}
+    assert kinds(compare(Slices, ranks("own")[0], shards=2))["shape"] == {"up.weight", "up.bias"}
+
+
+@pytest.fixture(params=["fake", "gloo"])
+def mesh(request, tmp_path):
+    """A mesh of four processes of which one exists, or of one process."""
+    size = 4 if request.param == "fake" else 1
+    if request.param == "fake":
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+    else:
+        dist.init_process_group("gloo", f"file://{tmp_path}/meet", rank=0, world_size=1)
+    yield init_device_mesh("cpu", (size,))
+    dist.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore:DTensor random operators:UserWarning")
+def test_fully_sharded_build_is_compared(mesh):
+    def sharded(skipped=(), on_shards=False):
+        def built():
+            with torch.device("meta"):
+                model = Plain()
+            fully_shard(model, mesh=mesh)
+            model.to_empty(device="cpu")
+            for name, part in model.named_modules():
+                part._is_hf_initialized = name in skipped
+            model.initialize_weights()
+            model.tie_weights()
+            for block in model.blocks if on_shards else ():
+                nn.init.xavier_uniform_(block.up.weight.to_local())
+            return model
+
+        return built
+
+    def whole():
+        model = Plain()
+        for block in model.blocks:
+            nn.init.xavier_uniform_(block.up.weight)
+        return model
+
+    assert not compare(Plain, sharded()).findings
+    assert kinds(compare(Plain, sharded(("score",)))) == {"uninitialised": {"score.weight"}}
+    expected = {} if mesh.size() == 1 else {"after sharding": {"blocks.0.up.weight", "blocks.1.up.weight"}}
+    assert kinds(compare(whole, sharded(on_shards=True))) == expected
+
+
+def test_formulas_of_shards():
+    exact = Estimate(math.sqrt(2 / (48 + 96)), 0.0)
+    third = Estimate(math.sqrt(2 / (48 + 32)), 0.0)
+    assert shards_of((48, 96), exact, third) == [Shards(3, 1, "2/(fan_in + fan_out)", frozenset())]
+    assert shards_of((48, 96), exact, exact) == []
+    assert shards_of((48, 96), Estimate(0.02, 0.0), Estimate(0.04, 0.0)) == []  # no formula of fans
+    assert shards_of((24, 96), Estimate(96**-0.5, 0.0), Estimate(24**-0.5, 0.0))[0].others == {
+        "1/fan_out",
+        "1/fan_in, exchanged",
+    }
+    assert slice_of((12, 7), (48, 7)) == (4, 0)
+    assert slice_of((48, 7), (12, 7)) is None
+    assert slice_of((12, 7), (48, 14)) is None
+    assert equal_shards(torch.randn(8, 6).repeat(1, 4)) == (4, 1)
+    assert equal_shards(torch.randn(8, 6)) is None
+    assert equal_shards(torch.ones(8, 6)) is None
+
+
+# Laws and tests
+
+
+def test_laws_are_the_same_up_to_rounding_and_bounds_that_cut_nothing():
+    wide = laws.truncated_normal(0.0, 0.02, -2.0, 2.0)
+    assert same_law(wide, laws.normal(0.02))
+    assert same_law(laws.normal(0.02), laws.normal(0.02 * (1 + 1e-8)))
+    assert same_law(laws.uniform(-0.1, 0.3), laws.uniform(-0.3, 0.1).times(-1.0))
+    assert same_law(laws.truncated_normal(0.0, 1.0, -1.0, 2.0), laws.truncated_normal(0.0, 1.0, -2.0, 1.0).times(-1.0))
+    assert not same_law(laws.truncated_normal(0.0, 1.0, -1.0, 2.0), laws.truncated_normal(0.0, 1.0, -2.0, 1.0))
+    assert not same_law(laws.normal(0.02), laws.normal(0.0201))
+    assert not same_law(laws.normal(0.5), laws.uniform(-(0.75**0.5), 0.75**0.5))
+    assert not same_law(laws.normal(0.02), laws.normal(0.02, mean=1e-4))
+
+
+def draws(generator, count, scale=1.0, mean=0.0):
+    """Return summaries of builds whose entries share a random factor and a random shift."""
+    result = []
+    for _ in range(count):
+        x = generator.normal(size=(6, 8)) * math.exp(0.3 * generator.normal()) + 0.2 * generator.normal()
+        result.append(summarise(torch.from_numpy(scale * x + mean)))
+    return result
+
+
+def test_builds_with_dependent_entries_have_the_level():
+    """No level is exceeded by 3.5 standard errors of 300 pairs; entries that count as independent exceed it."""
+    generator = np.random.default_rng(1)
+    p = [p_of_builds(draws(generator, 12), draws(generator, 12)) for _ in range(300)]
+    naive = [p_of_numbers(*draws(generator, 2)) for _ in range(300)]
+    for test in ("mean", "spread", "shape"):
+        for level in (0.3, 0.05, 0.01):
+            bound = level + 3.5 * math.sqrt(level * (1 - level) / len(p))
+            assert np.mean([each[test] <= level for each in p]) <= bound, (test, level)
+    assert np.mean([each["spread"] <= 0.01 for each in naive]) > 0.2  # the wrong twin
+    assert p_of_builds(draws(generator, 12), draws(generator, 12, scale=3.0))["spread"] < 1e-4
+    assert p_of_builds(draws(generator, 12), draws(generator, 12, mean=2.0))["mean"] < 1e-4
+
+
+def test_numbers_of_one_law_have_the_level():
+    generator = np.random.default_rng(2)
+    for size in (4, 20, 400):
+        x, y = ([summarise(torch.from_numpy(generator.normal(size=size))) for _ in range(300)] for _ in range(2))
+        p = [p_of_numbers(*pair) for pair in zip(x, y, strict=True)]
+        assert set(p[0]) == ({"shape"} if size < 16 else {"shape", "mean", "spread"})
+        for test in p[0]:
+            for level in (0.3, 0.05, 0.01):
+                bound = level + 3.5 * math.sqrt(level * (1 - level) / len(p))
+                assert np.mean([each[test] <= level for each in p]) <= bound, (size, test, level)
+    wide = summarise(torch.from_numpy(1.5 * generator.normal(size=400)))
+    assert p_of_numbers(x[0], wide)["spread"] < 1e-8
+
+
+def test_law_that_the_numbers_do_not_follow_is_not_used():
+    """The code acts otherwise where its weights are on the meta device, as they are while it is read."""
+
+    def devious():
+        layer = nn.Linear(40, 40, bias=False)
+        nn.init.normal_(layer.weight, 0, 0.5 if layer.weight.untyped_storage().device.type == "meta" else 0.02)
+        return layer
+
+    def plain():
+        layer = nn.Linear(40, 40, bias=False)
+        nn.init.normal_(layer.weight, 0, 0.02)
+        return layer
+
+    assert lf.weightless.law(devious)["weight"].std == 0.5
+    assert build_of(devious, "build").laws == {}
+    assert not compare(plain, devious).findings
+    assert kinds(compare(devious, lambda: plain().requires_grad_(False)))["requires_grad"] == {"weight"}
+
+
+def test_unread_laws_find_another_std():
+    builds = [build_of(each, "build") for each in (ERRORS["second initialisation"]("plain")[:2])]
+    for each in builds:
+        each.laws = {}
+    report = Comparison(*builds, False, None).report(1e-4)
+    assert {name for each in report.findings for name in each.names} == names_ending("plain", "down.weight")
+
+
+# Report, command line and errors
+
+
+def test_report_has_a_table_a_dataset_and_json():
+    report = compare(Plain, materialised(Plain, ("blocks.?",), tie=False))
+    data = report.dataset()
+    assert str(data.sel(tensor="blocks.0.ln_scale").in_b.values) == "nothing writes it"
+    assert str(data.sel(tensor="embed.weight").verdict.values) == "lost tie"
+    assert str(data.sel(tensor="angles").verdict.values) == "equal"
+    assert "blocks.*.up.bias ×2" in report.table()
+    assert len(report.table().splitlines()) == 13
+    record = json.loads(json.dumps(report.record()))
+    assert [each["kind"] for each in record["findings"]] == ["erased buffer", "lost tie"]
+    assert len(record["tensors"]) == len(report.tensors) == 18
+    assert report.failed("erased buffer, law")
+    assert report.failed("any")
+    assert not report.failed("law")
+    assert not report.failed(None)
+    assert {each.kind for each in report.findings} <= set(KINDS)
+
+
+FILE = """
+import torch
+from torch import nn
+
+def on_cpu():
+    return nn.Linear(6, 5)
+
+def on_meta():
+    return nn.Linear(6, 5, device="meta").to_empty(device="cpu")
+
+def broken():
+    raise OSError("no disk")
+"""
+
+
+def test_command_compares_two_builds(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(FILE)
+    run = lambda *words: CliRunner().invoke(app, ["initialisation", *words])  # noqa: E731
+    good = run("mine.py:on_cpu", "mine.py:on_cpu", "--fail-on", "any")
+    assert (good.exit_code, good.stdout) == (0, "A: on_cpu, B: on_cpu: all 2 tensors agree\n")
+    bad = run("mine.py:on_cpu", "mine.py:on_meta", "--table", "--fail-on", "lost tie,uninitialised")
+    assert bad.exit_code == 1
+    assert "weight  parameter  uniform, std 0.2357  nothing writes it  uninitialised" in bad.stdout
+    assert run("mine.py:on_cpu", "mine.py:on_meta").exit_code == 0
+    assert json.loads(run("mine.py:on_cpu", "mine.py:on_meta", "--json").stdout)["b"] == "on_meta"
+    for words, message in {
+        ("mine.py:on_cpu", "mine.py:on_mate"): "B: mine.py has no 'on_mate'. Nearest: on_meta.",
+        ("mine.py:on_cpu", "mine.py:broken"): "broken cannot be built: OSError: no disk",
+        ("mine.py:on_cpu", "mine.py"): "Nearest: mine.py:NAME",
+        ("mine.py:on_cpu", "mine.py:on_cpu", "--fail-on", "tie"): "--fail-on: 'tie' is not a kind",
+        ("mine.py:on_cpu", "mine.py:on_cpu", "--shards", "1"): "shards must be at least 2; got 1.",
+    }.items():
+        failed = run(*words)
+        assert failed.exit_code == 2
+        assert message in " ".join(failed.output.split()), failed.output
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: compare(Plain, 3), "build_b must be a function that builds a module, a module, a state dict"),
+        (lambda: compare(Plain, {}), "."),
+        (lambda: compare(Plain, Plain, level=0), "level must be between 0 and 1; got 0."),
+        (lambda: compare(Plain, Plain, shards=1.5), "shards must be a whole number; got 1.5."),
+        (lambda: compare(Plain, lambda: 3), "must return a torch.nn.Module; got int."),
+        (lambda: compare("gtp2", Plain), "Nearest: gpt2"),
+    ],
+)
+def test_bad_build_is_refused(call, message):
+    with pytest.raises(InputError, match=message):
+        call()
