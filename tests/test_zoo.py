@@ -73,7 +73,7 @@ def test_zoo_page_counts_its_rows():
 
 def test_zoo_page_escapes_reasons():
     text = page(
-        {"a": {"type": "a", "verdict": FAILS, "reason": "x | <b> _y_"}, "b": {"type": "b", "error": "died"}}, {}
+        {"a": {"type": "a", "verdict": FAILS, "reason": "x | <b> _y_"}, "b": {"type": "b", "error": "died"}}, {}, {}
     )
     assert "fails: x \\| &lt;b&gt; \\_y\\_ |" in text
     assert counts_of(text)[0] == counts_of(text)[1]

@@ -213,9 +213,16 @@ def apply_once(x: Tensor, z: Tensor, numbers: WeightNumbers, columns: int) -> Te
         raise KeepWeightsError({weight.name: "used in several ways"})
     if known is not None and weight.law.rows:  # constant rows need no draw
         known = run.draw_rows(weight, torch.tensor(sorted(weight.law.rows)))
-    if never_drawn(z.shape[-2], z.shape[-1], columns, numbers):
+    run.tokens[numbers.name] = run.tokens.get(numbers.name, 0) + z.shape[-2]
+    if not never_drawn(run.tokens[numbers.name], z.shape[-1], columns, numbers):
+        run.costly.add(weight.name)
+    if weight.name in run.repeated:
+        every = run.repeated_map(numbers.name, weight, numbers.turned)
         run.use(numbers.name, NEVER_DRAWN, weight)
-        out: Tensor = NeverDrawnMap.apply(z, run.anchor, numbers, run.root(x, z), columns)
+        out: Tensor = every(z, numbers, columns)
+    elif never_drawn(z.shape[-2], z.shape[-1], columns, numbers):
+        run.use(numbers.name, NEVER_DRAWN, weight)
+        out = NeverDrawnMap.apply(z, run.anchor, numbers, run.root(x, z), columns)
     elif known is not None:
         raise KeepWeightsError({weight.name: "used as embedding and head"})
     else:
@@ -386,14 +393,25 @@ def add_channel_bias(out: Tensor, bias: Tensor) -> Tensor:
 
 
 def item(tensor: Any, index: Any) -> Any:
-    """Return the slice W[i] of stacked matrices."""
+    """Return the slice W[i] of stacked matrices, or the row W[i, :] of a table that is drawn by rows."""
     whole = isinstance(tensor, Implicit) and tensor.part is None and not tensor.turned and len(tensor.shape) >= 2
+    if whole and isinstance(index, tuple) and index[1:] == (slice(None),) and isinstance(index[0], int):
+        return row_of_table(tensor, index[0] % tensor.shape[0])
     number = isinstance(index, int) or (isinstance(index, Tensor) and index.dim() == 0 and index.dtype != torch.bool)
     if not whole or not number:
         return NotImplemented
     if tensor.weight.run.side_by_side > 1:
         raise OneSampleOnlyError
     return Implicit(tensor.weight, int(index) % tensor.weight.shape[0], frozen=tensor.frozen)
+
+
+def row_of_table(tensor: Implicit, index: int) -> Any:
+    run = tensor.weight.run
+    if tensor.weight.name not in run.rows or len(tensor.shape) != 2:
+        return NotImplemented
+    if run.side_by_side > 1:
+        raise OneSampleOnlyError
+    return embedding(torch.tensor([index], device=run.device), tensor)[0]
 
 
 def transpose(input: Any, *dims: int, **named_dims: int) -> Any:

@@ -23,7 +23,7 @@ from limitformer.simulation.simulate import Interrupted
 from limitformer.weightless.arrays import Arrays, blocks_in_words, dataset
 from limitformer.weightless.choices import parameters_of
 from limitformer.weightless.inputs import Inputs, inputs_of, with_targets
-from limitformer.weightless.layout import Chosen
+from limitformer.weightless.layout import Chosen, needs_search
 from limitformer.weightless.losses import Loss, default_loss
 from limitformer.weightless.measure import PLACES
 from limitformer.weightless.models import Blueprint, blueprint_of
@@ -113,11 +113,18 @@ def settle(inputs: Inputs, network: Weightless, seed: int, own_loss: bool) -> In
     if network.foreign and own_loss:
         return with_targets(inputs, network.module)
 
-    def measure(each: Inputs) -> Arrays:
+    def measure(each: Inputs) -> None:
         network.layout = network.first_layout  # other inputs may show other blocks
-        return network.run(seed, range(1), each, AUTO, None)
+        network.measured = seed, each.fixed, network.run(seed, range(1), each, AUTO, None)
 
-    return inputs.settled(lambda each: network.shapes(seed, 0, each, AUTO), measure)
+    def call(each: Inputs) -> None:
+        network.layout = network.first_layout
+        if needs_search(network.layout, network.module):
+            network.recorded = each.fixed, network.calls(seed, 0, each, AUTO)
+        else:
+            network.shapes(seed, 0, each, AUTO)
+
+    return inputs.settled(call, measure)
 
 
 def run_passes(
@@ -145,6 +152,9 @@ def run_passes(
         first = named_errors(lambda: network.first(seed, inputs, draw), blueprint, inputs)
 
     def one(part: range) -> Arrays:
+        known = network.measured
+        if part == range(1) and loss is None and draw == AUTO and known[0] == seed and known[1] is inputs.fixed:
+            return known[2]
         arrays = named_errors(lambda: network.run(seed, part, inputs, draw, loss), blueprint, inputs)
         if part == range(1):
             check_repeats(first, arrays | network.outputs, network)
