@@ -8,7 +8,7 @@ import ctypes
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -49,6 +49,15 @@ COPIES = 2  # of a whole network in memory: its weights and their gradients
 DRAWN_WHOLE = "drawn by the model's own code"
 
 
+class Measured(NamedTuple):
+    """A pass of sample 0 without gradients."""
+
+    seed: int
+    inputs: dict[str, Tensor]
+    arrays: Arrays
+    seconds: float
+
+
 class Weightless:
     """A module whose random weights have laws but no entries.
 
@@ -74,6 +83,7 @@ class Weightless:
         self.stacks: dict[str, StackSize] = {}  # of the last pass
         self.reasons_to_keep: dict[str, str] = {}  # by weight, for all later passes
         self.repeated: set[str] = set()  # those of them that passes without gradients do not keep
+        self.differentiates = False  # whether other passes have gradients, whose numbers those without them must have
         self.weights: list[RandomWeight] = []
         self.drawn: dict[str, str] = {}  # reasons to draw whole networks, by name
         self.rebuilt: dict[str, str] = {}  # reasons to build a network for each sample, by name
@@ -81,7 +91,7 @@ class Weightless:
         self.sample: tuple[int, int] | None = None  # seed and sample of the network that was drawn or built
         self.state: State | None = None
         self.recorded: tuple[Any, dict[str, list[Call]]] = None, {}  # the last inputs that were tried, and the calls
-        self.measured: tuple[int, Any, Arrays] = 0, None, Arrays()  # seed, inputs and arrays of a pass of sample 0
+        self.measured: Measured | None = None  # the pass that showed that the inputs can be measured
         self.axes: tuple[Inputs, dict[int, int]] | None = None  # by block, the dimension with these inputs' sequences
         self.recomputes = False
         self.trims = False  # whether a pass is so large that it trims the heap between blocks
@@ -375,7 +385,7 @@ class Weightless:
                 with one_thread():
                     self.take(run)
                 run.uses |= dict.fromkeys(self.rebuilt, DRAWN_WHOLE)
-            run.repeated = set(self.repeated) if loss is None else set()
+            run.repeated = set() if self.differentiates or loss is not None else set(self.repeated)
             run.reasons_to_keep = {k: reason for k, reason in self.reasons_to_keep.items() if k not in run.repeated}
             for weight in self.weights:
                 weight.run = run
