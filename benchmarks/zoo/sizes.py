@@ -12,6 +12,7 @@ from benchmarks.zoo.children import Limits
 from benchmarks.zoo.configurations import TASKS, all_types, task_of
 from benchmarks.zoo.examine import ABSENT, FAILS, REFUSED, one_line
 from limitformer import InputError
+from limitformer.base.errors import first_line
 from limitformer.weightless.classes import parameters_of
 
 TOKENS = 32
@@ -62,15 +63,24 @@ def measure_size(kind: str) -> dict[str, Any]:
 
 
 def unbuilt(kind: str, row: dict[str, Any]) -> dict[str, Any]:
-    """Return the verdict of a type whose default configuration transformers itself cannot build, nothing of others."""
+    """Return the verdict of a type whose default configuration transformers itself cannot build or run, else nothing.
+
+    On the meta device a model of any size runs, up to the first operation that needs entries.
+    """
     if row.get("verdict") not in (REFUSED, FAILS):
         return {}
     try:
         config = CONFIG_MAPPING[kind]()
         with torch.device("meta"):
-            getattr(transformers, task_of(config)[1]).from_config(config)
+            model = getattr(transformers, task_of(config)[1]).from_config(config).eval()
+            ids = torch.ones(1, TOKENS, dtype=torch.long)
     except Exception as error:  # as above  # noqa: BLE001
         return {"verdict": ABSENT, "reason": one_line(error)}
+    try:
+        model(**{name: ids for name in ("input_ids", "decoder_input_ids") if name in parameters_of(type(model))})
+    except Exception as error:  # as above  # noqa: BLE001
+        if f"{type(error).__name__}: {first_line(error)}" in row["reason"]:
+            return {"verdict": ABSENT, "reason": one_line(error)}
     return {}
 
 

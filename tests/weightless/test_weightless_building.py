@@ -348,18 +348,6 @@ def test_state_space_model_has_the_law_of_drawn_modules():
     assert min(ks_2samp(a, b).pvalue for a, b in zip(mine, np.array(frozen).T, strict=True)) < LEVEL
 
 
-def test_copies_in_networks_that_are_built_for_each_sample_are_copies_from_the_first():
-    def factory():
-        stack = Stack(StateSpace)
-        stack.blocks[1].up = copy.deepcopy(stack.blocks[0].up)
-        return stack
-
-    data = lf.weightless.simulate(factory, X, samples=1, **OPTIONS)
-    assert "blocks.1.up.weight: a copy of blocks.0.up.weight" in data.attrs["kept"]
-    again = lf.weightless.simulate(factory, X, samples=2, **OPTIONS)
-    assert np.array_equal(data.covariance[0], again.covariance[0])
-
-
 class Shared(nn.Module):
     """A block that uses each of its weights twice."""
 

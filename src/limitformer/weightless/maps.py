@@ -8,9 +8,9 @@ on W only through N. Let D = S P with orthonormal rows of P. Then P W̃ᵀ ~ N(0
 
 The weight's gradient is Zᵀ D, |Zᵀ D|² = |Rᵀ D|² = |Rᵀ S|². The page `weightless` proves this.
 
-Forward, W may be used any number of times. Let Q (k × n) span the tokens of all earlier uses, with N = Q W. New tokens
-are Z = C Q + R q, with orthonormal rows of q that are orthogonal to those of Q. Then q W ~ N(0, s²) is fresh, the answer
-is Z W = C N + R (q W), and q and q W are appended to Q and N (`RepeatedMap`).
+Forward, W may be used any number of times (`RepeatedMap`). Let Q (k × n) span the tokens of all earlier uses, with
+N = Q W. New tokens are Z = C Q + R q, with orthonormal rows of q that are orthogonal to those of Q. Then q W ~ N(0, s²)
+is fresh, the answer is Z W = C N + R (q W), and q and q W are appended to Q and N.
 """
 
 from typing import Any, Protocol

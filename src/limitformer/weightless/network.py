@@ -34,7 +34,15 @@ from limitformer.weightless.implicit import Implicit
 from limitformer.weightless.inputs import Inputs, call_with
 from limitformer.weightless.law import build_error, table_of, with_overrides
 from limitformer.weightless.laws import CONSTANT, UNKNOWN, Law
-from limitformer.weightless.layout import Call, Chosen, chosen_layout, needs_search, outermost_list, record_calls, search
+from limitformer.weightless.layout import (
+    Call,
+    Chosen,
+    chosen_layout,
+    needs_search,
+    outermost_list,
+    record_calls,
+    search,
+)
 from limitformer.weightless.losses import Loss, square
 from limitformer.weightless.measure import Measure, NoEntriesError, UnclearBlocksError, where_parameters_are_read
 from limitformer.weightless.models import Blueprint
