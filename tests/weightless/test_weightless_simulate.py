@@ -165,6 +165,79 @@ def test_kept_weights_beyond_the_memory_are_drawn_again_with_the_same_numbers(mo
     assert len(drawn) > 2 * len(set(drawn))  # in each pass
 
 
+class Experts(nn.Module):
+    """Three experts of stacked matrices, all for each token, the second matrices stored transposed."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = (nn.Parameter(0.3 * torch.randn(3, 24, width)) for width in (40, 40))
+
+    def forward(self, x):
+        return x + self.hidden(x[0].expand(3, -1, -1)).sum(0)[None]
+
+    def hidden(self, x):
+        return torch.bmm(torch.tanh(torch.bmm(x, self.up)), self.down.transpose(1, 2))
+
+
+class ExpertsByOperators(Experts):
+    def hidden(self, x):
+        return torch.tanh(x @ self.up) @ self.down.mT
+
+
+@pytest.mark.parametrize("kind", [Experts, ExpertsByOperators])
+def test_stacked_matrices_in_a_product_of_batches_have_their_law(kind):
+    count, names = 200, ("layers.0.up", "layers.0.down")
+
+    def factory():
+        return Layers(kind(), kind())
+
+    data, sizes = of_uses(factory, count, gradients=True, draw="never")
+    assert data.attrs["weights"] == "4 never drawn"
+    x = torch.tensor(np.random.Generator(np.random.Philox(1)).standard_normal((1, 2, 24))).float()
+    drawn, twin = [], []  # the twin's experts are one
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        for rows in (drawn, twin):
+            for _ in range(count):
+                module = factory()
+                for each in module.parameters() if rows is twin else ():
+                    each.data[1:] = each.data[:1]
+                out = module(x)
+                (out.square().sum(-1).mean() / 2).backward()
+                gradients = [float(module.get_parameter(name).grad.norm()) for name in names]
+                rows.append([float(out.detach().square().sum()), *gradients])
+    mine = [sizes, *(data.weight_gradient.sel(weight=name).values for name in names)]
+    assert min(ks_2samp(a, b).pvalue for a, b in zip(mine, np.array(drawn).T, strict=True)) > 1e-4
+    assert ks_2samp(sizes, np.array(twin)[:, 0]).pvalue < 1e-6
+
+
+class Layers(nn.Module):
+    """Blocks in sequence."""
+
+    def __init__(self, *blocks):
+        super().__init__()
+        self.layers = nn.ModuleList(blocks)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_transposed_stacks_that_are_used_otherwise_have_their_entries():
+    class Odd(Experts):
+        def hidden(self, x):
+            kernel = self.up.transpose(1, 2)  # (3, 40, 24)
+            one = nn.functional.conv1d(x.mT[:1, :, :1], kernel.mT[:, :24, :1])
+            assert self.down.transpose(0, 1).shape == (24, 3, 40)
+            torch.testing.assert_close(self.down.transpose(0, 1)[2, 1], self.down.transpose(1, 2)[1, :, 2])
+            torch.testing.assert_close(kernel[1, 3], self.up[1, :, 3] + 0)
+            return x * one.mean()
+
+    data = of_uses(lambda: Layers(Odd(), Odd()), 1)[0]
+    assert data.attrs["weights"] == "4 kept"
+
+
 class Routed(nn.Module):
     """An embedding whose id depends on the tokens, and so on the sample."""
 

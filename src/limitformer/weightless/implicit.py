@@ -261,9 +261,23 @@ def add_bias(out: Tensor, bias: Tensor) -> Tensor:
 
 def matmul(input: Tensor, other: Tensor, **options: Any) -> Any:
     x, weight = input, other
+    if isinstance(weight, Implicit) and x.dim() == 3 and len(weight.shape) == 3:
+        return batched(x, weight, **options)
     if isinstance(x, Implicit) or not isinstance(weight, Implicit) or len(weight.shape) != 2 or options:
         return NotImplemented
     return apply(x, weight, turned=False)
+
+
+def batched(input: Tensor, mat2: Tensor, **options: Any) -> Any:
+    """Multiply each matrix of x (E, M, n) by its own of stacked matrices (E, n, p)."""
+    stacked = isinstance(mat2, Implicit) and len(mat2.shape) == 3 and mat2.part is None
+    if isinstance(input, Implicit) or not stacked or options or input.shape[0] != mat2.shape[0]:
+        return NotImplemented
+    run = mat2.weight.run
+    if run.side_by_side > 1:
+        raise OneSampleOnlyError
+    parts = [Implicit(mat2.weight, part, mat2.turned, mat2.frozen) for part in range(mat2.shape[0])]
+    return torch.stack([apply(x, part, turned=False) for x, part in zip(input, parts, strict=True)])
 
 
 def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, **options: Any) -> Any:
@@ -281,7 +295,8 @@ def embedding(
     sparse: bool = False,
 ) -> Any:
     """Look up rows, drawing one for each distinct id."""
-    if not isinstance(weight, Implicit) or max_norm is not None or scale_grad_by_freq or sparse:
+    whole = isinstance(weight, Implicit) and weight.part is None and not weight.turned
+    if not isinstance(weight, Implicit) or not whole or max_norm is not None or scale_grad_by_freq or sparse:
         return NotImplemented
     run, ids = weight.weight.run, input
     one_sample = ids[: run.sequences] if ids.shape[0] == run.side_by_side * run.sequences else ids
@@ -350,7 +365,7 @@ def transposed_convolution(
 
 def convolves(x: Tensor, kernel: Implicit) -> bool:
     """Whether the dimensions of x fit the kernel, with or without one for samples."""
-    return not isinstance(x, Implicit) and x.dim() in (len(kernel.shape), len(kernel.shape) - 1)
+    return not isinstance(x, Implicit) and not kernel.turned and x.dim() in (len(kernel.shape), len(kernel.shape) - 1)
 
 
 def convolve(input: Tensor, tensor: Implicit, bias: Tensor | None, how: Convolution) -> Tensor:
@@ -415,9 +430,19 @@ def row_of_table(tensor: Implicit, index: int) -> Any:
 
 
 def transpose(input: Any, *dims: int, **named_dims: int) -> Any:
-    if not isinstance(input, Implicit) or len(input.shape) != 2:
+    """Return the transpose of a matrix, or of each of stacked matrices."""
+    size, pair = len(input.shape), {*dims, *named_dims.values()}
+    if not isinstance(input, Implicit) or size not in (2, 3) or (size == 3 and {each % 3 for each in pair} != {1, 2}):
         return NotImplemented
     return Implicit(input.weight, input.part, not input.turned, input.frozen)
+
+
+def transpose_of_matrix(input: Any) -> Any:
+    return transpose(input) if len(input.shape) == 2 else NotImplemented
+
+
+def transpose_of_matrices(input: Any) -> Any:
+    return transpose(input, -2, -1)
 
 
 def freeze(tensor: Any) -> Any:
@@ -449,6 +474,8 @@ ANSWERS: dict[Any, Callable[..., Any]] = {
     Tensor.matmul: matmul,
     Tensor.mm: matmul,
     Tensor.__matmul__: matmul,
+    torch.bmm: batched,
+    Tensor.bmm: batched,
     torch.addmm: addmm,
     functional.embedding: embedding,
     torch.conv1d: convolution,
@@ -458,10 +485,10 @@ ANSWERS: dict[Any, Callable[..., Any]] = {
     torch.conv_transpose2d: transposed_convolution,
     torch.conv_transpose3d: transposed_convolution,
     Tensor.__getitem__: item,
-    Tensor.t: transpose,
-    torch.t: transpose,
-    Tensor.T.__get__: transpose,  # type: ignore[attr-defined]
-    Tensor.mT.__get__: transpose,  # type: ignore[attr-defined]
+    Tensor.t: transpose_of_matrix,
+    torch.t: transpose_of_matrix,
+    Tensor.T.__get__: transpose_of_matrix,  # type: ignore[attr-defined]
+    Tensor.mT.__get__: transpose_of_matrices,  # type: ignore[attr-defined]
     Tensor.transpose: transpose,
     torch.transpose: transpose,
     Tensor.to: cast_like,
