@@ -110,9 +110,12 @@ def test_zoo_page_names_the_types_beyond_the_limits():
     }
     verdicts = [verdict_of(row) for row in sizes.values()]
     assert verdicts == [WITHIN, SLOW, LARGE, SLOW, LARGE, REFUSED, ABSENT, FAILS]
+    sizes = {kind: {"type": kind} | row for kind, row in sizes.items()}
     text = page({kind: {"type": kind, "verdict": WORKS} for kind in sizes}, {}, sizes)
-    assert "1 of the 7 types" in text
-    assert "* more than 60 s: b, d.\n* more than 8 GB: c, e.\n* refused: f.\n* fails: h." in text
+    assert "Of 7 types" in text
+    assert "1 are within 60 s and 8 GB" in text
+    assert "* more than 60 s: b, d.\n* more than 8 GB: c, e.\n* refused: f (g draws).\n" in text
+    assert "* fails: h (the process ended with status -9)." in text
     assert "| a |  |  |  | works |  | 7 B, 12 s, 1.2 GB |" in text
     assert "| d |  |  |  | works |  | more than 60 s: took more than 180 s of CPU time |" in text
     assert counts_of(text)[0] == counts_of(text)[1]

@@ -40,9 +40,9 @@ field.
 """
 BEYOND = (SLOW, LARGE, REFUSED, FAILS)
 SIZES = """
-The last column has the default configuration of each type that reads text, at its real size: parameters, CPU time and
-peak memory of `simulate(config, 32, samples=1)` without gradients, on one core. {within} of the {runs} types that
-transformers itself builds at that size are within {seconds} s and {gigabytes} GB.{others}
+The last column has the default configuration of types that read text, at its real size: parameters, CPU time and peak
+memory of `simulate(config, 32, samples=1)` without gradients, on one core. Of {runs} types that were measured and that
+transformers itself runs at that size, {within} are within {seconds} s and {gigabytes} GB.{others}
 """
 
 
@@ -87,11 +87,19 @@ def about_sizes(sizes: Mapping[str, dict[str, Any]]) -> str:
     if not runs:
         return ""
     groups = [(each, [kind for kind, verdict in runs.items() if verdict == each]) for each in BEYOND]
-    lists = [f"{verdict}: {', '.join(map(plain, kinds))}" for verdict, kinds in groups if kinds]
+    named = [
+        (verdict, [name_with_reason(sizes[kind], verdict) for kind in kinds]) for verdict, kinds in groups if kinds
+    ]
+    lists = [f"{verdict}: {', '.join(names)}" for verdict, names in named]
     others = "".join(f"\n* {each}." for each in lists)
     within = sum(verdict == WITHIN for verdict in runs.values())
     others = f" The others:\n{others}" if others else ""
     return SIZES.format(within=within, runs=len(runs), seconds=SECONDS, gigabytes=GIGABYTES, others=others)
+
+
+def name_with_reason(row: Mapping[str, Any], verdict: str) -> str:
+    reason = str(row.get("reason") or row.get("error")).rstrip(".")
+    return plain(row["type"]) + (f" ({plain(reason)})" if verdict in (REFUSED, FAILS) else "")
 
 
 def level_of(laws: Mapping[str, dict[str, Any]]) -> float:

@@ -57,7 +57,7 @@ COPIES = 2  # of a whole network in memory: its weights and their gradients
 DRAWN_WHOLE = "drawn by the model's own code"
 
 
-class Measured(NamedTuple):
+class FirstPass(NamedTuple):
     """A pass of sample 0 without gradients."""
 
     seed: int
@@ -99,7 +99,7 @@ class Weightless:
         self.sample: tuple[int, int] | None = None  # seed and sample of the network that was drawn or built
         self.state: State | None = None
         self.recorded: tuple[Any, dict[str, list[Call]]] = None, {}  # the last inputs that were tried, and the calls
-        self.measured: Measured | None = None  # the pass that showed that the inputs can be measured
+        self.first_pass: FirstPass | None = None  # the pass that showed that the inputs can be measured
         self.axes: tuple[Inputs, dict[int, int]] | None = None  # by block, the dimension with these inputs' sequences
         self.recomputes = False
         self.trims = False  # whether a pass is so large that it trims the heap between blocks

@@ -27,7 +27,7 @@ from limitformer.weightless.layout import Chosen, needs_search
 from limitformer.weightless.losses import Loss, default_loss
 from limitformer.weightless.measure import PLACES
 from limitformer.weightless.models import Blueprint, blueprint_of
-from limitformer.weightless.network import Measured, Weightless
+from limitformer.weightless.network import FirstPass, Weightless
 from limitformer.weightless.run import ALWAYS, AUTO, NEVER, POSITIONS, OneSampleOnlyError, row_error
 
 SIDE_BY_SIDE_BYTES = 2**25  # of activations that a pass of several samples may have
@@ -117,7 +117,7 @@ def settle(inputs: Inputs, network: Weightless, seed: int, own_loss: bool) -> In
         network.layout = network.first_layout  # other inputs may show other blocks
         began = time.perf_counter()
         arrays = network.run(seed, range(1), each, AUTO, None)
-        network.measured = Measured(seed, each.fixed, arrays, time.perf_counter() - began)
+        network.first_pass = FirstPass(seed, each.fixed, arrays, time.perf_counter() - began)
 
     def call(each: Inputs) -> None:
         network.layout = network.first_layout
@@ -148,7 +148,7 @@ def run_passes(
     check_scratch(largest_layer(network, tokens, loss is not None), "One layer of it", "fewer tokens")
     require_recordings(network, inputs, samples)
 
-    known = network.measured if loss is None and draw == AUTO else None
+    known = network.first_pass if loss is None and draw == AUTO else None
     known = known if known is not None and known.seed == seed and known.inputs is inputs.fixed else None
     began = time.perf_counter() - (known.seconds if known else 0.0)
     blueprint, first = network.blueprint, Arrays()
