@@ -261,7 +261,7 @@ def add_bias(out: Tensor, bias: Tensor) -> Tensor:
 
 def matmul(input: Tensor, other: Tensor, **options: Any) -> Any:
     x, weight = input, other
-    if isinstance(weight, Implicit) and x.dim() == 3 and len(weight.shape) == 3:
+    if len(weight.shape) == 3:
         return batched(x, weight, **options)
     if isinstance(x, Implicit) or not isinstance(weight, Implicit) or len(weight.shape) != 2 or options:
         return NotImplemented
@@ -270,8 +270,9 @@ def matmul(input: Tensor, other: Tensor, **options: Any) -> Any:
 
 def batched(input: Tensor, mat2: Tensor, **options: Any) -> Any:
     """Multiply each matrix of x (E, M, n) by its own of stacked matrices (E, n, p)."""
-    stacked = isinstance(mat2, Implicit) and len(mat2.shape) == 3 and mat2.part is None
-    if isinstance(input, Implicit) or not stacked or options or input.shape[0] != mat2.shape[0]:
+    if isinstance(input, Implicit) or not isinstance(mat2, Implicit) or options or mat2.part is not None:
+        return NotImplemented
+    if len(mat2.shape) != 3 or input.dim() != 3 or input.shape[0] != mat2.shape[0]:
         return NotImplemented
     run = mat2.weight.run
     if run.side_by_side > 1:
