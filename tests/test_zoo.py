@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from benchmarks.zoo.children import Limits, append, rows_in, run_all
 from benchmarks.zoo.configurations import CONFIG_MAPPING, OVERRIDES
-from benchmarks.zoo.examine import FAILS, WORKS, examine
+from benchmarks.zoo.examine import ABSENT, FAILS, REFUSED, WORKS, examine
 from benchmarks.zoo.laws import compare
 from benchmarks.zoo.page import counts_of, page
+from benchmarks.zoo.sizes import LARGE, SLOW, WITHIN, measure_size, reads_text, verdict_of
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -73,8 +74,48 @@ def test_zoo_page_counts_its_rows():
 
 def test_zoo_page_escapes_reasons():
     text = page(
-        {"a": {"type": "a", "verdict": FAILS, "reason": "x | <b> _y_"}, "b": {"type": "b", "error": "died"}}, {}
+        {"a": {"type": "a", "verdict": FAILS, "reason": "x | <b> _y_"}, "b": {"type": "b", "error": "died"}}, {}, {}
     )
     assert "fails: x \\| &lt;b&gt; \\_y\\_ |" in text
     assert counts_of(text)[0] == counts_of(text)[1]
     assert counts_of(text)[0][FAILS] == 2
+
+
+def test_zoo_measures_default_configurations_at_their_real_size():
+    row = measure_size("bert")
+    assert row["verdict"] == WITHIN, row
+    assert row["parameters"] == 109_514_298
+    assert 0 < row["seconds"] < 60
+    assert 0.1 < row["gigabytes"] < 8
+    assert measure_size("big_bird")["verdict"] == REFUSED  # it draws random numbers when it runs
+    assert measure_size("dbrx")["verdict"] == ABSENT  # its default configuration has no rope_theta
+
+
+def test_zoo_measures_types_that_read_text():
+    read = {kind: reads_text(CONFIG_MAPPING[kind]) for kind in ("gpt2", "t5", "llava", "vit", "wav2vec2")}
+    assert read == {"gpt2": True, "t5": True, "llava": True, "vit": False, "wav2vec2": False}
+
+
+def test_zoo_page_names_the_types_beyond_the_limits():
+    measured = {"parameters": 7 * 10**9, "gigabytes": 1.25}
+    sizes = {
+        "a": {"seconds": 12.4, **measured},
+        "b": {"seconds": 70.0, **measured},
+        "c": {"seconds": 7.0, **measured, "gigabytes": 8.1},
+        "d": {"error": "took more than 180 s of CPU time"},
+        "e": {"reason": "DefaultCPUAllocator: can't allocate memory", "verdict": FAILS, "seconds": 9.0},
+        "f": {"reason": "g draws", "verdict": REFUSED, "seconds": 1.0},
+        "g": {"reason": "no field", "verdict": ABSENT},
+        "h": {"error": "the process ended with status -9"},
+    }
+    verdicts = [verdict_of(row) for row in sizes.values()]
+    assert verdicts == [WITHIN, SLOW, LARGE, SLOW, LARGE, REFUSED, ABSENT, FAILS]
+    sizes = {kind: {"type": kind} | row for kind, row in sizes.items()}
+    text = page({kind: {"type": kind, "verdict": WORKS} for kind in sizes}, {}, sizes)
+    assert "Of 7 types" in text
+    assert "1 are within 60 s and 8 GB" in text
+    assert "* more than 60 s: b, d.\n* more than 8 GB: c, e.\n* refused: f (g draws).\n" in text
+    assert "* fails: h (the process ended with status -9)." in text
+    assert "| a |  |  |  | works |  | 7 B, 12 s, 1.2 GB |" in text
+    assert "| d |  |  |  | works |  | more than 60 s: took more than 180 s of CPU time |" in text
+    assert counts_of(text)[0] == counts_of(text)[1]

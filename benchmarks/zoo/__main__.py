@@ -14,11 +14,13 @@ warnings.filterwarnings("ignore")
 import torch  # noqa: E402
 import transformers  # noqa: E402
 
-from benchmarks.zoo.children import rows_in, run_all  # noqa: E402
+from benchmarks.zoo.children import LIMITS, rows_in, run_all  # noqa: E402
 from benchmarks.zoo.configurations import all_types  # noqa: E402
 from benchmarks.zoo.examine import WORKS, examine  # noqa: E402
 from benchmarks.zoo.laws import compare  # noqa: E402
 from benchmarks.zoo.page import page  # noqa: E402
+from benchmarks.zoo.sizes import LIMITS as LIMITS_OF_SIZES  # noqa: E402
+from benchmarks.zoo.sizes import measure_size, text_types  # noqa: E402
 
 # The twenty families of `make laws`, and the parts and wrappers of these.
 TESTED = {
@@ -35,11 +37,14 @@ def main() -> int:
     torch.set_num_threads(1)
     for kind in ("gpt2", "bert"):  # whatever is imported or compiled at first use, once for all processes
         examine(kind)
-    name, call = ("laws.jsonl", compare) if options.laws else ("zoo.jsonl", examine)
-    path, began = options.out / name, time.monotonic()
+    name, call = ("zoo", examine)
+    if options.laws or options.sizes:
+        name, call = ("laws", compare) if options.laws else ("sizes", measure_size)
+    path, began = options.out / f"{name}.jsonl", time.monotonic()
     old = rows_in(path)
     todo = options.types or [kind for kind in selected(options) if not is_new(old.get(kind))]
-    rows = run_all(call, todo, path, options.workers, {"transformers": transformers.__version__})
+    limits = LIMITS_OF_SIZES if options.sizes else LIMITS
+    rows = run_all(call, todo, path, options.workers, {"transformers": transformers.__version__}, limits)
     try:
         for done, row in enumerate(rows, 1):
             minutes = (time.monotonic() - began) / 60 * (len(todo) / done - 1)
@@ -49,14 +54,16 @@ def main() -> int:
         print(f"Stopped; {path} has {len(rows_in(path))} types. The same command resumes.", file=sys.stderr)
         return 130
     if options.page:
-        options.page.write_text(page(rows_in(options.out / "zoo.jsonl"), rows_in(options.out / "laws.jsonl")))
+        options.page.write_text(page(*(rows_in(options.out / f"{name}.jsonl") for name in ("zoo", "laws", "sizes"))))
     return 0
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.zoo", description=__doc__)
     parser.add_argument("--types", nargs="+", default=[], help="only these, also if they have a row")
-    parser.add_argument("--laws", action="store_true", help="compare with drawn networks")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--laws", action="store_true", help="compare with drawn networks")
+    kinds.add_argument("--sizes", action="store_true", help="measure default configurations at their real size")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("out/zoo"), help="folder of the rows")
     parser.add_argument("--page", type=Path, help="the page to write at the end")
@@ -65,6 +72,8 @@ def arguments() -> argparse.Namespace:
 
 def selected(options: argparse.Namespace) -> list[str]:
     """Return all types, or for laws those that work, have a loss on their own ids, and are not tested elsewhere."""
+    if options.sizes:
+        return text_types()
     if not options.laws:
         return all_types()
     rows = rows_in(options.out / "zoo.jsonl")

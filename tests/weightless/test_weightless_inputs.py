@@ -327,6 +327,21 @@ def test_text_has_as_many_placeholders_as_the_image_has_features():
     assert again[0] == again[1]  # transformers' hooks for hidden states are not installed twice
 
 
+def test_choice_of_inputs_costs_two_passes(monkeypatch):
+    finished, call = [], Weightless.call
+    monkeypatch.setattr(Weightless, "call", lambda *each: (call(*each), finished.append(1))[0])
+    chosen = simulate(llava(), 6, samples=1)
+    assert len(finished) == 2  # the one that shows the inputs and the blocks, and the simulation
+    choice = next(each for each in inputs_of(6, blueprint_of(llava())).choices if len(each.fixed) == 2)
+    again = simulate(llava(), choice.with_placeholders(16).fixed, samples=1)
+    assert chosen.attrs["inputs"] == again.attrs["inputs"]
+    assert np.array_equal(chosen.covariance, again.covariance, equal_nan=True)
+    assert chosen.attrs["blocks"] == again.attrs["blocks"]
+    differentiated = simulate(llava(), 6, samples=1, gradients=True)
+    assert np.array_equal(chosen.covariance, differentiated.covariance, equal_nan=True)
+    assert np.isfinite(differentiated.loss).all()
+
+
 def test_hidden_states_are_captured_once_in_every_pass():
     config = transformers.CLIPVisionConfig(**VISION)
     network = network_of(config)

@@ -6,7 +6,7 @@ import torch
 from scipy.linalg.lapack import dpstrf
 from scipy.stats import ks_2samp
 
-from limitformer.weightless.maps import NeverDrawnMap, RedrawnMap
+from limitformer.weightless.maps import NeverDrawnMap, RedrawnMap, RepeatedMap
 from limitformer.weightless.roots import (
     cholesky,
     cholesky_of_any,
@@ -92,6 +92,66 @@ def test_wrong_twin_without_one_token_is_rejected():
 
     mine, theirs = never_drawn(torch.float64, root=too_short), drawn_weight()
     assert min(ks_2samp(mine[key], theirs[key]).pvalue for key in mine) < 1e-10
+
+
+def chain_of_uses(products):
+    """Statistics of three uses of one square weight, each with tokens that depend on the answers before it."""
+    z = tokens(torch.float32).detach()
+    first, second = products[0](z), products[1](z.flip(1) * 0.5)
+    u = products[2](torch.tanh(first) + 0.3 * z + second.roll(1, -2))
+    u, first = u.double(), first.double()
+    return {
+        "an output": u[:, 1, 2],
+        "an inner product": (u[:, 0] * u[:, 1]).sum(-1),
+        "along an earlier output": (u[:, 1] * first[:, 2]).sum(-1),
+        "sizes": u.square().sum((-1, -2)),
+    }
+
+
+def repeated_maps(number, seed=5):
+    numbers = FromTorch(seed)
+    numbers.dtype = torch.float32
+    maps = [RepeatedMap() for _ in range(number)]
+    return [lambda z, one=maps[k % number]: one(z, numbers, INPUTS) for k in range(3)]
+
+
+def test_repeated_map_has_the_joint_law_of_a_drawn_weight():
+    w = STD * torch.randn(SAMPLES, INPUTS, INPUTS, generator=torch.Generator().manual_seed(11))
+    theirs = chain_of_uses([lambda z: z @ w] * 3)
+    mine, twin = chain_of_uses(repeated_maps(1)), chain_of_uses(repeated_maps(3))
+    assert min(ks_2samp(mine[key], theirs[key]).pvalue for key in mine) > 1e-4
+    assert min(ks_2samp(twin[key], theirs[key]).pvalue for key in mine) < 1e-10  # three weights
+
+
+def test_repeated_map_is_linear_once_all_directions_are_known():
+    product = repeated_maps(1)[0]
+    z = torch.randn(SAMPLES, 9, INPUTS, generator=torch.Generator().manual_seed(2))
+    z[:, 5], z[:, 6] = z[:, 2], 0.0
+    u = product(z)
+    assert torch.equal(u[:, 5], u[:, 2])
+    assert not u[:, 6].any()
+    again = product(z[:, 1:4] - 2 * z[:, 7:8])  # seven directions are known, as many as there are
+    torch.testing.assert_close(again, u[:, 1:4] - 2 * u[:, 7:8], rtol=1e-3, atol=2e-4)
+
+
+def test_repeated_map_treats_tokens_that_collapse_as_a_matrix_would():
+    product = repeated_maps(1)[0]
+    z = torch.randn(1, 1, INPUTS, generator=torch.Generator().manual_seed(2)).repeat(SAMPLES, 5, 1)
+    z = z + 1e-5 * torch.randn(SAMPLES, 5, INPUTS, generator=torch.Generator().manual_seed(3))
+    first, again = product(z), product(z.flip(1))
+    torch.testing.assert_close(again.flip(1), first, rtol=0, atol=1e-5)
+    apart = (first[:, 1:] - first[:, :1]).square().mean().sqrt()
+    assert float(apart) == pytest.approx(STD * 1e-5 * (2 * INPUTS) ** 0.5, rel=0.05)
+
+
+def test_repeated_map_keeps_numbers_that_are_not_finite_to_their_tokens():
+    product = repeated_maps(1)[0]
+    z = tokens(torch.float32).detach()
+    z[:, 1, 0] = torch.inf
+    for _ in range(2):
+        u = product(z)
+        assert u[:, 1].isnan().all()
+        assert u[:, [0, 2, 3]].isfinite().all()
 
 
 @pytest.mark.parametrize("root", [householder_root, gram_root])

@@ -87,6 +87,157 @@ def test_weight_used_twice_is_kept_and_has_its_law():
     assert ks_2samp(other, size).pvalue < 1e-6  # the twin: two weights
 
 
+def of_uses(factory, samples=1500, **options):
+    """Return a simulation on two tokens of 24 entries, and the sizes of the last stream."""
+    x = np.random.Generator(np.random.Philox(1)).standard_normal((1, 2, 24))
+    options = {"seed": 0, "progress": False} | options
+    data = lf.weightless.simulate(factory, x, samples=samples, **options)
+    return data, data.covariance[:, -1].values.trace(axis1=1, axis2=2) * 24
+
+
+class Wide(nn.Module):
+    """Steps of 24 entries, each with a weight of its own or all with one; `turned` steps use its transpose."""
+
+    def __init__(self, shared=True, turned=(False, False, False)):
+        super().__init__()
+        steps = [WideStep(turn) for turn in turned]
+        for step in steps[1:] if shared else ():
+            step.map = steps[0].map
+        self.layers = nn.ModuleList(steps)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class WideStep(nn.Module):
+    def __init__(self, turned):
+        super().__init__()
+        self.turned, self.map = turned, nn.Linear(24, 24, bias=False)
+        nn.init.normal_(self.map.weight, std=0.2)
+
+    def forward(self, x):
+        return x + (x @ self.map.weight if self.turned else self.map(torch.tanh(x)))
+
+
+def drawn_sizes(turned, samples=1500):
+    generator = torch.Generator().manual_seed(3)
+    w = 0.2 * torch.randn(samples, 24, 24, generator=generator, dtype=torch.float64)
+    x = torch.tensor(np.random.Generator(np.random.Philox(1)).standard_normal((1, 2, 24)))
+    for turn in turned:
+        x = x + (x @ w if turn else torch.tanh(x) @ w.mT)
+    return x.square().sum((1, 2)).numpy()
+
+
+@pytest.mark.parametrize("turned", [(False, False, False), (True, False, True)])
+def test_weights_of_large_passes_without_gradients_have_their_law_however_often_used(turned, monkeypatch):
+    monkeypatch.setattr(sys.modules["limitformer.weightless.run"], "MOST_REPEATED", 0)
+    data, sizes = of_uses(lambda: Wide(turned=turned))
+    same_way = len(set(turned)) == 1
+    assert data.attrs["weights"] == ("1 never drawn" if same_way else "1 kept")
+    assert data.attrs["kept"] == ("" if same_way else "layers.0.map.weight: used in several ways")
+    assert ks_2samp(sizes, drawn_sizes(turned)).pvalue > 1e-4
+    apart = of_uses(lambda: Wide(shared=False, turned=turned))[1]
+    assert ks_2samp(apart, drawn_sizes(turned)).pvalue < 1e-6  # the twin: three weights
+
+
+@pytest.mark.parametrize("options", [{"gradients": True}, {"dtype": torch.float64}, {"draw": "always"}])
+def test_weights_used_more_than_once_are_kept_where_entries_matter(options, monkeypatch):
+    monkeypatch.setattr(sys.modules["limitformer.weightless.run"], "MOST_REPEATED", 0)
+    assert of_uses(Wide, 2, **options)[0].attrs["weights"] == "1 kept"
+
+
+def test_kept_weights_beyond_the_memory_are_drawn_again_with_the_same_numbers(monkeypatch):
+    def factory():
+        one, other = Wide(turned=(False, True)), Wide(turned=(False, True))
+        return nn.Sequential(one, other, one)
+
+    run = sys.modules["limitformer.weightless.run"]
+    before, drawn = of_uses(factory, 3), []
+    monkeypatch.setattr(run, "MOST_KEPT", 0)
+    entries = run.WeightlessRun.entries
+    monkeypatch.setattr(
+        run.WeightlessRun, "entries", lambda self, *args: drawn.append(args[0].name) or entries(self, *args)
+    )
+    after = of_uses(factory, 3)
+    assert np.array_equal(before[0].covariance, after[0].covariance)
+    assert len(drawn) > 2 * len(set(drawn))  # in each pass
+
+
+class Experts(nn.Module):
+    """Three experts of stacked matrices, all for each token, the second matrices stored transposed."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = (nn.Parameter(0.3 * torch.randn(3, 24, width)) for width in (40, 40))
+
+    def forward(self, x):
+        return x + self.hidden(x[0].expand(3, -1, -1)).sum(0)[None]
+
+    def hidden(self, x):
+        return torch.bmm(torch.tanh(torch.bmm(x, self.up)), self.down.transpose(1, 2))
+
+
+class ExpertsByOperators(Experts):
+    def hidden(self, x):
+        return torch.tanh(x @ self.up) @ self.down.mT
+
+
+@pytest.mark.parametrize("kind", [Experts, ExpertsByOperators])
+def test_stacked_matrices_in_a_product_of_batches_have_their_law(kind):
+    count, names = 200, ("layers.0.up", "layers.0.down")
+
+    def factory():
+        return Layers(kind(), kind())
+
+    data, sizes = of_uses(factory, count, gradients=True, draw="never")
+    assert data.attrs["weights"] == "4 never drawn"
+    x = torch.tensor(np.random.Generator(np.random.Philox(1)).standard_normal((1, 2, 24))).float()
+    drawn, twin = [], []  # the twin's experts are one
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        for rows in (drawn, twin):
+            for _ in range(count):
+                module = factory()
+                for each in module.parameters() if rows is twin else ():
+                    each.data[1:] = each.data[:1]
+                out = module(x)
+                (out.square().sum(-1).mean() / 2).backward()
+                gradients = [float(module.get_parameter(name).grad.norm()) for name in names]
+                rows.append([float(out.detach().square().sum()), *gradients])
+    mine = [sizes, *(data.weight_gradient.sel(weight=name).values for name in names)]
+    assert min(ks_2samp(a, b).pvalue for a, b in zip(mine, np.array(drawn).T, strict=True)) > 1e-4
+    assert ks_2samp(sizes, np.array(twin)[:, 0]).pvalue < 1e-6
+
+
+class Layers(nn.Module):
+    """Blocks in sequence."""
+
+    def __init__(self, *blocks):
+        super().__init__()
+        self.layers = nn.ModuleList(blocks)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_transposed_stacks_that_are_used_otherwise_have_their_entries():
+    class Odd(Experts):
+        def hidden(self, x):
+            kernel = self.up.transpose(1, 2)  # (3, 40, 24)
+            one = nn.functional.conv1d(x.mT[:1, :, :1], kernel.mT[:, :24, :1])
+            assert self.down.transpose(0, 1).shape == (24, 3, 40)
+            torch.testing.assert_close(self.down.transpose(0, 1)[2, 1], self.down.transpose(1, 2)[1, :, 2])
+            torch.testing.assert_close(kernel[1, 3], self.up[1, :, 3] + 0)
+            return x * one.mean()
+
+    data = of_uses(lambda: Layers(Odd(), Odd()), 1)[0]
+    assert data.attrs["weights"] == "4 kept"
+
+
 class Routed(nn.Module):
     """An embedding whose id depends on the tokens, and so on the sample."""
 
@@ -307,6 +458,38 @@ def test_tied_head_has_the_zero_row_of_the_padding():
     data = lf.weightless.simulate(Tied, [[3, 7, 9]], samples=3, seed=0, gradients=True, loss=loss, progress=False)
     assert max(seen) == 0.0
     assert np.isfinite(data.loss).all()
+
+
+class TiedWithRow(Tied):
+    """Adds a row of its table that is read by its number, as Gemma 4 does for padding."""
+
+    def forward(self, ids):
+        text = self.embed(ids)
+        row = self.embed.weight[-36, :]
+        x = self.down(text + row.view(1, 1, -1))
+        for layer in self.layers:
+            x = layer(x)
+        last = self.up(x)
+        ROWS.append((row, self.embed(torch.tensor([[4, 5]]))[0], last, nn.functional.linear(last, self.embed.weight)))
+        return ROWS[-1][-1]
+
+
+ROWS = []
+
+
+def test_row_of_a_table_that_is_read_by_its_number_is_that_of_the_table():
+    ROWS.clear()
+    options = {"samples": 1, "seed": 0, "gradients": True, "draw": "never", "progress": False}
+    data = lf.weightless.simulate(TiedWithRow, [[3, 7, 9]], **options)
+    assert "rows drawn, rest never drawn" in data.attrs["weights"]
+    assert data.attrs["kept"] == ""
+    row, looked_up, last, logits = (each.detach() for each in ROWS[-1])
+    assert torch.equal(row, looked_up[0])
+    assert not torch.allclose(row, looked_up[1])
+    torch.testing.assert_close(logits[..., 4], last @ row)
+    assert not torch.allclose(logits[..., 5], last @ row)
+    only = lf.weightless.simulate(TiedWithRow, [[3, 7, 9]], loss=lambda out, _: ROWS[-1][0].sum(), **options)
+    assert only.weight_gradient.sel(weight="embed.weight").item() == pytest.approx(12**0.5)
 
 
 def test_finite_mask_has_the_statistics_of_an_infinite_one():

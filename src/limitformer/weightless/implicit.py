@@ -215,9 +215,16 @@ def apply_once(x: Tensor, z: Tensor, numbers: WeightNumbers, columns: int) -> Te
         raise KeepWeightsError({weight.name: "used in several ways"})
     if known is not None and weight.law.rows:  # constant rows need no draw
         known = run.draw_rows(weight, torch.tensor(sorted(weight.law.rows)))
-    if never_drawn(z.shape[-2], z.shape[-1], columns, numbers):
+    run.tokens[numbers.name] = run.tokens.get(numbers.name, 0) + z.shape[-2]
+    if not never_drawn(run.tokens[numbers.name], z.shape[-1], columns, numbers):
+        run.costly.add(weight.name)
+    if weight.name in run.repeated:
+        every = run.repeated_map(numbers.name, weight, numbers.turned)
         run.use(numbers.name, NEVER_DRAWN, weight)
-        out: Tensor = NeverDrawnMap.apply(z, run.anchor, numbers, run.root(x, z), columns)
+        out: Tensor = every(z, numbers, columns)
+    elif never_drawn(z.shape[-2], z.shape[-1], columns, numbers):
+        run.use(numbers.name, NEVER_DRAWN, weight)
+        out = NeverDrawnMap.apply(z, run.anchor, numbers, run.root(x, z), columns)
     elif known is not None:
         raise KeepWeightsError({weight.name: "used as embedding and head"})
     else:
@@ -256,9 +263,24 @@ def add_bias(out: Tensor, bias: Tensor) -> Tensor:
 
 def matmul(input: Tensor, other: Tensor, **options: Any) -> Any:
     x, weight = input, other
+    if len(weight.shape) == 3:
+        return batched(x, weight, **options)
     if isinstance(x, Implicit) or not isinstance(weight, Implicit) or len(weight.shape) != 2 or options:
         return NotImplemented
     return apply(x, weight, turned=False)
+
+
+def batched(input: Tensor, mat2: Tensor, **options: Any) -> Any:
+    """Multiply each matrix of x (E, M, n) by its own of stacked matrices (E, n, p)."""
+    if isinstance(input, Implicit) or not isinstance(mat2, Implicit) or options or mat2.part is not None:
+        return NotImplemented
+    if len(mat2.shape) != 3 or input.dim() != 3 or input.shape[0] != mat2.shape[0]:
+        return NotImplemented
+    run = mat2.weight.run
+    if run.side_by_side > 1:
+        raise OneSampleOnlyError
+    parts = [Implicit(mat2.weight, part, mat2.turned, mat2.frozen) for part in range(mat2.shape[0])]
+    return torch.stack([apply(x, part, turned=False) for x, part in zip(input, parts, strict=True)])
 
 
 def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, **options: Any) -> Any:
@@ -276,7 +298,8 @@ def embedding(
     sparse: bool = False,
 ) -> Any:
     """Look up rows, drawing one for each distinct id."""
-    if not isinstance(weight, Implicit) or max_norm is not None or scale_grad_by_freq or sparse:
+    whole = isinstance(weight, Implicit) and weight.part is None and not weight.turned
+    if not isinstance(weight, Implicit) or not whole or max_norm is not None or scale_grad_by_freq or sparse:
         return NotImplemented
     run, ids = weight.weight.run, input
     several = ids.dim() > 0 and ids.shape[0] == run.side_by_side * run.sequences
@@ -346,7 +369,7 @@ def transposed_convolution(
 
 def convolves(x: Tensor, kernel: Implicit) -> bool:
     """Whether the dimensions of x fit the kernel, with or without one for samples."""
-    return not isinstance(x, Implicit) and x.dim() in (len(kernel.shape), len(kernel.shape) - 1)
+    return not isinstance(x, Implicit) and not kernel.turned and x.dim() in (len(kernel.shape), len(kernel.shape) - 1)
 
 
 def convolve(input: Tensor, tensor: Implicit, bias: Tensor | None, how: Convolution) -> Tensor:
@@ -389,8 +412,10 @@ def add_channel_bias(out: Tensor, bias: Tensor) -> Tensor:
 
 
 def item(tensor: Any, index: Any) -> Any:
-    """Return the slice W[i] of stacked matrices."""
+    """Return the slice W[i] of stacked matrices, or the row W[i, :] of a table that is drawn by rows."""
     whole = isinstance(tensor, Implicit) and tensor.part is None and not tensor.turned and len(tensor.shape) >= 2
+    if whole and isinstance(index, tuple) and index[1:] == (slice(None),) and isinstance(index[0], int):
+        return row_of_table(tensor, index[0] % tensor.shape[0])
     number = isinstance(index, int) or (isinstance(index, Tensor) and index.dim() == 0 and index.dtype != torch.bool)
     if not whole or not number:
         return NotImplemented
@@ -399,10 +424,29 @@ def item(tensor: Any, index: Any) -> Any:
     return Implicit(tensor.weight, int(index) % tensor.weight.shape[0], frozen=tensor.frozen)
 
 
+def row_of_table(tensor: Implicit, index: int) -> Any:
+    run = tensor.weight.run
+    if tensor.weight.name not in run.rows or len(tensor.shape) != 2:
+        return NotImplemented
+    if run.side_by_side > 1:
+        raise OneSampleOnlyError
+    return embedding(torch.tensor([index], device=run.device), tensor)[0]
+
+
 def transpose(input: Any, *dims: int, **named_dims: int) -> Any:
-    if not isinstance(input, Implicit) or len(input.shape) != 2:
+    """Return the transpose of a matrix, or of each of stacked matrices."""
+    size, pair = len(input.shape), {*dims, *named_dims.values()}
+    if not isinstance(input, Implicit) or size not in (2, 3) or (size == 3 and {each % 3 for each in pair} != {1, 2}):
         return NotImplemented
     return Implicit(input.weight, input.part, not input.turned, input.frozen)
+
+
+def transpose_of_matrix(input: Any) -> Any:
+    return transpose(input) if len(input.shape) == 2 else NotImplemented
+
+
+def transpose_of_matrices(input: Any) -> Any:
+    return transpose(input, -2, -1)
 
 
 def freeze(tensor: Any) -> Any:
@@ -434,6 +478,8 @@ ANSWERS: dict[Any, Callable[..., Any]] = {
     Tensor.matmul: matmul,
     Tensor.mm: matmul,
     Tensor.__matmul__: matmul,
+    torch.bmm: batched,
+    Tensor.bmm: batched,
     torch.addmm: addmm,
     functional.embedding: embedding,
     torch.conv1d: convolution,
@@ -443,10 +489,10 @@ ANSWERS: dict[Any, Callable[..., Any]] = {
     torch.conv_transpose2d: transposed_convolution,
     torch.conv_transpose3d: transposed_convolution,
     Tensor.__getitem__: item,
-    Tensor.t: transpose,
-    torch.t: transpose,
-    Tensor.T.__get__: transpose,  # type: ignore[attr-defined]
-    Tensor.mT.__get__: transpose,  # type: ignore[attr-defined]
+    Tensor.t: transpose_of_matrix,
+    torch.t: transpose_of_matrix,
+    Tensor.T.__get__: transpose_of_matrix,  # type: ignore[attr-defined]
+    Tensor.mT.__get__: transpose_of_matrices,  # type: ignore[attr-defined]
     Tensor.transpose: transpose,
     torch.transpose: transpose,
     Tensor.to: cast_like,

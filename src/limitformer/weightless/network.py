@@ -8,7 +8,7 @@ import ctypes
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,7 +35,15 @@ from limitformer.weightless.implicit import Implicit
 from limitformer.weightless.inputs import Inputs, call_with
 from limitformer.weightless.law import build_error, table_of, with_overrides
 from limitformer.weightless.laws import CONSTANT, UNKNOWN, Law
-from limitformer.weightless.layout import Chosen, chosen_layout, needs_search, outermost_list, record_calls, search
+from limitformer.weightless.layout import (
+    Call,
+    Chosen,
+    chosen_layout,
+    needs_search,
+    outermost_list,
+    record_calls,
+    search,
+)
 from limitformer.weightless.losses import Loss, square
 from limitformer.weightless.measure import Measure, NoEntriesError, UnclearBlocksError, where_parameters_are_read
 from limitformer.weightless.models import Blueprint
@@ -49,6 +57,15 @@ from limitformer.weightless.watching import OWN_GENERATOR, OWN_STATE
 BLOCKS_BETWEEN_TRIMS = 4
 COPIES = 2  # of a whole network in memory: its weights and their gradients
 DRAWN_WHOLE = "drawn by the model's own code"
+
+
+class FirstPass(NamedTuple):
+    """A pass of sample 0 without gradients."""
+
+    seed: int
+    inputs: dict[str, Tensor]
+    arrays: Arrays
+    seconds: float
 
 
 class Weightless:
@@ -75,12 +92,16 @@ class Weightless:
         self.layout = self.first_layout  # until a pass shows another
         self.stacks: dict[str, StackSize] = {}  # of the last pass
         self.reasons_to_keep: dict[str, str] = {}  # by weight, for all later passes
+        self.repeated: set[str] = set()  # those of them that passes without gradients do not keep
+        self.differentiates = False  # whether other passes have gradients, whose numbers those without them must have
         self.weights: list[RandomWeight] = []
         self.drawn: dict[str, str] = {}  # reasons to draw whole networks, by name
         self.rebuilt: dict[str, str] = {}  # reasons to build a network for each sample, by name
         self.uninitialised: set[str] = set()  # parameters of the network that was drawn or built
         self.sample: tuple[int, int] | None = None  # seed and sample of the network that was drawn or built
         self.state: State | None = None
+        self.recorded: tuple[Any, dict[str, list[Call]]] = None, {}  # the last inputs that were tried, and the calls
+        self.first_pass: FirstPass | None = None  # the pass that showed that the inputs can be measured
         self.axes: tuple[Inputs, dict[int, int]] | None = None  # by block, the dimension with these inputs' sequences
         self.heads_first: bool | None = None if self.foreign else False  # None: not known, and not needed so far
         self.recomputes = False
@@ -140,7 +161,7 @@ class Weightless:
             InputError: it does not fit the free memory.
         """
         self.drawn, self.weights, self.reasons_to_keep, self.sample, self.state = reasons, [], {}, None, None
-        self.rebuilt = {}
+        self.rebuilt, self.repeated = {}, set()
         hidden = sum(
             each.numel() for _, each in stray_tensors(self.module) if isinstance(each, Tensor) and each.is_meta
         )
@@ -319,14 +340,21 @@ class Weightless:
         Raises:
             InputError: no module receives tokens and returns as many.
         """
+        known, calls = self.recorded
+        if known is not inputs.fixed:
+            calls = self.calls(seed, sample, inputs, draw)
+        self.layout, self.axes = search(self.module, calls, self.layout if measured else None), None
+        if self.recomputes:
+            self.run_again()
+
+    def calls(self, seed: int, sample: int, inputs: Inputs, draw: str) -> dict[str, list[Call]]:
+        """Return the calls of the modules in a pass of one sample."""
 
         def call(run: WeightlessRun) -> Any:
             return record_calls(self.module, lambda: self.call(self.arguments(run, inputs)))
 
-        calls = self.until_it_runs(seed, range(sample, sample + 1), inputs, draw, None, call)
-        self.layout, self.axes = search(self.module, calls, self.layout if measured else None), None
-        if self.recomputes:
-            self.run_again()
+        calls: dict[str, list[Call]] = self.until_it_runs(seed, range(sample, sample + 1), inputs, draw, None, call)
+        return calls
 
     def find_axes(self, seed: int, sample: int, inputs: Inputs, draw: str) -> None:
         """Find the dimension of each stream in which the sequences lie: the one that grows with their number."""
@@ -380,15 +408,15 @@ class Weightless:
     ) -> Any:  # fmt: skip
         """Call `call`, or `attempt`, until every weight that needs entries is kept; return its result."""
         while True:
-            run = WeightlessRun(
-                seed, samples, inputs.rows, self.dtype, self.device, draw, loss is not None, dict(self.reasons_to_keep)
-            )
+            run = WeightlessRun(seed, samples, inputs.rows, self.dtype, self.device, draw, loss is not None)
             if self.drawn or self.rebuilt:
                 if len(samples) > 1:
                     raise OneSampleOnlyError
                 with one_thread():
                     self.take(run)
                 run.uses |= dict.fromkeys(self.rebuilt, DRAWN_WHOLE)
+            run.repeated = set() if self.differentiates or loss is not None else set(self.repeated)
+            run.reasons_to_keep = {k: reason for k, reason in self.reasons_to_keep.items() if k not in run.repeated}
             for weight in self.weights:
                 weight.run = run
             for parameter in self.module.parameters():
@@ -400,6 +428,8 @@ class Weightless:
                     return self.attempt(run, inputs, loss) if call is None else call(run)
             except KeepWeightsError as needed:
                 self.reasons_to_keep |= run.again | needed.reasons
+                self.repeated |= run.repeatable()
+                self.repeated -= needed.reasons.keys() - run.repeatable()
             except NoEntriesError as error:
                 if self.drawn:
                     raise InputError(f"{self.blueprint.name} {error}") from error
@@ -428,7 +458,7 @@ class Weightless:
             require(changed is None, f"{self.blueprint.name} changes its parameter {changed} when it runs.")
             arrays = output_arrays(out, len(run.samples))
             self.stacks = sizes_of_stacks(measure)
-            self.uses, self.reasons = run.uses, {**run.operations, **self.reasons_to_keep}
+            self.uses, self.reasons = run.uses, {**run.operations, **run.reasons_to_keep}
             self.read_where = where_parameters_are_read(self.module, measure)
             if self.foreign:
                 self.outputs = {"output": output_sizes(out)[None].cpu().numpy()}

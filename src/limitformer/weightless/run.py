@@ -8,11 +8,13 @@ A weight is used in one of three ways:
 
 A pass begins with no weight kept. A second use, or an operation other than a linear map, raises `KeepWeightsError`, and
 the pass begins again with that weight kept (`network`). A pass notes all weights that are used more than once before it
-begins again.
+begins again. If they are many, then without gradients a Gaussian weight that only linear maps of float32 tokens use is
+never drawn either, where that costs less (`maps.RepeatedMap`).
 """
 
 import re
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
@@ -20,13 +22,15 @@ from torch import Tensor
 
 from limitformer.base.errors import InputError, PicklesArguments
 from limitformer.weightless.laws import Law
-from limitformer.weightless.maps import squared_norm
+from limitformer.weightless.maps import RepeatedMap, squared_norm
 from limitformer.weightless.numbers import entries, normals
 from limitformer.weightless.roots import Root, root_of
 from limitformer.weightless.tensors import Marks, marks, same_memory
 
 AUTO, NEVER, ALWAYS = "auto", "never", "always"  # whether weights are drawn
 ROOTS_KEPT = 2
+MOST_REPEATED = 2**28  # entries of weights used more than once that are kept, whatever it costs
+MOST_KEPT = 2**31  # bytes of kept weights; without gradients, those beyond are drawn again at their next use
 POSITIONS = re.compile(r"(^|[._])(wpe|embed_positions|position_embeddings?|pos_emb\w*)(\.|$)")  # tables of positions
 
 
@@ -73,6 +77,12 @@ class WeightlessRun:
     gradients: bool = False
     reasons_to_keep: dict[str, str] = field(default_factory=dict)  # by the names of the weights that are kept
     again: dict[str, str] = field(default_factory=dict)  # reasons to keep weights when the pass begins again
+    repeated: set[str] = field(default_factory=set)  # weights used more than once that are never drawn
+    repeats: dict[str, RepeatedMap] = field(default_factory=dict)  # by the names of these weights and their slices
+    tokens: dict[str, int] = field(default_factory=dict)  # of all uses of a weight or slice
+    costly: set[str] = field(default_factory=set)  # weights that cost less if they are drawn
+    drawn_entries: int = 0  # of the weights that the pass begins again to keep
+    kept: dict[str, Tensor] = field(default_factory=dict)  # whole weights that are kept, the last used one last
     mapped: set[str] = field(default_factory=set)  # weights and slices that a linear map has used
     squared: dict[str, Tensor] = field(default_factory=dict)  # |∂W|² (S,)
     constants: dict[str, Tensor] = field(default_factory=dict)  # gradients of parameters with entries (S, *shape)
@@ -110,11 +120,26 @@ class WeightlessRun:
 
     def use(self, name: str, how: str, weight: RandomWeight) -> None:
         """Note that a map uses a weight or its slice `name`; after a second use, the pass begins again."""
-        if name in self.mapped:
+        if weight.name in self.repeated and name not in self.repeats:
+            raise KeepWeightsError({weight.name: "used in several ways"})
+        if name in self.mapped and name not in self.repeats and weight.name not in self.again:
             self.again[weight.name] = "used more than once"
+            self.drawn_entries += prod(weight.shape)
         self.mapped.add(name)
         before = self.uses.get(weight.name)
         self.uses[weight.name] = f"rows drawn, rest {how}" if weight.name in self.rows else before or how
+
+    def repeated_map(self, name: str, weight: RandomWeight, turned: bool) -> RepeatedMap:
+        """Return the map of all uses of a weight or its slice, which must be turned in the same way each time."""
+        result = self.repeats.setdefault(name, RepeatedMap(turned))
+        if result.turned != turned:
+            raise KeepWeightsError({weight.name: "used in several ways"})
+        return result
+
+    def repeatable(self) -> set[str]:
+        """The weights used more than once that need no entries in a pass without gradients."""
+        many = self.drawn_entries > MOST_REPEATED and self.dtype == torch.float32
+        return self.again.keys() - self.costly if many else set()
 
     def require_kept(self) -> None:
         """Raise `KeepWeightsError` if weights that are not kept were used more than once."""
@@ -155,10 +180,21 @@ class WeightlessRun:
         """
         if any(name.partition("[")[0] == weight.name for name in self.mapped) or weight.name in self.rows:
             raise KeepWeightsError({weight.name: "used in several ways"})
-        if weight.name in self.leaves:
-            return self.leaves[weight.name][0]
+        if weight.name in self.kept:
+            self.kept[weight.name] = self.kept.pop(weight.name)
+            return self.kept[weight.name]
         self.uses[weight.name] = "kept"
-        return self.leaf(weight, weight.rows)
+        self.kept[weight.name] = self.leaf(weight, weight.rows)
+        self.forget_kept()
+        return self.kept[weight.name]
+
+    def forget_kept(self) -> None:
+        """Forget entries of the kept weights that were not used for longest, if all of them take too much memory."""
+        taken = 0 if self.gradients else sum(each.nbytes for each in self.kept.values())
+        for name in list(self.kept)[:-1]:
+            if taken > MOST_KEPT:
+                taken -= self.kept.pop(name).nbytes
+                self.leaves[name] = []  # it is still a weight that was kept
 
     def embed(self, weight: RandomWeight, ids: Tensor) -> Tensor:
         """Look up rows of the weight (S, *ids.shape, columns), drawing one for each distinct id."""
