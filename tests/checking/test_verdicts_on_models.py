@@ -1,6 +1,7 @@
 """Verdicts on whole models: known faults, and sound models that must have no verdict."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -352,3 +353,38 @@ def test_modules_not_made_from_a_configuration_have_no_law():
             self.config = type("Config", (), {"model_type": "gpt"})()
 
     assert lf.check(Own(), IDS, progress=False).laws is None
+
+
+class OwnLoss(nn.Module):
+    """A language model that computes its loss itself, with a head tied to an embedding of standard deviation `std`."""
+
+    def __init__(self, std, mean=True):
+        super().__init__()
+        self.embedding = nn.Embedding(400, 256)
+        nn.init.normal_(self.embedding.weight, std=std)
+        self.h = nn.ModuleList(nn.Sequential(nn.LayerNorm(256), nn.Linear(256, 256)) for _ in range(2))
+        self.norm, self.mean = nn.LayerNorm(256), mean
+
+    def forward(self, ids, targets=None):
+        x = self.embedding(ids)
+        for block in self.h:
+            x = x + block(x)
+        logits = self.norm(x) @ self.embedding.weight.T
+        if targets is None:
+            return logits, None
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return logits, loss if self.mean else 3 * loss + 1
+
+
+def test_own_cross_entropy_is_compared_with_a_uniform_guess():
+    """An embedding of standard deviation 1 that the head is tied to; a loss of another form has no such guess."""
+    ids = torch.arange(12)[None]
+    loud, quiet, other = (
+        lf.check(lambda std=std, mean=mean: OwnLoss(std, mean), ids, samples=2, progress=False)
+        for std, mean in ((1.0, True), (0.02, True), (1.0, False))
+    )
+    assert loud.about["chance"] == quiet.about["chance"] == pytest.approx(math.log(400))
+    assert [one.grade for one in loud.verdicts if one.name == "loss"] == ["broken"]
+    assert "loss" not in [one.name for one in quiet.verdicts]
+    assert float(quiet.curves["loss"].median()) == pytest.approx(math.log(400), abs=0.3)
+    assert "chance" not in other.about

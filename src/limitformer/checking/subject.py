@@ -26,7 +26,7 @@ from limitformer.nn.drawn.simulate import torch_seed
 from limitformer.weightless.classes import task_of
 from limitformer.weightless.configurations import config_from, config_of
 from limitformer.weightless.inputs import Inputs, ids_in, inputs_of
-from limitformer.weightless.losses import Loss, default_loss, output_of, own_loss
+from limitformer.weightless.losses import Loss, classes_of, default_loss, output_of, own_loss
 from limitformer.weightless.models import Blueprint, blueprint_of, is_config
 
 READOUT = "loss of a random readout"
@@ -210,10 +210,12 @@ class Readout:
 
     def __init__(self, seed: int) -> None:
         self.seed, self.name = seed, READOUT
+        self.classes: int | None = None  # that a cross-entropy of the module's own distinguishes
 
     def __call__(self, out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
         own = own_loss(out, inputs)
         self.name = READOUT if own is None else OWN
+        self.classes = None if own is None else classes_of(own, out, inputs)
         if own is not None:
             return own
         x = output_of(out)
@@ -224,7 +226,7 @@ class Readout:
 def about_loss(blueprint: Blueprint, loss: Loss) -> dict[str, Any]:
     """Return the name of a model's default loss, and the loss of a uniform guess among its tokens or classes."""
     if isinstance(loss, Readout):
-        return {"loss": loss.name}
+        return {"loss": loss.name} | ({"chance": float(np.log(loss.classes))} if loss.classes else {})
     count = getattr(blueprint.config, "num_labels" if blueprint.task == "image" else "vocab_size", None)
     chance = {"chance": float(np.log(count))} if isinstance(count, int) and count > 0 else {}
     return {"loss": "cross-entropy", **chance}

@@ -13,6 +13,7 @@ from limitformer.base.errors import InputError, require
 Loss = Callable[[Any, Mapping[str, Tensor]], Tensor]
 NAMED_OUTPUTS = ("logits", "last_hidden_state")
 TARGETS = ("targets", "labels")  # arguments with which a module computes its own loss
+SAME_LOSS = 1e-3  # relative difference between a module's own loss and the cross-entropy of its logits
 IGNORED = -100  # a label that is not counted, as in torch
 
 
@@ -55,6 +56,19 @@ def own_loss(out: Any, inputs: Mapping[str, Any]) -> Tensor | None:
     tensors = list(real_tensors(out))
     targets = any(inputs.get(name) is not None for name in TARGETS)
     return next((each for each in tensors if each.dim() == 0 and (targets or len(tensors) == 1)), None)
+
+
+def classes_of(loss: Tensor, out: Any, inputs: Mapping[str, Tensor]) -> int | None:
+    """Return the number of classes if a module's own loss is the mean cross-entropy of its logits; else None."""
+    targets = next((each for name in TARGETS if isinstance(each := inputs.get(name), Tensor)), None)
+    if targets is None or targets.is_floating_point():
+        return None
+    for logits in real_tensors(out):
+        if logits.dim() == targets.dim() + 1 and logits.shape[:-1] == targets.shape and logits.shape[-1] > 1:
+            value = functional.cross_entropy(logits.detach().flatten(0, -2).float(), targets.flatten().long())
+            if torch.isclose(value, loss.detach().float().mean(), rtol=SAME_LOSS):
+                return int(logits.shape[-1])
+    return None
 
 
 def parts_of(out: Any) -> Iterator[tuple[str, Any]]:
