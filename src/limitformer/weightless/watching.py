@@ -464,6 +464,8 @@ def clamp_arguments(args: Any, kwargs: dict[str, Any]) -> tuple[float, float]:
 @contextlib.contextmanager
 def watching(seed: int = 0) -> Iterator[LawWatch]:
     """Watch the modules that are built within the with statement."""
+    import torch._dynamo  # it registers the function that is replaced below, and is needed in any case
+
     watch = LawWatch(seed)
     codes = {name: (function.__code__, function.__defaults__) for name, function in SILENT.items()}
     nn.init._no_grad_trunc_normal_ = watch.truncated_normal
