@@ -14,7 +14,7 @@ import transformers
 from torch import nn
 
 from limitformer.initialisation.builds import Build, build_of
-from limitformer.initialisation.comparison import Comparison, compare
+from limitformer.initialisation.comparison import TwoBuilds, compare
 from limitformer.weightless.models import blueprint_of
 from weightless_families import CONFIGS
 
@@ -263,7 +263,7 @@ SOUND = {
     "module": lambda name, seed: compare(pair(name)[seed % 2], drawn(name, seed), level=LEVEL),
     "state dict": lambda name, seed: compare(drawn(name, seed), drawn(name, seed + 100).state_dict(), level=LEVEL),
     "loaded": lambda name, seed: compare(loading(name, seed, False), loading(name, seed, True), level=LEVEL, same=True),
-    "unread": lambda name, seed: Comparison(*map(unread, seeded(name, seed)), False, None).report(LEVEL),
+    "unread": lambda name, seed: TwoBuilds(*map(unread, seeded(name, seed)), False, None).report(LEVEL),
 }
 
 

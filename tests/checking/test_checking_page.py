@@ -34,7 +34,8 @@ SIZES = {"vocab_size": 60, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions
 SIZES |= {"eos_token_id": 2, "initializer_range": 0.15}
 LLAMA = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 5, "num_attention_heads": 4, "intermediate_size": 48}
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=1'>\"'&<!--"
-SHOWN = [name for name, curve in CURVES.items() if curve.title]
+ELSEWHERE = {"effective_experts", "busiest_expert", "longest_memory", "median_memory"}  # of other kinds of network
+SHOWN = [name for name, curve in CURVES.items() if curve.title and name not in ELSEWHERE]
 TEXT = "the cat sat on the mat and the cat </script> <b> sat"
 
 

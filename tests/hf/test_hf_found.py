@@ -75,7 +75,7 @@ def visible(out, model):
 @pytest.mark.parametrize("kind", TYPES)
 @torch.no_grad()
 def test_found_attention_follows_the_formula(kind, monkeypatch):
-    """With γ₁ = γ₂ = 0 nothing changes; else A is that of the formula, with the library's own masks of numbers."""
+    """A is that of the formula, with the library's own masks of numbers; γ₁ = γ₂ = 0 changes nothing."""
     model = built(kind)
     wanted = visible(model(**given(model)), model)
     same = visible(shape_model(copy.deepcopy(model), Shaping(gamma1=0.0, gamma2=0.0))(**given(model)), model)
@@ -118,7 +118,7 @@ def test_generation_is_the_same_with_and_without_a_cache(kind):
 
 @torch.no_grad()
 def test_means_are_over_the_window():
-    """With weights of zero in queries, A = I + uniform − C̄ = I in any window; a mean over all earlier tokens is not."""
+    """Queries of zero give A = I + uniform − C̄ = I in any window; a mean over all earlier tokens does not."""
     model = built("mistral", sliding_window=3)
     for layer in model.layers:
         layer.self_attn.q_proj.weight.zero_()

@@ -21,7 +21,7 @@ from limitformer.base.errors import InputError
 from limitformer.cli.app import app
 from limitformer.initialisation import KINDS, compare
 from limitformer.initialisation.builds import build_of
-from limitformer.initialisation.comparison import Comparison, same_law
+from limitformer.initialisation.comparison import TwoBuilds, same_law
 from limitformer.initialisation.sharding import Estimate, Shards, equal_shards, shards_of, slice_of
 from limitformer.initialisation.summary import summarise
 from limitformer.initialisation.two_builds import p_of_builds, p_of_numbers
@@ -487,7 +487,7 @@ def test_unread_laws_find_another_std():
     builds = [build_of(each, "build") for each in (ERRORS["second initialisation"]("plain")[:2])]
     for each in builds:
         each.laws = {}
-    report = Comparison(*builds, False, None).report(1e-4)
+    report = TwoBuilds(*builds, False, None).report(1e-4)
     assert {name for each in report.findings for name in each.names} == names_ending("plain", "down.weight")
 
 

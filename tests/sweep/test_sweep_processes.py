@@ -206,8 +206,8 @@ def test_file_that_cannot_be_written_is_one_error_and_the_store_resumes(tmp_path
         on_two(description, path)
     expected = f"Cannot write the store {path}: File too large. What is finished stays; start it again."
     assert str(raised.value) == expected
-    assert list(path.rglob("*.unfinished")) == []
     assert run(description, path).done == 4
+    assert list(path.rglob("*.unfinished")) == []  # a worker that was stopped within a write may have left one
     assert_complete(path, 4)
     assert_same_bits(path, tmp_path / "whole.sweep")
 

@@ -222,7 +222,7 @@ def check_room(module: nn.Module, name: str) -> None:
 
 
 def check_size(size: int, name: str) -> None:
-    """Raise `InputError` unless three builds of so many bytes fit the free memory: A, B and one more."""
+    """Raise `InputError` unless three builds of `size` bytes fit the free memory: A, B and one more."""
     free = available_memory()
     fits = free is None or 3 * size <= SHARE * free
     require(fits, f"{name} takes {readable(size)}, and three builds are held at a time. Nearest: fewer layers.")

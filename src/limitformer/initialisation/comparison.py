@@ -100,7 +100,7 @@ def compare(
         b, number = build_of_ranks(build_b, a), len(build_b)
     else:
         b = build_of(build_b, "build_b")
-    return Comparison(a, b, same, number).report(level)
+    return TwoBuilds(a, b, same, number).report(level)
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Unequal:
     detail: str = ""
 
 
-class Comparison:
+class TwoBuilds:
     """The comparison of two builds, tensor by tensor."""
 
     def __init__(self, a: Build, b: Build, same: bool, shards: int | None) -> None:
