@@ -69,6 +69,19 @@ def test_table_as_frame_csv_and_json(both, tmp_path):
     assert page.count('class="line m1"') >= 6
 
 
+def test_networks_with_and_without_attention_share_a_dataset(tmp_path):
+    """Three of them, as the second one lacks heads."""
+    ssm = {"model_type": "mamba2", "hidden_size": 32, "num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 1}
+    ssm |= {"num_hidden_layers": 2, "vocab_size": 64, "chunk_size": 8}
+    result = lf.compare({"z": LLAMA, "b": ssm, "a": LLAMA}, **OPTIONS | {"samples": 1})
+    data = result.dataset()
+    assert data["model"].values.tolist() == ["z", "b", "a"]
+    assert data["logit_std"].sel(model="b").isnull().all()
+    assert (data["logit_std"].sel(model="a") == data["logit_std"].sel(model="z")).all()
+    assert (data["longest_memory"].sel(model="b") > 0).all()
+    result.save(tmp_path)
+
+
 def test_networks_of_one_name_are_kept_apart():
     assert list(lf.compare([LLAMA, LLAMA], **OPTIONS | {"samples": 1}).reports) == ["llama", "llama (2)"]
 
@@ -86,6 +99,9 @@ def test_a_trained_or_existing_network_has_a_row():
         ([], {}, "at least one"),
         ("llama-3-8b", {}, "a list or a dictionary"),
         ([LLAMA], {"against": LLAMA}, "one more model"),
+        (LLAMA, {}, "got one configuration"),
+        ({1: LLAMA}, {}, "text of one line"),
+        ({"a\nb": LLAMA}, {}, "text of one line"),
     ],
 )
 def test_wrong_arguments_are_refused(models, options, message):
@@ -135,6 +151,13 @@ def test_monitors_get_scalars(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=None))
     with pytest.raises(lf.InputError, match=r"wandb\.init"):
         lf.checking.to_wandb()
+    with pytest.raises(lf.InputError, match="a run of wandb has log"):
+        lf.checking.to_wandb(3)
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(lf.InputError, match="not installed"):
+        lf.checking.to_wandb()
+    with pytest.raises(lf.InputError, match="log must be a function"):
+        lf.checking.Looks(torch.nn.Linear(2, 2), log="wandb")
     with pytest.raises(lf.InputError, match="add_scalar"):
         lf.checking.to_tensorboard("runs")
     metrics = {"loss": Metric(1.0, np.nan, np.nan)}
@@ -192,6 +215,9 @@ def test_command_line_checks_several(tmp_path):
     refused = run.invoke(app, ["check", str(first), str(second), "--against", str(first)])
     assert refused.exit_code == 2
     assert "one more WHAT" in refused.output
+    twice = run.invoke(app, ["check", str(first), "--set", "hidden_size=16", "--vary", "hidden_size=32,64"])
+    assert twice.exit_code == 2
+    assert "--set and --vary both give hidden_size" in twice.output
 
 
 def test_variants_are_all_combinations():

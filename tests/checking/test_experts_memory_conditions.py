@@ -12,7 +12,7 @@ from torch import nn
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
 import limitformer as lf
-from limitformer.checking.conditions import agreement_of, other_ids, with_other
+from limitformer.checking.conditions import agreement_of, candidates, other_ids, with_other
 from limitformer.checking.module import settle_module
 from limitformer.weightless.decays import half_lives
 from limitformer.weightless.experts import expert_counts, load_of_experts, unrelated_experts
@@ -105,8 +105,24 @@ def test_routers_of_other_families_are_found(kind, experts):
     assert unrelated[~np.isnan(unrelated)] == pytest.approx(unrelated_experts(24, experts, chosen), rel=1e-12)
 
 
+EVERY_LAYER = {"encoder_sparse_step": 1, "decoder_sparse_step": 1}
+
+
+@pytest.mark.parametrize(("kind", "options"), [("nllb-moe", EVERY_LAYER), ("phimoe", {})])
+def test_routers_by_the_largest_score_are_found(kind, options):
+    """The first of several such choices counts."""
+    config = small_config(kind)
+    for name, value in options.items():
+        setattr(config, name, value)
+    data = lf.weightless.simulate(config, 16, samples=1, seed=0, progress=False)
+    assert (data["chosen_experts"].values == 1).all()
+    assert (data["effective_experts"] < data["unrelated_experts"] + 1).all()
+
+
 def test_choice_of_tokens_is_not_that_of_experts():
     block = nn.ModuleDict({"experts": nn.ModuleList(nn.Linear(2, 2) for _ in range(5)), "w": nn.Linear(4, 4)})
+    assert expert_counts([block]) == {5}
+    block["gate"] = nn.Linear(4, 5)
     assert expert_counts([block]) == {2, 5}
     stacked = nn.Module()
     stacked.gate_up = nn.Parameter(torch.zeros(7, 4, 3))
@@ -210,6 +226,46 @@ def test_agreement_is_that_of_two_passes_of_the_module(strength, is_deaf):
     assert found["condition"].values.tolist() == ["condition"]
     assert float(found[0]) == pytest.approx(float(expected), rel=1e-5)
     assert ("deaf" in [one.name for one in report.verdicts]) is is_deaf
+
+
+class Timed(nn.Module):
+    """Tokens that add a function of a time, or of a class."""
+
+    def __init__(self, table=False):
+        super().__init__()
+        torch.manual_seed(1)
+        self.table = nn.Embedding(600, 32) if table else None
+        self.first = nn.Linear(6, 32)
+        self.h = nn.ModuleList(Conditioned(1.0) for _ in range(2))
+        self.read = nn.Linear(32, 5)
+
+    def forward(self, x, t):
+        angles = t[:, None].float() * torch.exp(-torch.arange(16) / 3)
+        code = torch.cat([angles.sin(), angles.cos()], -1) if self.table is None else self.table(t)
+        x = self.first(x)
+        for block in self.h:
+            x = block(x, self.read(4 * code))
+        return x
+
+
+@pytest.mark.parametrize("table", [False, True])
+def test_a_single_time_or_class_is_compared_with_another_one(table):
+    """A number that is the same for all sequences, far from 1: the other one is not its neighbour."""
+    t = torch.tensor([500]) if table else torch.tensor([500.0])
+    report = lf.check(Timed(table), {"x": torch.randn(1, 7, 6), "t": t}, law=False, progress=False)
+    assert "deaf" not in [one.name for one in report.verdicts]
+    assert float(report.curves["agreement"].sel(condition="t")) < 0.98
+    other = with_other(Inputs({"x": torch.randn(1, 7, 6), "t": t}, {}, 1), "t", None).fixed["t"]
+    assert abs(float(other[1] - other[0])) > 10
+    assert 0 <= float(other[1]) < 500
+
+
+@pytest.mark.parametrize("name", ["masked_image", "duration", "class_labels", "wavelength"])
+def test_conditions_are_left_out_by_words_and_not_by_parts_of_words(name):
+    inputs = Inputs({"x": torch.randn(1, 7, 6), name: torch.randn(1, 5)}, {}, 1)
+    assert candidates(inputs, None) == ["x", name]
+    others = {"x": torch.randn(1, 7, 6), "attention_mask": torch.ones(1, 7), "image_sizes": torch.ones(1, 2)}
+    assert candidates(Inputs(others, {}, 1), None) == []
 
 
 def test_encoder_decoder_is_compared_for_two_sources():

@@ -419,9 +419,11 @@ def test_packed_sequences_and_a_cache_are_refused(name, how):
 
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_packed_sequences_of_a_causal_bert_need_a_mask(use_cache):
-    """Its masks do not read positions, so that tokens would see the sequences before theirs, cache or not."""
+    """Its masks are not known to read positions, so that tokens would see the sequences before theirs, cache or not."""
     model, ids = language_model("bert"), text()
-    with pytest.raises(InputError, match=r"masks do not read positions: .* Nearest: an attention_mask \(batch, 1,"):
+    with pytest.raises(
+        InputError, match=r"masks are not known to read positions: .* Nearest: an attention_mask \(batch, 1,"
+    ):
         model(input_ids=ids, position_ids=restarting(), use_cache=use_cache)
     sequence = torch.arange(TOKENS) // 4
     mask = ((sequence[:, None] == sequence) & torch.ones(TOKENS, TOKENS).tril().bool()).expand(BATCH, 1, -1, -1)

@@ -116,6 +116,30 @@ def test_generation_is_the_same_with_and_without_a_cache(kind):
     assert torch.allclose(torch.cat(parts, 1), whole, atol=2e-4 * float(whole.abs().max()))
 
 
+@pytest.mark.parametrize("kind", ["gpt_neox", "gpt_bigcode", "mistral"])
+@torch.no_grad()
+def test_static_caches_know_the_places_of_queries(kind):
+    """A cache of fixed length has room behind the queries; GPT-NeoX gives it to its attention under another name."""
+    config = small_config(kind)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    model = unlike(shape_model(loud(model, std=0.3)))
+    ids = IDS[:, :7]
+    whole = model(ids, use_cache=False).logits
+    cache = transformers.StaticCache(config=model.config, max_cache_len=16)
+    parts = [model(part, **{NAME: cache}, use_cache=True).logits for part in ids.split([4, 1, 2], 1)]
+    assert torch.allclose(torch.cat(parts, 1), whole, atol=2e-4 * float(whole.abs().max()))
+
+
+def test_bias_that_is_zero_so_far_is_refused():
+    """BEiT's relative positions start at zero, and its softmax has them once they are trained."""
+    config = small_config("beit")
+    config.use_relative_position_bias = True
+    model = transformers.BeitModel(config).eval()
+    with pytest.raises(InputError, match="a bias of the logits"):
+        shape_model(model)
+
+
 @torch.no_grad()
 def test_means_are_over_the_window():
     """Queries of zero give A = I + uniform − C̄ = I in any window; a mean over all earlier tokens does not."""

@@ -86,8 +86,8 @@ class Comparison:
             places = {dim: np.arange(size) for dim, size in curves.sizes.items()}
             places |= {"block": np.arange(1, curves.sizes["block"] + 1)} if "block" in curves.sizes else {}
             parts.append(curves.assign_coords(places))
-        models = xr.Variable("model", list(self.reports))
-        data = xr.concat(parts, models, join="outer", combine_attrs="drop", data_vars="all")
+        named = [part.expand_dims(model=[name]) for name, part in zip(self.reports, parts, strict=True)]
+        data = xr.merge(named, join="outer", compat="no_conflicts", combine_attrs="drop").sel(model=list(self.reports))
         columns = {name: [row[name] for row in self.rows().values()] for name in ("grade", "verdicts")}
         return data.assign_coords({name: ("model", values) for name, values in columns.items()})
 
@@ -206,6 +206,10 @@ def compare(models: Any, text: Any = None, **options: Any) -> Comparison:
     """
     require("against" not in options, "compare has no option against. Nearest: one more model.")
     named = dict(models) if isinstance(models, Mapping) else dict[str, Any]()
+    single = isinstance(models, Mapping) and "model_type" in models
+    require(not single, "models must be several; got one configuration. Nearest: a list of it.")
+    names = all(isinstance(name, str) and name.isprintable() for name in named)
+    require(names, f"names of models must be text of one line; got {list(named)!r:.60}.")
     several = bool(models) and isinstance(models, Mapping | list | tuple)
     require(several, f"models must be a list or a dictionary of at least one; got {models!r:.60}.")
     reports = dict[str, Report]()

@@ -21,7 +21,7 @@ from limitformer.weightless.choices import PLACEHOLDERS, lookup
 from limitformer.weightless.inputs import Inputs
 from limitformer.weightless.losses import TARGETS
 
-NO_CONDITION = ("mask", "position", "label", "type_ids", "grid", "sizes", "shapes", "length", "ratio")  # in a name
+NO_CONDITION = {"mask", "masks", "position", "positions", "type", "grid", "sizes", "shapes", "length", "lengths"}
 SAME = 1e-10  # |x − x'|² over |x|² + |x'|² of equal tokens, up to rounding
 
 
@@ -50,13 +50,21 @@ def agreement(inputs: Inputs, config: Any, measure: Callable[[Inputs], xr.Datase
 
 def candidates(inputs: Inputs, config: Any) -> list[str]:
     """Return the names of the inputs that may be conditions, if there are two or more inputs."""
-    names = [name for name in inputs.fixed if name not in TARGETS and not any(word in name for word in NO_CONDITION)]
+    names = [name for name in inputs.fixed if name not in TARGETS and not NO_CONDITION & set(name.split("_"))]
     if len(names) < 2 or inputs.tokens is not None:
         return []
     own = "decoder_input_ids" if "decoder_input_ids" in names else "input_ids"  # the words of the last stream
     names = [name for name in names if name != own]
-    known = [name for name in names if inputs.fixed[name].is_floating_point() or vocabulary(config) is not None]
-    return [name for name in known if inputs.fixed[name].dtype != torch.bool]
+    return [name for name in names if can_change(inputs.fixed[name], config)]
+
+
+def can_change(value: Tensor, config: Any) -> bool:
+    """Whether there are other numbers for this input: real ones, ids of a known vocabulary, smaller whole numbers."""
+    if value.is_floating_point():
+        return True
+    if value.dtype == torch.bool:
+        return False
+    return vocabulary(config) is not None if value.dim() > 1 else bool((value > 0).any())
 
 
 def vocabulary(config: Any) -> int | None:
@@ -68,10 +76,14 @@ def with_other(inputs: Inputs, name: str, config: Any) -> Inputs:
     """Return every sequence twice, the second time with other numbers in one input."""
     twice, value = inputs.repeated(2), inputs.fixed[name]
     chance = np.random.Generator(np.random.Philox(1))
-    if value.is_floating_point():
-        spread = float(value.double().std()) if value.numel() > 1 else 1.0
-        numbers = chance.standard_normal(tuple(value.shape)) * (spread or 1.0) + float(value.double().mean())
-        other = torch.tensor(numbers, dtype=value.dtype)
+    mean, spread = float(value.double().mean()), float(value.double().std(correction=0))
+    if value.is_floating_point() and spread > 0:
+        other = torch.tensor(chance.standard_normal(tuple(value.shape)) * spread + mean, dtype=value.dtype)
+    elif value.is_floating_point():  # one number, such as a time: a part of it
+        other = torch.tensor(chance.random(tuple(value.shape)) * (mean or 1.0), dtype=value.dtype)
+    elif value.dim() == 1:  # classes or times
+        other = torch.tensor(chance.integers(0, int(value.max()), tuple(value.shape)), dtype=value.dtype)
+        other = torch.where(other < value, other, other + 1).clamp(max=int(value.max()))
     else:
         other = other_ids(value, config, chance)
     both = torch.cat([value, other], inputs.batch_dim)

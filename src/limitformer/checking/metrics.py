@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xarray as xr
 
-from limitformer.base.errors import InputError
+from limitformer.base.errors import InputError, require
 from limitformer.checking.curves import over_heads
 
 NAMES: Mapping[str, str] = {  # our curves, under the names that monitors of training use
@@ -77,11 +77,14 @@ def to_wandb(run: Any = None) -> Log:
         InputError: no run is active.
     """
     if run is None:
-        import wandb
-
+        try:
+            import wandb
+        except ImportError as error:
+            raise InputError("wandb is not installed. Nearest: pip install wandb, or to_wandb(run).") from error
         run = wandb.run
     if run is None:
         raise InputError("no run of wandb is active. Nearest: wandb.init(…) first, or to_wandb(run).")
+    require(callable(getattr(run, "log", None)), f"a run of wandb has log; got {type(run).__name__}.")
     return lambda values, step: run.log({**values, "limitformer/step": step})
 
 

@@ -47,6 +47,7 @@ class Looks:
         log: Log | None = None,
         **options: Any,
     ) -> None:
+        require(log is None or callable(log), f"log must be a function of scalars and the step; got {log!r}.")
         self.log = log
         self.module, self.text, self.every = module, text, require_count("every", every)
         self.out = None if out is None else Path(out)

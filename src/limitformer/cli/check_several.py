@@ -41,6 +41,8 @@ def check_several(
     from limitformer.checking.comparison import distinct
 
     common, reports = options.pop("settings") or {}, dict[str, Any]()
+    both = sorted({name for changes in settings for name in changes} & common.keys())
+    require(not both, f"--set and --vary both give {', '.join(both)}.")
     for one in what:
         for changes in settings or [{}]:
             subject = user_object(one, "WHAT") if names_code(one) else one

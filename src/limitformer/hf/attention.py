@@ -36,7 +36,7 @@ from limitformer.nn.rounding import warn_of_rounding
 ATTENTION = "shaped"
 CACHED = "Packed sequences and a cache exclude each other: tokens would see other sequences. Nearest: use_cache=False."
 UNPACKED = (
-    "This family's masks do not read positions: tokens of packed sequences would see other sequences. "
+    "This family's masks are not known to read positions: tokens of packed sequences might see other sequences. "
     "Nearest: an attention_mask (batch, 1, tokens, tokens)."
 )
 # Arguments of attention functions that add terms inside the softmax, which C̄ would ignore.
@@ -252,6 +252,7 @@ def note_offset(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     kind = module.config._attn_implementation
     require(kind == ATTENTION, f"This model is shaped: its attention is {ATTENTION!r} and cannot become {kind!r}.")
     cache = cache_among(kwargs)
+    cache = kwargs.get("layer_past") if cache is None else cache  # GPT-NeoX's name
     if cache is None:
         return None
     offset = cache.get_query_offset(module.layer_idx)

@@ -40,6 +40,7 @@ def noting_attention(
     require(alike, f"Shaped attention needs values of the size of queries; queries have {sizes}.")
     mask = attention_mask.as_mask() if isinstance(attention_mask, Visibility) else attention_mask
     biased = mask is not None and mask.is_floating_point() and has_bias(mask)
+    biased = biased or (mask is not None and (mask.requires_grad or mask.shape[1] > 1))  # perhaps zero at first
     require(not biased, "Shaped attention has no meaning for a bias of the logits (attention_mask).")
     calls.append((module, query, key))
     return sdpa_attention_forward(module, query, key, value, mask, **options)
@@ -79,7 +80,7 @@ def noted_calls(model: PreTrainedModel) -> list[Call]:
         for config in configs.values():
             config._attn_implementation = NOTING
         before_pass = torch.get_rng_state()
-        with torch.no_grad():
+        with torch.enable_grad():  # a bias that is zero so far still has a gradient
             model.base_model(**small_inputs(model))
         own = torch.equal(torch.get_rng_state(), before_pass)
         require(own, f"{model.config.model_type} draws random numbers of its own when it runs.")

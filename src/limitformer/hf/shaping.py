@@ -135,7 +135,7 @@ def checked_family(model: PreTrainedModel, shaping: Shaping) -> Family:
         name for name in ("residual_gamma", "shaped_relu", "float32") if getattr(shaping, name) not in (None, False)
     ]
     whole = not (family.attention_only and only)
-    require(whole, f"{', '.join(only)} are for {', '.join(FAMILIES)}; of {kind} only the attention can be shaped.")
+    require(whole, f"{', '.join(only)}: only for {', '.join(FAMILIES)}; of {kind} only the attention can be shaped.")
     require(not (shaping.shaped_relu and family.gated), f"{kind} has a gated activation; shaped_relu must be False.")
     dropout = kind == "vit" and shaping.residual_gamma is not None and model.config.hidden_dropout_prob > 0
     require(not dropout, "ViT drops out of λx + γf, not of f: residual_gamma needs hidden_dropout_prob=0.")

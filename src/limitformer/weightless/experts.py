@@ -7,6 +7,7 @@ p_e is the share of all choices that fall on expert e; a token makes k of them.
   unrelated_experts   the mean of effective_experts if each token chooses k of E experts at random, alone
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from functools import lru_cache
 
@@ -24,7 +25,7 @@ def expert_counts(parts: Iterable[nn.Module]) -> set[int]:
     for part in parts:
         for inner in part.modules():
             if isinstance(inner, nn.ModuleList | nn.ModuleDict):
-                counts.add(len(inner))
+                counts |= set(Counter(type(each) for each in inner.children()).values())  # a router may be among them
             shapes = (parameter.shape for parameter in inner.parameters(recurse=False))
             counts |= {shape[0] for shape in shapes if len(shape) == 3 and min(shape) > 1}
     return counts - {1}

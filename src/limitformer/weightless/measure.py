@@ -55,7 +55,7 @@ from limitformer.weightless.tensors import Marks, marks, same_memory, tensors_in
 ADDITIONS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__}
 SCALINGS = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__}
 CHOICES = {torch.topk, Tensor.topk}
-LARGEST = {torch.argmax, Tensor.argmax}
+LARGEST = {torch.argmax, Tensor.argmax, torch.max, Tensor.max}
 PLACES = 3  # covariances of a block: before it, and after two sublayers
 BEFORE, INSIDE = "before the blocks", "inside the blocks"  # where a parameter was read
 
@@ -439,7 +439,8 @@ class Measure(TorchFunctionMode):
         place, first_choice = (1, func in LARGEST) if func in LARGEST else (2, False)
         dimension = args[place] if len(args) > place else kwargs.get("dim", None if first_choice else -1)
         known = stack.of_block[-1].keys() & set(ROUTER)
-        if scores.dim() == 0 or dimension not in (-1, scores.dim() - 1) or (first_choice and known):
+        last = isinstance(dimension, int) and dimension in (-1, scores.dim() - 1)
+        if scores.dim() == 0 or not last or (first_choice and known):
             return
         experts, parts = scores.shape[-1], self.parts
         if id(parts[0]) not in self.experts:
@@ -450,7 +451,8 @@ class Measure(TorchFunctionMode):
         counted = self.counted
         if counted is not None and stack.axis == 1:
             counted = counted.T
-        choices = out[..., None] if first_choice else out[1]
+        choices = out if isinstance(out, Tensor) else out[1]
+        choices = choices[..., None] if first_choice else choices
         stack.of_block[-1] |= load_of_experts(choices.detach(), experts, self.samples, counted)
 
     def summarise_attention(
