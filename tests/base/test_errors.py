@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import xarray as xr
 
 import limitformer as lf
@@ -16,6 +17,7 @@ from limitformer.base.errors import PicklesArguments
 from limitformer.base.lock import CannotLockError
 from limitformer.designing import DesignInterrupted
 from limitformer.sweep import SweepInterrupted
+from limitformer.weightless.lengths import RowsMeasured
 from limitformer.weightless.measure import UnclearBlocksError
 from limitformer.weightless.run import KeepWeightsError
 from limitformer_papers.training.interrupts import TrainingInterrupted
@@ -34,6 +36,7 @@ MADE = {
     DesignInterrupted: (lambda: DesignInterrupted(REGION), lambda error: error.partial.to_dict()),
     KeepWeightsError: (lambda: KeepWeightsError({"a.weight": "used twice"}), lambda error: error.reasons),
     SweepInterrupted: (lambda: SweepInterrupted(Path("a.zarr"), 1, 3), lambda error: error.resumes),
+    RowsMeasured: (lambda: RowsMeasured({"seen": torch.ones(2)}), lambda error: error.values["seen"].tolist()),
     UnclearBlocksError: (lambda: UnclearBlocksError(measured=True), lambda error: error.measured),
     TrainingInterrupted: (lambda: TrainingInterrupted(Path("run"), 2, 9), lambda error: error.resumes),
 }  # fmt: skip

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from limitformer.weightless.law import LawTable as LawTable
     from limitformer.weightless.law import law as law
     from limitformer.weightless.laws import Law as Law
+    from limitformer.weightless.lengths import attention_by_length as attention_by_length
     from limitformer.weightless.shapes import shapes as shapes
     from limitformer.weightless.simulate import simulate as simulate
 
 _HOMES = {"Law": "laws", "LawTable": "law", "law": "law", "shapes": "shapes", "simulate": "simulate"}
-_HOMES["split_stacks"] = "arrays"
+_HOMES |= {"attention_by_length": "lengths", "split_stacks": "arrays"}
 _sys.modules[__name__].__class__ = _LazyPackage
