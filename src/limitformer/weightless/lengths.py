@@ -33,7 +33,7 @@ from limitformer.weightless.simulate import named_errors
 
 ROWS = "limitformer-rows"
 ADDED = ("softcap", "s_aux", "position_bias")  # terms inside the softmax that are not computed here
-COPIES = 6  # of the widest activations
+COPIES = 6  # of the stream: queries, keys, values and what they are computed from
 CHUNK = 2**22  # logits at a time
 
 
@@ -122,9 +122,9 @@ def one_length(
     network: Weightless, blueprint: Blueprint, length: int, rows: int, seed: int, sample: int
 ) -> dict[str, Tensor]:
     """Return the measures of one network at one length."""
-    widest = max((sum(shape[-2:]) for shape in network.matrices()), default=1)
-    check_scratch(COPIES * length * widest * 4, f"The first attention of {length:,} tokens", "shorter lengths")
-    size = int(blueprint.config.get_text_config().vocab_size)
+    text: Any = blueprint.config.get_text_config()
+    width, size = int(text.hidden_size), int(text.vocab_size)
+    check_scratch(COPIES * length * width * 4, f"The first attention of {length:,} tokens", "shorter lengths")
     chance = np.random.Generator(np.random.Philox(seed))
     ids = chance.permutation(size)[:length] if length <= size else chance.integers(0, size, length)
     inputs = Inputs({"input_ids": torch.tensor(ids)[None]}, {}, 1)
