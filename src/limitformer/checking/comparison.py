@@ -5,6 +5,7 @@ import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -179,7 +180,7 @@ class Comparison:
         record = json.dumps(self.record(), indent=2, ensure_ascii=False, allow_nan=False)
         texts = {"compare.html": self.page(), "compare.csv": self.csv(), "compare.json": record}
         for name, text in texts.items():
-            write_whole(place / name, lambda path, text=text: path.write_text(text, encoding="utf-8"))  # type: ignore[misc]
+            write_whole(place / name, partial(Path.write_text, data=text, encoding="utf-8"))
         return [*(place / name for name in texts), save(self.dataset(), place / "compare.nc")]
 
     def _repr_html_(self) -> str:

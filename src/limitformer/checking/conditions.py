@@ -83,7 +83,7 @@ def with_other(inputs: Inputs, name: str, config: Any) -> Inputs:
         other = torch.tensor(chance.random(tuple(value.shape)) * (mean or 1.0), dtype=value.dtype)
     elif value.dim() == 1:  # classes or times
         other = torch.tensor(chance.integers(0, int(value.max()), tuple(value.shape)), dtype=value.dtype)
-        other = torch.where(other < value, other, other + 1).clamp(max=int(value.max()))
+        other = torch.where(other < value, other, other + 1)  # never the same number
     else:
         other = other_ids(value, config, chance)
     both = torch.cat([value, other], inputs.batch_dim)

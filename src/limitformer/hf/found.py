@@ -39,8 +39,9 @@ def noting_attention(
     sizes = f"{query.shape[-1]} coordinates, values {value.shape[-1]}"
     require(alike, f"Shaped attention needs values of the size of queries; queries have {sizes}.")
     mask = attention_mask.as_mask() if isinstance(attention_mask, Visibility) else attention_mask
-    biased = mask is not None and mask.is_floating_point() and has_bias(mask)
-    biased = biased or (mask is not None and (mask.requires_grad or mask.shape[1] > 1))  # perhaps zero at first
+    biased = False
+    if mask is not None and mask.is_floating_point():  # a bias may be zero so far
+        biased = mask.requires_grad or mask.shape[1] > 1 or has_bias(mask)
     require(not biased, "Shaped attention has no meaning for a bias of the logits (attention_mask).")
     calls.append((module, query, key))
     return sdpa_attention_forward(module, query, key, value, mask, **options)
