@@ -78,7 +78,7 @@ class Comparison:
     def dataset(self) -> xr.Dataset:
         """Return the curves of all networks, last stacks, (model, sample, layer, …); NaN where a network has fewer.
 
-        A name of an existing network has one sample. Gradients by kind of weight are left out.
+        An existing network has one sample. Gradients by kind of weight are left out.
         """
         parts = []
         for report in self.reports.values():

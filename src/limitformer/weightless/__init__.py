@@ -7,7 +7,7 @@ A pass through a module, in the order in which it is computed:
 * `maps` has the formulas: U = R N forward, D Wᵀ backward, |∂W|²; `roots` factorises tokens, `numbers` draws N;
 * `shared` forms the gradients of parameters with entries, by sample;
 * `layout` finds the blocks; `measure` watches them and the stream (`blocks`); `masks` follows the visible pairs;
-* `simulate` combines passes to a dataset (`arrays`).
+* `simulate` combines passes to a dataset (`arrays`); `lengths` measures the first attention of long texts alone.
 
 Names are imported on first use: the table of public shapes needs no torch.
 """

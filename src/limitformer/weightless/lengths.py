@@ -68,7 +68,7 @@ def attention_by_length(
     Args:
         model: a configuration of transformers, its folder, JSON or public name.
         lengths: numbers of tokens, which are unrelated; above the size of the vocabulary they are drawn from it.
-        rows: number of rows of each text, drawn from its second half; of a shorter text all in it.
+        rows: number of rows of each text, drawn from its second half; all of that half if it has fewer.
         samples: number of networks.
         seed: the same seed gives the same numbers.
         progress: whether the terminal shows work of more than two seconds.

@@ -45,9 +45,8 @@ MEGATRON = Recipe(
 NEOX = Recipe(
     name="gpt-neox",
     title="GPT-NeoX: small_init, and wang_init for output projections",
-    source="EleutherAI/gpt-neox megatron/model/init_functions.py and configs/20B.yml at ea7aefd8; small_init: Nguyen "
-    "and "
-    "Salazar, arXiv 1910.05895",
+    source="EleutherAI/gpt-neox megatron/model/init_functions.py and configs/20B.yml at ea7aefd8; small_init: "
+    "Nguyen and Salazar, arXiv 1910.05895",
     rules={
         "embedding, position embedding, head": "normal(sqrt(2 / (5 * width)))",
         "query, key, value, feed-forward in, gate": "normal(sqrt(2 / (5 * width)))",
