@@ -189,8 +189,11 @@ def apply(x: Tensor, tensor: Implicit, turned: bool) -> Tensor:
     if z.shape[-1] * columns != tensor.shape.numel():  # a map without entries would not fail
         shape, inputs = tuple(tensor.shape), tensor.shape.numel() // columns
         raise InputError(f"{tensor.weight.name} {shape} takes {inputs} entries a token; got {tuple(x.shape)}.")
-    entries_kept = kept_entries(tensor)
-    if entries_kept is not None:
+    run = tensor.weight.run
+    entries_kept = None if run.trains else kept_entries(tensor)
+    if run.trains:
+        out = run.map(z, tensor, turned != tensor.turned)
+    elif entries_kept is not None:
         out = z @ as_matrix(entries_kept, turned != tensor.turned)
     else:
         out = apply_once(x, z, WeightNumbers(tensor, turned != tensor.turned), columns)
@@ -382,10 +385,12 @@ def convolve(input: Tensor, tensor: Implicit, bias: Tensor | None, how: Convolut
     if input.shape[0] % run.side_by_side:
         raise OneSampleOnlyError
     x, numbers = input.unflatten(0, (run.side_by_side, -1)), WeightNumbers(tensor, turned=True)
-    kernels = kept_entries(tensor)
+    as_patches = how.groups == 1 and not how.transposed
+    kernels = run.whole(tensor.weight) if run.trains and not as_patches else None
+    kernels = kernels if run.trains else kept_entries(tensor)
     if kernels is not None:
         out = how.convolve(x, kernels).flatten(0, 1)
-    elif how.groups == 1 and not how.transposed and kernel_is_never_drawn(x, numbers, how):
+    elif as_patches and (run.trains or kernel_is_never_drawn(x, numbers, how)):
         patches = patches_of(input, tensor.shape[2:], how)  # (B, *positions, channels · kernel)
         out = apply(patches, tensor, turned=True).movedim(-1, 1).contiguous()  # as a module may view it
     else:

@@ -85,6 +85,8 @@ class MeasuredStack:
     heads: list[dict[str, Tensor]] = field(default_factory=list)
     of_block: list[dict[str, Tensor]] = field(default_factory=list)
     gradient: dict[int, Tensor] = field(default_factory=dict)
+    streams: list[Tensor] = field(default_factory=list)  # by layer (S, T · n), if `Measure.keeps` them
+    branches: list[list[Tensor]] = field(default_factory=list)  # by block and sublayer
     sums: bool = False  # whether the network adds something made of a block's output to the block's input
     changed: bool = False  # whether a block receives something other than what the last one returned
     places: set[int] = field(default_factory=set)  # of the blocks that have run
@@ -137,6 +139,7 @@ class Measure(TorchFunctionMode):
         self.ended: tuple[MeasuredStack, Tensor] | None = None  # the last block's stack and input, until another begins
         self.sum: tuple[Tensor, Marks, Tensor] | None = None  # the last sum, its marks and its covariance
         self.hooks: list[Any] = []
+        self.keeps = False  # whether stacks keep streams and branches
         self.used: set[Any] = set()  # parameters that were read: ids, and names of those without entries
         self.before_blocks: frozenset[Any] = frozenset()  # those that were read before the first block
         self.inside_blocks: frozenset[Any] = frozenset()  # those that were read up to the end of the last block
@@ -226,6 +229,7 @@ class Measure(TorchFunctionMode):
         self.stream, self.input = [x], x
         self.stack.inside.append([])
         self.stack.branch.append([])
+        self.stack.branches.append([])
         self.stack.heads.append({})
         self.stack.of_block.append({})
         self.parts = [self.module.get_submodule(name) for name in self.layout.blocks[place].members]
@@ -397,6 +401,8 @@ class Measure(TorchFunctionMode):
         stack.size["largest"].append(largest.double())
         stack.size["typical"].append(torch.where(largest.isnan(), largest, median(size)).double())
         stack.before = tokens
+        if self.keeps:
+            stack.streams.append(tokens.clone())
         if x.requires_grad:
 
             def note_gradient(gradient: Tensor) -> None:
@@ -419,6 +425,8 @@ class Measure(TorchFunctionMode):
         branch = out - stream if branch is out else branch  # f += x
         f, covariance = self.by_sample(stack, branch.reshape(stack.shape)).flatten(1), self.gram(stack, out)
         stack.branch[-1].append(norm(f) / f.shape[1] ** 0.5)
+        if self.keeps:
+            stack.branches[-1].append(f.clone())
         stack.inside[-1].append(covariance)
         self.stream, self.sum = [out], (out, marks(out), covariance)
 

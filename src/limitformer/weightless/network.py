@@ -409,20 +409,9 @@ class Weightless:
         """Call `call`, or `attempt`, until every weight that needs entries is kept; return its result."""
         while True:
             run = WeightlessRun(seed, samples, inputs.rows, self.dtype, self.device, draw, loss is not None)
-            if self.drawn or self.rebuilt:
-                if len(samples) > 1:
-                    raise OneSampleOnlyError
-                with one_thread():
-                    self.take(run)
-                run.uses |= dict.fromkeys(self.rebuilt, DRAWN_WHOLE)
             run.repeated = set() if self.differentiates or loss is not None else set(self.repeated)
             run.reasons_to_keep = {k: reason for k, reason in self.reasons_to_keep.items() if k not in run.repeated}
-            for weight in self.weights:
-                weight.run = run
-            for parameter in self.module.parameters():
-                parameter.grad = None
-            self.state = self.state or State(self.module)
-            self.state.restore()
+            self.begin(run)
             try:
                 with one_thread():
                     return self.attempt(run, inputs, loss) if call is None else call(run)
@@ -434,6 +423,21 @@ class Weightless:
                 if self.drawn:
                     raise InputError(f"{self.blueprint.name} {error}") from error
                 self.draw_whole({"a tensor": f"the model {error}"})
+
+    def begin(self, run: WeightlessRun) -> None:
+        """Give the module the weights of a pass, and the state that it had before all passes."""
+        if self.drawn or self.rebuilt:
+            if len(run.samples) > 1:
+                raise OneSampleOnlyError
+            with one_thread():
+                self.take(run)
+            run.uses |= dict.fromkeys(self.rebuilt, DRAWN_WHOLE)
+        for weight in self.weights:
+            weight.run = run
+        for parameter in self.module.parameters():
+            parameter.grad = None
+        self.state = self.state or State(self.module)
+        self.state.restore()
 
     def attempt(self, run: WeightlessRun, inputs: Inputs, loss: Loss | None) -> Arrays:
         """Run one pass.

@@ -15,7 +15,7 @@ never drawn either, where that costs less (`maps.RepeatedMap`).
 import re
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -95,6 +95,8 @@ class WeightlessRun:
     uses: dict[str, str] = field(default_factory=dict)  # how each weight was used, for the result
     operations: dict[str, str] = field(default_factory=dict)  # in which weights had to be kept
 
+    trains: ClassVar[bool] = False  # whether the weights change from pass to pass (`steps`)
+
     def __post_init__(self) -> None:
         self.anchor = torch.zeros((), device=self.device, dtype=self.dtype, requires_grad=self.gradients)
 
@@ -107,6 +109,10 @@ class WeightlessRun:
         if self.side_by_side > 1 and (x.dim() < 2 or x.shape[0] % self.side_by_side):
             raise OneSampleOnlyError
         return x.reshape(self.side_by_side, -1, x.shape[-1])
+
+    def map(self, z: Tensor, tensor: Any, transpose: bool) -> Tensor:
+        """Return z W (S, M, p), or z Wᵀ, of weights that change from pass to pass."""
+        raise NotImplementedError
 
     def root(self, x: Tensor, z: Tensor) -> Root:
         """Return the root of `z`, which is `x` by sample; maps of the same tensor share it."""

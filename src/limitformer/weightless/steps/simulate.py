@@ -1,0 +1,219 @@
+"""`steps`: the first training steps of any module, by the law of its weights."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+
+from limitformer.base.errors import require, require_count
+from limitformer.base.progress import advance, progress_bar
+from limitformer.simulation.simulate import Interrupted
+from limitformer.weightless.arrays import BY_HEAD, Arrays
+from limitformer.weightless.building import put_parameters
+from limitformer.weightless.implicit import Implicit
+from limitformer.weightless.inputs import inputs_of
+from limitformer.weightless.layout import Chosen
+from limitformer.weightless.losses import Loss, default_loss
+from limitformer.weightless.models import blueprint_of
+from limitformer.weightless.network import Weightless
+from limitformer.weightless.run import ALWAYS, AUTO, NEVER
+from limitformer.weightless.simulate import named_errors, provenance, settle
+from limitformer.weightless.steps.batches import SAME, batches_of
+from limitformer.weightless.steps.optimizers import StepRules, read_optimizer
+from limitformer.weightless.steps.trajectory import Trajectory
+from limitformer.weightless.steps.weights import Forms
+
+DIMENSIONS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("loss", "loss_unseen", "gradient_norm", "clipping", "output", "output_change"), ()),
+    **dict.fromkeys(("stream", "stream_change", "largest"), ("layer",)),
+    **dict.fromkeys(("branch", "branch_change"), ("block", "sublayer")),
+    **dict.fromkeys(BY_HEAD, ("block", "head")),
+    **dict.fromkeys(("weight_gradient", "weight_change", "weight_spectral", "update_effect"), ("weight",)),
+}
+
+
+def steps(
+    model: Any,
+    inputs: Any = 64,
+    *,
+    optimizer: Any,
+    rates: Sequence[float] | None = None,
+    steps: int = 3,
+    samples: int,
+    seed: int,
+    batches: Any = SAME,
+    unseen: Any = None,
+    loss: Loss | None = None,
+    clip: float | None = None,
+    warmup: int = 0,
+    schedule: Any = None,
+    overrides: dict[str, Any] | None = None,
+    draw: str = AUTO,
+    dtype: torch.dtype = torch.float32,
+    batch_dim: int = 0,
+    blocks: Chosen | None = None,
+    progress: bool = True,
+) -> xr.Dataset:
+    """Simulate the first training steps of a network, exactly in law and without drawing most weights.
+
+    The gradients come from the tokens of `inputs` alone. A larger batch has other gradients: under Adam other signs,
+    under Muon other directions. Nothing is said about later steps.
+
+    Args:
+        model: a configuration of transformers, its folder, JSON or public name, a function that builds a
+            `torch.nn.Module`, or a `limitformer.Transformer`, as for `limitformer.weightless.simulate`.
+        inputs: the first batch, as for `limitformer.weightless.simulate`.
+        optimizer: "sgd", "adam", "adamw", "lion" or "muon"; a dictionary with such a "name" and its options; or a
+            function that takes the module and returns its optimiser, or several.
+        rates: learning rates, each of which begins with the same networks; the rates of parameter groups keep their
+            ratios. None: that of the optimiser.
+        steps: number of steps.
+        samples: number of networks.
+        seed: the same seed gives the same numbers, for any number of threads, samples and rates.
+        batches: "same" for the first batch at every step; "fresh" for ids that are drawn uniformly from the
+            vocabulary, or numbers of the first batch's mean and variance; or a list of inputs for each step.
+        unseen: a batch that no step sees; None draws it as for "fresh".
+        loss: a function of the module's output and its inputs that returns one number a sequence; None: the loss of
+            the model's task, as for `limitformer.weightless.simulate`.
+        clip: the largest norm of all gradients together; None does not clip.
+        warmup: number of steps over which the learning rate rises linearly.
+        schedule: a function of the step, or numbers, that multiply the learning rates.
+        overrides: laws that replace the module's: {pattern of names: standard deviation or `Law`}.
+        draw: whether Gaussian matrices are drawn: "never", "always", or "auto", whichever costs less.
+        dtype: torch.float32 or torch.float64.
+        batch_dim: the dimension of the inputs in which sequences lie.
+        blocks: the modules to measure, as for `limitformer.weightless.simulate`.
+        progress: whether the terminal shows work of more than two seconds.
+
+    Returns:
+        A dataset by rate, sample and step; step t is before the step t + 1, so that there is one more than `steps`.
+        `loss` of the batch of the next step, and after the last step of the last batch; `loss_unseen`; `gradient_norm`
+        of all weights together, and `clipping`, the factor of all gradients. Measured on the first batch: `stream`,
+        the root mean square of its entries by layer, `stream_change` |X_t − X_0|/|X_0|, `largest` entry; `branch` and
+        `branch_change` by block and sublayer, infinite where a branch was zero; `entropy`, `logit_std`,
+        `largest_logit`, … of attention by head; `output` and `output_change`, the root mean squares of the output and
+        of its difference from the start. By weight: `weight_gradient`, `weight_change` |W_t − a W_0| with a the factor
+        of weight decay, relative to `weight_size`, the root mean square of |W_0|, and its largest singular value
+        `weight_spectral` where the change has low rank, relative to the same; `update_effect`, the root mean square of
+        what the change adds to the output of the weight's linear map.
+
+    Raises:
+        InputError: an argument cannot be used, or the module's code cannot run.
+        Interrupted: Ctrl-C was pressed; it holds the finished samples, if there are any.
+    """
+    require_count("samples", samples)
+    require_count("steps", steps)
+    require(draw in (AUTO, NEVER, ALWAYS), f'draw must be "auto", "never" or "always"; got {draw!r}.')
+    require(dtype in (torch.float32, torch.float64), f"dtype must be torch.float32 or torch.float64; got {dtype}.")
+    blueprint = blueprint_of(model)
+    first = inputs_of(inputs, blueprint).with_batch_dim(batch_dim)
+    network = Weightless(blueprint, dtype, torch.device("cpu"), overrides, blocks)
+    rules = rules_of(network, optimizer, steps, clip, warmup, schedule)
+    every = [rules] if rates is None else [rules.with_rate(float(rate)) for rate in rates]
+    require(bool(every), "rates must have at least one learning rate; got none.")
+    first = settle(first, network, seed, own_loss=loss is None)
+    named_errors(
+        lambda: network.first(seed, first, AUTO) if network.foreign else network.run(seed, range(1), first, AUTO, None),
+        blueprint, first,
+    )  # fmt: skip
+    prepared = batches_of(first, batches, unseen, network, steps, seed, batch_dim)
+    passes = (steps + 1) * (2 + (prepared.of_steps[-1] is not first))
+    forms = Forms(draw, passes, steps)
+    function = loss or default_loss(blueprint.task)
+
+    began = time.perf_counter()
+    parts: list[list[Arrays]] = []
+
+    def one(sample: int, rule: StepRules) -> Arrays:
+        trajectory = Trajectory(network, rule, forms, function, prepared, seed, sample)
+        return named_errors(trajectory.arrays, blueprint, first)
+
+    def result() -> xr.Dataset:
+        about = {
+            **provenance(network), "description": "training steps in law", "seed": seed, "samples": len(parts),
+            "sequences": first.rows, "draw": draw, "inputs": str(first), "optimizer": rules.name,
+            "batches": batches if isinstance(batches, str) else "given", "weights": forms_in_words(forms),
+            "kept": "; ".join(f"{name}: {reason}" for name, reason in forms.reasons.items()),
+            "wall_seconds": time.perf_counter() - began,
+        }  # fmt: skip
+        return dataset(parts, [each.base for each in every], network, about)
+
+    bar = progress_bar("networks in training", samples * len(every), 0.0) if progress else None
+    try:
+        for sample in range(samples):
+            of_rates: list[Arrays] = []
+            for rule in every:
+                of_rates.append(one(sample, rule))
+                advance(bar, sample * len(every) + len(of_rates))
+            parts.append(of_rates)
+    except KeyboardInterrupt as interrupt:
+        if not parts:
+            raise
+        raise Interrupted(result()) from interrupt
+    finally:
+        advance(bar, -1)
+    return result()
+
+
+def rules_of(network: Weightless, optimizer: Any, steps: int, clip: float | None, warmup: int, schedule: Any) -> StepRules:
+    """Read the optimiser of a network, whose random matrices are on the meta device for as long."""
+    implicit = {name: each for name, each in network.module.named_parameters() if isinstance(each, Implicit)}
+    ordinary = {
+        name: torch.nn.Parameter(torch.empty(each.shape, dtype=network.dtype, device="meta"), not each.frozen)
+        for name, each in implicit.items()
+    }
+    put_parameters(network.module, {id(each): ordinary[name] for name, each in implicit.items()})
+    try:
+        return read_optimizer(optimizer, network.module, steps=steps, clip=clip, warmup=warmup, schedule=schedule)
+    finally:
+        put_parameters(network.module, {id(ordinary[name]): each for name, each in implicit.items()})
+
+
+def forms_in_words(forms: Forms) -> str:
+    """Return how many weights have each form."""
+    every = list(forms.forms.values())
+    return ", ".join(f"{every.count(form)} {form}" for form in sorted(set(every)))
+
+
+def weight_sizes(network: Weightless) -> list[float]:
+    """Return the root mean square of |W₀| of each trained parameter, by its law."""
+    entries = {name: each for name, each in network.module.named_parameters() if not isinstance(each, Implicit)}
+    sizes = []
+    for name in network.trained:
+        law, count = network.laws[name], np.prod(network.table.shapes[name], dtype=float)
+        if law.random or name not in entries:
+            sizes.append(float(np.sqrt(count * (law.mean**2 + law.std**2))))
+        else:
+            sizes.append(float(torch.linalg.vector_norm(entries[name].detach().double())))
+    return sizes
+
+
+def dataset(parts: list[list[Arrays]], rates: list[float], network: Weightless, about: dict[str, Any]) -> xr.Dataset:
+    """Return the dataset of the finished networks, which are lists of the arrays of each rate."""
+    variables = {
+        key: np.stack([np.concatenate([of_rates[k][key] for of_rates in parts]) for k in range(len(rates))])
+        for key in parts[0][0]
+    }
+    data = xr.Dataset(
+        {key: (("rate", "sample", "step", *DIMENSIONS[key]), each) for key, each in variables.items()},
+        {"rate": rates, "weight": list(network.trained)},
+    )
+    coordinates: dict[str, Any] = {name: np.arange(data.sizes[name]) for name in ("sample", "step", "layer")}
+    coordinates["matrix"] = "weight", [dimensions >= 2 for dimensions in network.trained.values()]
+    if "block" in data.dims:
+        coordinates["block"] = np.arange(1, data.sizes["block"] + 1)
+    if len(network.stacks) > 1:
+        names = [(name, k) for name, size in network.stacks.items() for k in range(size.layers)]
+        coordinates |= {"stack": ("layer", [name for name, _ in names]), "layer": [k for _, k in names]}
+        if "block" in data.dims:
+            coordinates["block_stack"] = "block", [name for name, k in names if k]
+            coordinates["block"] = [k for _, k in names if k]
+    sizes = xr.DataArray(weight_sizes(network), dims="weight")
+    data["weight_size"] = sizes
+    with np.errstate(divide="ignore", invalid="ignore"):
+        for key in ("weight_change", "weight_spectral"):
+            data[key] = data[key] / sizes
+    return data.assign_coords(coordinates).assign_attrs(about)
