@@ -111,7 +111,7 @@ def trained_by_law(model, optimizer, samples, seed=1, draw="never", **options):
     make, _, inner = MODELS[model]
     factory, clip = OPTIMIZERS[optimizer] if isinstance(optimizer, str) else optimizer
     options = {"loss": next_token if model == "custom" else None, "dtype": torch.float64} | options
-    data = lf.steps(
+    data = lf.weightless.simulate_steps(
         make(), BATCHES[0], optimizer=factory, clip=clip, steps=STEPS, samples=samples, seed=seed, batches=BATCHES,
         unseen=UNSEEN, draw=draw, progress=False, **options,
     ).isel(rate=0)  # fmt: skip

@@ -70,7 +70,6 @@ if TYPE_CHECKING:
     from limitformer.sweep import run_sweep as run_sweep
     from limitformer.sweep.phase import phase_diagram as phase_diagram
     from limitformer.weightless.shapes import shapes as shapes
-    from limitformer.weightless.steps.simulate import steps as steps
 
     __version__: str
 
@@ -155,7 +154,6 @@ HOMES = {
     "checking.comparison": ("compare",),
     "initialisation.recipes.recipe": ("recipes",),
     "weightless.shapes": ("shapes",),
-    "weightless.steps.simulate": ("steps",),
 }
 MODULES = ("checking", "designing", "hf", "initialisation", "models", "nn", "plot", "weightless")
 

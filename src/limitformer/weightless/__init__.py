@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from limitformer.weightless.lengths import attention_by_length as attention_by_length
     from limitformer.weightless.shapes import shapes as shapes
     from limitformer.weightless.simulate import simulate as simulate
+    from limitformer.weightless.steps.simulate import simulate_steps as simulate_steps
 
 _HOMES = {"Law": "laws", "LawTable": "law", "law": "law", "shapes": "shapes", "simulate": "simulate"}
-_HOMES |= {"attention_by_length": "lengths", "split_stacks": "arrays"}
+_HOMES |= {"attention_by_length": "lengths", "split_stacks": "arrays", "simulate_steps": "steps.simulate"}
 _sys.modules[__name__].__class__ = _LazyPackage

@@ -21,9 +21,11 @@ import torch
 from torch import Tensor
 
 from limitformer.weightless.roots import cholesky, householder, inverse_of
+from limitformer.weightless.tensors import same_memory
 
 NEW = {torch.float64: 1e-11, torch.float32: 1e-6}  # least part of a row, relative to it, that is a new direction
 MOSTLY = 0.5  # least length of a new direction without its part along the known ones; a shorter one is rounding error
+RESERVED = 8  # times the rows that are needed
 Draw = Callable[[str, Tensor, int], Tensor]  # (purpose, rows, columns): N(0, 1) of these rows
 
 
@@ -34,35 +36,103 @@ class Product(NamedTuple):
     coefficients: Tensor
 
 
+class Rows:
+    """Rows (k, n) that grow; memory for more is reserved, and not taken before it is used."""
+
+    def __init__(self, size: int, dtype: torch.dtype) -> None:
+        self.count, self.memory = 0, torch.empty(0, size, dtype=dtype)
+
+    def append(self, rows: Tensor) -> None:
+        end = self.count + len(rows)
+        if end > len(self.memory):
+            memory = self.memory.new_empty(RESERVED * end, self.memory.shape[1])
+            memory[: self.count] = self.memory[: self.count]
+            self.memory = memory
+        self.memory[self.count : end] = rows
+        self.count = end
+
+    def first(self, count: int) -> Tensor:
+        return self.memory[:count]
+
+
 @dataclass(eq=False)
 class Side:
     """The products with W, or with Wᵀ, that are known."""
 
     name: str  # names the random numbers
-    basis: Tensor  # orthonormal rows (k, a)
-    image: Tensor  # their products with the matrix (k, b)
+    directions: Rows  # orthonormal (k, a); matrices that always multiply the same tensors share them
+    products: Rows  # of the directions with the matrix (k, b)
     uses: int = 0
+
+    @property
+    def basis(self) -> Tensor:
+        return self.directions.first(self.products.count)
+
+    @property
+    def image(self) -> Tensor:
+        return self.products.first(self.products.count)
+
+
+class Extension(NamedTuple):
+    """The split of rows (m, n) over a basis that was extended for it."""
+
+    coefficients: Tensor  # (m, k)
+    directions: Rows
+    rows: Tensor  # those that gave new directions
+    finite: Tensor  # which rows are finite (m, 1); the others count as zero
+
+
+class Bases:
+    """Extends bases, once for matrices that share a basis and multiply the same tensor, such as queries and keys."""
+
+    def __init__(self) -> None:
+        self.empty: dict[tuple[int, torch.dtype], Rows] = {}
+        self.recent: list[tuple[Tensor, int, Rows, int, Extension]] = []
+
+    def of_size(self, size: int, dtype: torch.dtype) -> Rows:
+        """Return the empty basis of this size, with which all matrices begin."""
+        return self.empty.setdefault((size, dtype), Rows(size, dtype))
+
+    def extended(self, z: Tensor, directions: Rows, count: int) -> Extension:
+        """Extend the first `count` of some directions by those of rows (m, n)."""
+        for tensor, version, before, known, extension in self.recent:
+            if before is directions and known == count and version == z._version and same_memory(tensor, z):
+                return extension
+        finite = z.isfinite().all(-1, keepdim=True)
+        whole, basis = z.detach().where(finite, 0.0), directions.first(count)
+        rest, along = without(whole, basis)
+        q, rows = new_directions(rest, lengths(whole), basis)
+        grown = directions
+        if count == 0 or directions.count != count:  # another matrix has extended it in another way, or will
+            grown = Rows(z.shape[-1], z.dtype)
+            grown.append(basis)
+        grown.append(q)
+        extension = Extension(torch.cat([along, rest @ q.mT], 1), grown, rows, finite)
+        self.recent = [*self.recent[-1:], (z.detach(), z._version, directions, count, extension)]
+        return extension
 
 
 class UndrawnMatrix:
     """A matrix of shape (n, p) with entries N(0, scale²), of which only products are known."""
 
-    def __init__(self, shape: tuple[int, int], scale: float, draw: Draw, dtype: torch.dtype) -> None:
-        self.shape, self.scale, self.draw, self.dtype = shape, scale, draw, dtype
-        (n, p), none = shape, torch.empty
-        self.left = Side("left", none(0, n, dtype=dtype), none(0, p, dtype=dtype))
-        self.right = Side("right", none(0, p, dtype=dtype), none(0, n, dtype=dtype))
+    def __init__(self, shape: tuple[int, int], scale: float, draw: Draw, dtype: torch.dtype, bases: Bases) -> None:
+        self.shape, self.scale, self.draw, self.dtype, self.bases = shape, scale, draw, dtype, bases
+        n, p = shape
+        self.left = Side("left", bases.of_size(n, dtype), Rows(p, dtype))
+        self.right = Side("right", bases.of_size(p, dtype), Rows(n, dtype))
 
     def know_rows(self, rows: dict[int, float]) -> None:
         """Set rows that are constant, before the first product: they are products that are known."""
         if rows:
-            self.left.basis = torch.zeros(len(rows), self.shape[0], dtype=self.dtype)
-            self.left.basis[range(len(rows)), list(rows)] = 1.0
+            directions = torch.zeros(len(rows), self.shape[0], dtype=self.dtype)
+            directions[range(len(rows)), list(rows)] = 1.0
             constants = torch.tensor(list(rows.values()), dtype=self.dtype)
-            self.left.image = constants[:, None].repeat(1, self.shape[1])
+            self.left.directions = Rows(self.shape[0], self.dtype)
+            self.left.directions.append(directions)
+            self.left.products.append(constants[:, None].repeat(1, self.shape[1]))
 
     def times(self, z: Tensor) -> Product:
-        """Return Z W of Z (m, n)."""
+        """Return Z W of Z (m, n); a row that is not finite has an answer of NaN."""
         return self.product(z, self.left, self.right)
 
     def times_transpose(self, d: Tensor) -> Product:
@@ -70,30 +140,32 @@ class UndrawnMatrix:
         return self.product(d, self.right, self.left)
 
     def product(self, z: Tensor, side: Side, other: Side) -> Product:
-        finite = z.isfinite().all(-1, keepdim=True)
-        z = z.detach().where(finite, 0.0)
-        rest, known = without(z, side.basis)
-        q, rows = new_directions(rest, lengths(z), side.basis)
+        """Return the product with the matrix, or its transpose, whose products are those of `side`."""
+        count = side.products.count
+        coefficients, side.directions, rows, finite = self.bases.extended(z, side.directions, count)
         if len(rows):
-            image = self.image_of(q, rows, side, other)
-            side.basis, side.image = torch.cat([side.basis, q]), torch.cat([side.image, image])
+            new = side.directions.memory[count : count + len(rows)]
+            side.products.append(self.image_of(new, rows, side, other))
         side.uses += 1
-        coefficients = torch.cat([known, rest @ q.mT], 1)
-        return Product((coefficients @ side.image).where(finite, torch.nan), coefficients.where(finite, torch.nan))
+        answer = coefficients @ side.image
+        if bool(finite.all()):
+            return Product(answer, coefficients)
+        return Product(answer.where(finite, torch.nan), coefficients.where(finite, torch.nan))
 
     def image_of(self, q: Tensor, rows: Tensor, side: Side, other: Side) -> Tensor:
         """Return the product of new directions, which are those of these rows of the factor."""
-        fresh = self.draw(f"{side.name} {side.uses}", rows, side.image.shape[-1]).mul_(self.scale)
+        fresh = self.draw(f"{side.name} {side.uses}", rows, other.basis.shape[-1]).mul_(self.scale)
         if len(other.basis):
-            fresh = fresh - (fresh @ other.basis.mT) @ other.basis + (q @ other.image.mT) @ other.basis
+            known = q @ other.image.mT - fresh @ other.basis.mT
+            fresh.addmm_(known, other.basis)
         return fresh
 
 
 class DrawnMatrix(UndrawnMatrix):
     """A matrix whose entries `whole` draws again for each product, with the same interface."""
 
-    def __init__(self, shape: tuple[int, int], whole: Callable[[], Tensor], draw: Draw, dtype: torch.dtype) -> None:
-        super().__init__(shape, 1.0, draw, dtype)
+    def __init__(self, shape: tuple[int, int], whole: Callable[[], Tensor], dtype: torch.dtype, bases: Bases) -> None:
+        super().__init__(shape, 1.0, no_numbers, dtype, bases)
         self.whole = whole
 
     def image_of(self, q: Tensor, rows: Tensor, side: Side, other: Side) -> Tensor:
@@ -101,9 +173,14 @@ class DrawnMatrix(UndrawnMatrix):
         return q @ (entries if side is self.left else entries.mT)
 
 
+def no_numbers(purpose: str, rows: Tensor, columns: int) -> Tensor:
+    raise AssertionError("a matrix with entries needs no other random numbers")
+
+
 def lengths(z: Tensor) -> Tensor:
-    """Return the length of each row (m,) in float64, where no square overflows."""
-    return torch.linalg.vector_norm(z, dim=-1, dtype=torch.float64)
+    """Return the length of each row (m,) in float64, also where squares overflow."""
+    size = torch.linalg.vector_norm(z, dim=-1)
+    return size.double() if bool(size.isfinite().all()) else torch.linalg.vector_norm(z, dim=-1, dtype=torch.float64)
 
 
 def without(rows: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""`steps`: the first training steps of any module, by the law of its weights."""
+"""`simulate_steps`: the first training steps of any module, by the law of its weights."""
 
 import time
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
 }
 
 
-def steps(
+def simulate_steps(
     model: Any,
     inputs: Any = 64,
     *,

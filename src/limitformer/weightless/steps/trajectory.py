@@ -67,7 +67,8 @@ class Trajectory:
         while True:
             self.weights = TrainedWeights(self.rules, self.forms, self.seed, self.sample, self.network.dtype)
             try:
-                return self.train()
+                with one_thread():
+                    return self.train()
             except KeepWeightsError as needed:
                 weights = {each.name: each for each in self.network.weights}
                 for name, reason in needed.reasons.items():
@@ -115,7 +116,7 @@ class Trajectory:
         if measure is not None:
             measure.keeps = True
         arguments = network.arguments(run, inputs)
-        with one_thread(), torch.set_grad_enabled(gradients):
+        with torch.set_grad_enabled(gradients):
             with network.trimming(), measure or nullcontext():
                 out = network.call(arguments)
             if measure is not None:

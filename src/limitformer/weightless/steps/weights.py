@@ -28,7 +28,7 @@ from limitformer.weightless.numbers import normals
 from limitformer.weightless.run import ALWAYS, NEVER, KeepWeightsError, RandomWeight, WeightlessRun, row_error
 from limitformer.weightless.steps.entrywise import EntrywiseHistory
 from limitformer.weightless.steps.optimizers import StepRules, UpdateRule
-from limitformer.weightless.steps.products import DrawnMatrix, UndrawnMatrix
+from limitformer.weightless.steps.products import Bases, DrawnMatrix, UndrawnMatrix
 from limitformer.weightless.steps.updates import CoreUpdate, TensorUpdate, is_entrywise, needs_entries
 
 UNDRAWN, AGAIN, ROWS, ENTRIES = "undrawn", "drawn again for each product", "rows", "entries"
@@ -272,6 +272,7 @@ class TrainedWeights:
 
     def __init__(self, rules: StepRules, forms: Forms, seed: int, sample: int, dtype: torch.dtype) -> None:
         self.rules, self.forms, self.seed, self.sample, self.dtype = rules, forms, seed, sample, dtype
+        self.bases = Bases()
         self.matrices: dict[str, dict[int | None, TrainedMatrix]] = {}  # by name and slice
         self.rows: dict[str, TrainedRows] = {}
         self.entries: dict[str, TrainedEntries] = {}
@@ -329,9 +330,9 @@ class TrainedWeights:
             rows = weight.rows if part is None else range(part, part + 1)
             return weight.run.entries(weight, rows)[0].reshape(matrix)
 
-        initial: UndrawnMatrix = DrawnMatrix(matrix, whole, draw, self.dtype)
+        initial: UndrawnMatrix = DrawnMatrix(matrix, whole, self.dtype, self.bases)
         if form == UNDRAWN:
-            initial = UndrawnMatrix(matrix, weight.law.scale, draw, self.dtype)
+            initial = UndrawnMatrix(matrix, weight.law.scale, draw, self.dtype, self.bases)
             initial.know_rows(weight.law.rows if part is None else {})
         result = TrainedMatrix(initial, self.rule(weight.name) if weight.trained else None)
         for step in self.steps.get(weight.name, []):
