@@ -25,6 +25,8 @@ from limitformer.weightless.convolutions import (
     positions,
 )
 from limitformer.weightless.maps import NeverDrawnMap, RedrawnMap
+from limitformer.weightless.numbers import normals
+from limitformer.weightless.products import RepeatedUse
 from limitformer.weightless.run import (
     ALWAYS,
     NEVER,
@@ -120,6 +122,23 @@ class WeightNumbers:
         return self.run.normals(f"{self.name}: {purpose}", range(1), rows * columns).reshape(
             self.run.side_by_side, rows, columns
         )
+
+    @property
+    def samples(self) -> int:
+        return self.run.side_by_side
+
+    @property
+    def stored_columns(self) -> int:
+        """The columns of the weight as the module has it, whose first dimension are the rows."""
+        tensor = self.tensor
+        rows = tensor.weight.shape[0 if tensor.part is None else 1]
+        return tensor.shape.numel() // rows
+
+    def rows_of(self, sample: int, purpose: str, rows: Tensor, columns: int) -> Tensor:
+        """Draw N(0, 1) of these rows (r, columns) for the k-th sample of the pass."""
+        first = self.run.samples.start + sample
+        purpose = f"{self.name}: {purpose}"
+        return normals(self.run.seed, purpose, range(first, first + 1), rows, columns, self.run.dtype)[0]
 
     def whole(self) -> Tensor:
         """Draw W (S, n, p)."""
@@ -222,9 +241,10 @@ def apply_once(x: Tensor, z: Tensor, numbers: WeightNumbers, columns: int) -> Te
     if not never_drawn(run.tokens[numbers.name], z.shape[-1], columns, numbers):
         run.costly.add(weight.name)
     if weight.name in run.repeated:
-        every = run.repeated_map(numbers.name, weight, numbers.turned)
+        every, rows = run.repeated_map(numbers.name), numbers.tensor.shape.numel() // numbers.stored_columns
         run.use(numbers.name, NEVER_DRAWN, weight)
-        out: Tensor = every(z, numbers, columns)
+        matrices = every.of_samples(numbers, (rows, numbers.stored_columns), z.dtype)
+        out: Tensor = RepeatedUse.apply(z, run.anchor, every, matrices, numbers.turned, numbers.tensor.frozen)
     elif never_drawn(z.shape[-2], z.shape[-1], columns, numbers):
         run.use(numbers.name, NEVER_DRAWN, weight)
         out = NeverDrawnMap.apply(z, run.anchor, numbers, run.root(x, z), columns)

@@ -92,8 +92,7 @@ class Weightless:
         self.layout = self.first_layout  # until a pass shows another
         self.stacks: dict[str, StackSize] = {}  # of the last pass
         self.reasons_to_keep: dict[str, str] = {}  # by weight, for all later passes
-        self.repeated: set[str] = set()  # those of them that passes without gradients do not keep
-        self.differentiates = False  # whether other passes have gradients, whose numbers those without them must have
+        self.repeated: set[str] = set()  # those of them that are not kept
         self.weights: list[RandomWeight] = []
         self.drawn: dict[str, str] = {}  # reasons to draw whole networks, by name
         self.rebuilt: dict[str, str] = {}  # reasons to build a network for each sample, by name
@@ -409,7 +408,7 @@ class Weightless:
         """Call `call`, or `attempt`, until every weight that needs entries is kept; return its result."""
         while True:
             run = WeightlessRun(seed, samples, inputs.rows, self.dtype, self.device, draw, loss is not None)
-            run.repeated = set() if self.differentiates or loss is not None else set(self.repeated)
+            run.repeated = set(self.repeated)
             run.reasons_to_keep = {k: reason for k, reason in self.reasons_to_keep.items() if k not in run.repeated}
             self.begin(run)
             try:

@@ -8,8 +8,8 @@ A weight is used in one of three ways:
 
 A pass begins with no weight kept. A second use, or an operation other than a linear map, raises `KeepWeightsError`, and
 the pass begins again with that weight kept (`network`). A pass notes all weights that are used more than once before it
-begins again. If they are many, then without gradients a Gaussian weight that only linear maps of float32 tokens use is
-never drawn either, where that costs less (`maps.RepeatedMap`).
+begins again. If they are many, or no Gaussian weight shall be drawn, a Gaussian weight that only linear maps use is never
+drawn either, where that costs less (`products.RepeatedMap`).
 """
 
 import re
@@ -22,8 +22,9 @@ from torch import Tensor
 
 from limitformer.base.errors import InputError, PicklesArguments
 from limitformer.weightless.laws import Law
-from limitformer.weightless.maps import RepeatedMap, squared_norm
+from limitformer.weightless.maps import squared_norm
 from limitformer.weightless.numbers import entries, normals
+from limitformer.weightless.products import RepeatedMap
 from limitformer.weightless.roots import Root, root_of
 from limitformer.weightless.tensors import Marks, marks, same_memory
 
@@ -135,16 +136,13 @@ class WeightlessRun:
         before = self.uses.get(weight.name)
         self.uses[weight.name] = f"rows drawn, rest {how}" if weight.name in self.rows else before or how
 
-    def repeated_map(self, name: str, weight: RandomWeight, turned: bool) -> RepeatedMap:
-        """Return the map of all uses of a weight or its slice, which must be turned in the same way each time."""
-        result = self.repeats.setdefault(name, RepeatedMap(turned))
-        if result.turned != turned:
-            raise KeepWeightsError({weight.name: "used in several ways"})
-        return result
+    def repeated_map(self, name: str) -> RepeatedMap:
+        """Return the map of all uses of a weight or its slice."""
+        return self.repeats.setdefault(name, RepeatedMap())
 
     def repeatable(self) -> set[str]:
-        """The weights used more than once that need no entries in a pass without gradients."""
-        many = self.drawn_entries > MOST_REPEATED and self.dtype == torch.float32
+        """The weights used more than once that need no entries."""
+        many = self.drawn_entries > MOST_REPEATED or self.draw == NEVER
         return self.again.keys() - self.costly if many else set()
 
     def require_kept(self) -> None:
@@ -229,6 +227,10 @@ class WeightlessRun:
     def gradient_norms(self) -> dict[str, Tensor]:
         """Return |∂W| (S,) of every weight that has a gradient."""
         squared = dict(self.squared)
+        for name, repeated in self.repeats.items():
+            each = repeated.squared_gradient()
+            if each is not None:
+                add_to(squared, name.partition("[")[0], each)
         for name, each in self.constants.items():
             add_to(squared, name, each.double().reshape(len(each), -1).square().sum(1))
         for name, leaves in self.leaves.items():

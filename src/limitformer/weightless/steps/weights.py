@@ -28,7 +28,7 @@ from limitformer.weightless.numbers import normals
 from limitformer.weightless.run import ALWAYS, NEVER, KeepWeightsError, RandomWeight, WeightlessRun, row_error
 from limitformer.weightless.steps.entrywise import EntrywiseHistory
 from limitformer.weightless.steps.optimizers import StepRules, UpdateRule
-from limitformer.weightless.steps.products import Bases, DrawnMatrix, UndrawnMatrix
+from limitformer.weightless.products import Bases, DrawnMatrix, UndrawnMatrix
 from limitformer.weightless.steps.updates import CoreUpdate, TensorUpdate, is_entrywise, needs_entries
 
 UNDRAWN, AGAIN, ROWS, ENTRIES = "undrawn", "drawn again for each product", "rows", "entries"
