@@ -123,7 +123,7 @@ class TrainedMatrix:
             change = product.coefficients[:, : core.shape[0]] @ core @ there.basis[: core.shape[1]]
         elif self.history is not None:
             decay = self.history.decay
-            change = self.history.products(d=z) if transpose else self.history.products(z=z)
+            change = self.history.times_transpose(z) if transpose else self.history.times(z)
         answer = product.answer if decay == 1.0 else product.answer * decay
         return answer + change, product.coefficients, change
 
