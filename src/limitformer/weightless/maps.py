@@ -18,6 +18,7 @@ from torch import Tensor
 
 from limitformer.weightless.roots import Root, gram, size_of
 
+
 class Numbers(Protocol):
     """The random numbers of one map; it also collects the norm of the weight's gradient."""
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -70,6 +71,15 @@ class EntrywiseHistory:
         self.each_block(0, use, d.dtype)
         return out
 
+    def rows(self, ids: Tensor) -> Tensor:
+        """Return these rows of U (r, p)."""
+        if not self.gradients:
+            return torch.zeros(len(ids), self.shape[1])
+        gradients = torch.stack([left[:, ids].mT @ right for left, right in self.gradients])
+        out = torch.empty_like(gradients[0])
+        update_block(self.recursion(out.dtype), gradients.numpy(), out.numpy())
+        return out
+
     def squared(self) -> float:
         """Return |U|²."""
         if math.isnan(self.square):
@@ -84,7 +94,7 @@ class EntrywiseHistory:
         width = max(16, BLOCK_BYTES // (other * dtype.itemsize))
         blocks = [slice(start, min(start + width, size)) for start in range(0, size, width)]
         squares = np.zeros(len(blocks))
-        recursion = self.recursion().astype(np.float64 if dtype == torch.float64 else np.float32)
+        recursion = self.recursion(dtype)
 
         def one(k: int) -> None:
             place = blocks[k]
@@ -101,7 +111,7 @@ class EntrywiseHistory:
             list(pool().map(one, range(len(blocks))))
         self.square = math.fsum(squares)
 
-    def recursion(self) -> NDArray[np.float64]:
+    def recursion(self, dtype: torch.dtype) -> NDArray[Any]:
         """Return the numbers of each step (t, 8): c, β₁, β₂, what m, v, ε and U are multiplied by, and the rule."""
         (b1, b2), rule = self.rule.betas, self.rule
         rows = []
@@ -111,7 +121,7 @@ class EntrywiseHistory:
                 rows.append([scale, b1, b2, rate, 0.0, 0.0, keeps, 1.0])
             else:
                 rows.append([scale, b1, b2, rate / (1 - b1**step), 1 / (1 - b2**step), rule.eps, keeps, 0.0])
-        return np.array(rows)
+        return np.array(rows, np.float64 if dtype == torch.float64 else np.float32)
 
 
 @cache
