@@ -8,8 +8,8 @@ A weight is used in one of three ways:
 
 A pass begins with no weight kept. A second use, or an operation other than a linear map, raises `KeepWeightsError`, and
 the pass begins again with that weight kept (`network`). A pass notes all weights that are used more than once before it
-begins again. If they are many, or no Gaussian weight shall be drawn, a Gaussian weight that only linear maps use is never
-drawn either, where that costs less (`products.RepeatedMap`).
+begins again. If they are many, or no Gaussian weight shall be drawn, a Gaussian weight that only linear maps use is
+never drawn either, where that costs less (`products.RepeatedMap`).
 """
 
 import re

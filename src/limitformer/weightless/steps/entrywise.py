@@ -87,7 +87,7 @@ class EntrywiseHistory:
         return self.square
 
     def each_block(self, side: int, use: Callable[[Tensor, slice], None], dtype: torch.dtype) -> None:
-        """Call `use` with blocks of U: of columns (n, b) if `side` is 1, of rows (b, p) if it is 0; and their places."""
+        """Call `use` with each block of U and its place: of columns (n, b) if `side` is 1, else rows (b, p)."""
         if not self.gradients:
             return
         size, other = self.shape[side], self.shape[1 - side]

@@ -121,8 +121,8 @@ def read_optimizer(
     is_function = callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer)
     require(
         is_function,
-        f"optimizer must be one of {', '.join(DEFAULTS)}, a dictionary, or a function that takes the module and returns "
-        f"an optimiser of torch; got {type(optimizer).__name__}. Nearest: optimizer=lambda module: "
+        f"optimizer must be one of {', '.join(DEFAULTS)}, a dictionary, or a function that takes the module and "
+        f"returns an optimiser of torch; got {type(optimizer).__name__}. Nearest: optimizer=lambda module: "
         "torch.optim.AdamW(module.parameters(), lr=1e-3).",
     )
     made = call(optimizer, module)
@@ -276,15 +276,18 @@ def reader_of(kind: type) -> Reader | None:
     if muon is not None:
         readers[muon] = torchs_muon
     for known, reader in readers.items():
-        if issubclass(kind, known):  # a subclass that changes the step is not understood
-            return (
-                reader if kind.step is known.step or inspect.unwrap(kind.step) is inspect.unwrap(known.step) else None
-            )
+        if issubclass(kind, known):
+            return reader if step_of(kind) is step_of(known) else None
     if kind.__name__ == "Lion":
         return lambda group, name: rule_of(LION, group, name, decoupled=True)
     if kind.__name__ in ("MuonWithAuxAdam", "SingleDeviceMuonWithAuxAdam"):
         return muon_with_adam
     return None
+
+
+def step_of(kind: Any) -> Any:
+    """Return the function `step` of a class, without the wrapper that torch gives it at the first instance."""
+    return inspect.unwrap(kind.step)
 
 
 def torchs_muon(group: Mapping[str, Any], name: str) -> UpdateRule:
@@ -294,8 +297,8 @@ def torchs_muon(group: Mapping[str, Any], name: str) -> UpdateRule:
     rule = rule_of(MUON, {**group, "scale": SCALES[scale]}, name, decoupled=True)
     iterations = int(group.get("ns_steps", rule.iterations))
     require(0 < iterations <= LARGEST_STEPS, f"{name} has ns_steps={iterations}; known are 1 to {LARGEST_STEPS}.")
-    coefficients = tuple(float(each) for each in group.get("ns_coefficients", rule.coefficients))
-    return replace(rule, iterations=iterations, coefficients=coefficients)
+    a, b, c = (float(each) for each in group.get("ns_coefficients", rule.coefficients))
+    return replace(rule, iterations=iterations, coefficients=(a, b, c))
 
 
 def muon_with_adam(group: Mapping[str, Any], name: str) -> UpdateRule:
@@ -350,7 +353,9 @@ def is_number(value: Any) -> bool:
 
 def in_words(optimizer: torch.optim.Optimizer) -> str:
     """Return the class and the main options of an optimiser."""
-    shown = {key: value for key, value in optimizer.defaults.items() if isinstance(value, int | float | tuple)}
+    shown: dict[str, Any] = {
+        key: value for key, value in optimizer.defaults.items() if isinstance(value, int | float | tuple)
+    }
     shown = {key: value for key, value in shown.items() if not isinstance(value, bool) or value}
     rates = sorted({group["lr"] for group in optimizer.param_groups})
     if len(rates) > 1:

@@ -1,8 +1,8 @@
 r"""What one step of an optimiser does to a weight, in the arithmetic of torch.
 
-`TensorUpdate` changes tensors with entries. `CoreUpdate` changes W = a W₀ + QᵀK P, of which Q and P are known and W₀ is
-not, by the gradient QᵀG P: for SGD, which is linear, and for Muon, whose iteration maps QᵀG P to Qᵀφ(G) P, because Q and
-P have orthonormal rows. Adam and Lion are functions of entries (`entrywise`).
+`TensorUpdate` changes tensors with entries. `CoreUpdate` changes W = a W₀ + QᵀK P, of which Q and P are known and W₀
+is not, by the gradient QᵀG P: for SGD, which is linear, and for Muon, whose iteration maps QᵀG P to Qᵀφ(G) P, because Q
+and P have orthonormal rows. Adam and Lion are functions of entries (`entrywise`).
 """
 
 import math
@@ -131,8 +131,8 @@ def padded(matrix: Tensor, like: Tensor) -> Tensor:
 def muon_update(mean: Tensor, rule: UpdateRule, shape: tuple[int, int]) -> Tensor:
     """Return Muon's scaled direction of a matrix of this shape (out, in), or of its core.
 
-    The matrix is divided by its norm and Newton–Schulz's polynomial is applied, which brings its singular values near 1.
-    Torch computes it in bfloat16; this is the formula in the precision of `mean`.
+    The matrix is divided by its norm, and Newton–Schulz's polynomial then brings its singular values near 1. Torch
+    computes it in bfloat16; this is the formula in the precision of `mean`.
     """
     if not mean.numel():
         return mean

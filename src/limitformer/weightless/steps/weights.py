@@ -25,10 +25,10 @@ from limitformer.weightless.implicit import Implicit, as_matrix
 from limitformer.weightless.laws import NORMAL
 from limitformer.weightless.maps import squared_norm, squared_product
 from limitformer.weightless.numbers import normals
+from limitformer.weightless.products import Bases, DrawnMatrix, UndrawnMatrix
 from limitformer.weightless.run import ALWAYS, NEVER, KeepWeightsError, RandomWeight, WeightlessRun, row_error
 from limitformer.weightless.steps.entrywise import EntrywiseHistory
 from limitformer.weightless.steps.optimizers import StepRules, UpdateRule
-from limitformer.weightless.products import Bases, DrawnMatrix, UndrawnMatrix
 from limitformer.weightless.steps.updates import CoreUpdate, TensorUpdate, is_entrywise, needs_entries
 
 UNDRAWN, AGAIN, ROWS, ENTRIES = "undrawn", "drawn again for each product", "rows", "entries"
@@ -124,7 +124,7 @@ class TrainedMatrix:
         if self.core is not None:
             decay, core = self.core.a, self.core.core.to(z.dtype)
             core = core.mT if transpose else core
-            here, there = self.sides(transpose)
+            _, there = self.sides(transpose)
             change = product.coefficients[:, : core.shape[0]] @ core @ there.basis[: core.shape[1]]
         elif self.history is not None:
             decay = self.history.decay
@@ -144,32 +144,31 @@ class TrainedMatrix:
         if self.core is None:
             self.uses.append((left.detach(), right.detach()))
             return
-        assert of_left is not None and of_right is not None
+        assert of_left is not None
+        assert of_right is not None
         self.uses.append((of_left, of_right))
 
     def factors(self) -> tuple[Tensor, Tensor] | None:
         """Return the factors of the gradient of this pass, or their coefficients; None if nothing has used it."""
         if not self.uses:
             return None
-        if self.core is None:
-            left, right = zip(*self.uses, strict=True)
-            return torch.cat(left), torch.cat(right)
-        k, l = len(self.initial.left.basis), len(self.initial.right.basis)
-        left = torch.cat([padded_to(each, k) for each, _ in self.uses])
-        right = torch.cat([padded_to(each, l) for _, each in self.uses])
-        return left, right
+        lefts, rights = [left for left, _ in self.uses], [right for _, right in self.uses]
+        if self.core is not None:
+            lefts = [padded_to(each, len(self.initial.left.basis)) for each in lefts]
+            rights = [padded_to(each, len(self.initial.right.basis)) for each in rights]
+        return torch.cat(lefts), torch.cat(rights)
 
     def squared_gradient(self) -> float:
         found = self.factors()
         return 0.0 if found is None else float(squared_product(found[0][None], found[1][None]))
 
     def step(self, scale: float, factor: float, has_gradient: bool) -> None:
-        """Change the matrix by its gradient times `scale`; `has_gradient` is of the whole weight of which it is part."""
+        """Change the matrix by its gradient times `scale`, if the weight of which it is a part has a gradient."""
         found = self.factors()
         self.uses = []
         if self.core is not None:
-            k, l = len(self.initial.left.basis), len(self.initial.right.basis)
-            gradient = torch.zeros(k, l, dtype=self.initial.dtype) if found is None else scale * found[0].mT @ found[1]
+            size = len(self.initial.left.basis), len(self.initial.right.basis)
+            gradient = torch.zeros(size, dtype=self.initial.dtype) if found is None else scale * found[0].mT @ found[1]
             self.core.step(gradient if has_gradient else None, factor)
         elif self.history is not None and not has_gradient:
             self.history.add(None, None, scale, factor)
@@ -224,9 +223,9 @@ class TrainedRows:
         if not self.read:
             return 0.0
         initial = torch.stack(list(self.read.values()))
-        change = (
-            self.now(torch.tensor(list(self.read)), initial) - decay(self.rule, self.gradients, self.factors) * initial
-        )
+        gradients = [each is not None for each in self.gradients]
+        start = decay(self.rule, gradients, self.factors) * initial
+        change = self.now(torch.tensor(list(self.read)), initial) - start
         return float(change.double().norm())
 
 
@@ -248,8 +247,7 @@ class TrainedEntries:
     @property
     def moved(self) -> Tensor:
         """W_t − a W₀."""
-        steps = [None if not each else each for each in self.gradients]
-        return self.value - decay(self.rule, steps, self.factors) * self.initial
+        return self.value - decay(self.rule, self.gradients, self.factors) * self.initial
 
     def change(self) -> tuple[float, float]:
         """Return |W_t − a W₀| and its largest singular value, which is NaN for all but small matrices."""
@@ -258,7 +256,7 @@ class TrainedEntries:
         return float(moved.norm()), float(torch.linalg.matrix_norm(moved, 2)) if small else math.nan
 
 
-def decay(rule: UpdateRule | None, gradients: list[Any], factors: list[float]) -> float:
+def decay(rule: UpdateRule | None, gradients: list[bool], factors: list[float]) -> float:
     """Return a of W_t = a W₀ + U_t after steps, of which those without a gradient change nothing."""
     if rule is None or rule.weight_decay == 0.0 or needs_entries(rule):
         return 1.0
@@ -267,11 +265,11 @@ def decay(rule: UpdateRule | None, gradients: list[Any], factors: list[float]) -
         return math.prod(
             1.0 - rule.lr * factor * rule.weight_decay
             for gradient, factor in zip(gradients, factors, strict=True)
-            if gradient is not None
+            if gradient
         )
     core = CoreUpdate(rule, (1, 1))
     for gradient, factor in zip(gradients, factors, strict=True):
-        core.step(None if gradient is None else empty, factor)
+        core.step(empty if gradient else None, factor)
     return core.a
 
 
@@ -477,8 +475,8 @@ class TrainedMap(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, z: Tensor, anchor: Tensor, matrix: TrainedMatrix, transpose: bool, frozen: bool, name: str, noted: Any,
-        ids: Tensor | None,
+        ctx: Any, z: Tensor, anchor: Tensor, matrix: TrainedMatrix, transpose: bool, frozen: bool, name: str,
+        noted: Any, ids: Tensor | None,
     ) -> Tensor:  # fmt: skip
         """Return z W (M, p), or z Wᵀ."""
         answer, coefficients, change = matrix.times(z, transpose, ids)
