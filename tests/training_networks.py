@@ -181,7 +181,7 @@ def train(module, optimizers, clip, loss, batches, stream, inner):
 def full_precision():
     """Let torch's Muon compute in the precision of its matrices, as the law does, and not in bfloat16."""
     before = torch.Tensor.bfloat16
-    torch.Tensor.bfloat16 = lambda self: self
+    torch.Tensor.bfloat16 = lambda self: self.clone()
     try:
         yield
     finally:
