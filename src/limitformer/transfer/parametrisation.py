@@ -1,0 +1,423 @@
+"""`parametrise`: a rule of parametrisation put into effect on a model at a size.
+
+Laws of weights are those of the base, times the rule's factors; they go into `overrides` of `weightless.simulate`.
+Multipliers of the forward pass are fields of the configuration where a family has one with the same effect; else the
+module is changed after it is built (`branches`). Rates, weight decay and ε are factors by the name of a parameter.
+"""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from limitformer.base.errors import nearest, require
+from limitformer.transfer.branches import Change, scale_branches, scale_input, scale_output
+from limitformer.transfer.roles import Role, Shape, built_on_meta, roles_of
+from limitformer.transfer.rules import (
+    AS_ADAM,
+    ATTENTION_FIELDS,
+    BRANCH_FIELDS,
+    FIXED,
+    HIDDEN,
+    ONE,
+    OPTIMIZERS,
+    OUTPUT,
+    OUTPUT_FIELDS,
+    OWN_FACTORS,
+    RULES,
+    SGD,
+    VECTOR,
+    Fields,
+    ScalingRule,
+    StepTable,
+)
+from limitformer.transfer.sizes import DEPTH, at_size
+from limitformer.weightless.law import law
+from limitformer.weightless.laws import CONSTANT, Law
+from limitformer.weightless.layout import is_callable, outermost_list
+from limitformer.weightless.models import Blueprint, as_plain_formulas, blueprint_of
+
+SCALES = ("scaling", "scale", "softmax_scale", "norm_factor", "attn_scale")  # attributes: factors of the logits q·k
+HEAD_SIZES = ("head_dim", "attention_head_size", "d_head", "head_size", "key_value_proj_dim")
+QUERIES = ("q_proj", "query", "q", "q_lin", "wq")
+
+
+@dataclass(frozen=True)
+class Parametrisation:
+    """A model at a size with a rule in effect.
+
+    Attributes:
+        model: what `limitformer.weightless.simulate` takes; its multipliers are in effect.
+        overrides: laws by a pattern of names, for `simulate`.
+        lr_factors: factors of the learning rate of the base, by the name of a parameter.
+        decay_factors: factors of the weight decay.
+        eps_factors: factors of ε.
+        multipliers: what was put into effect in the forward pass: factors by module, field or place.
+        roles: input, hidden, output, vector or fixed, by the name of a parameter.
+        notes: what the rule assumes, and what this model does not allow.
+    """
+
+    model: Any
+    overrides: dict[str, Law]
+    lr_factors: dict[str, float]
+    decay_factors: dict[str, float]
+    eps_factors: dict[str, float]
+    multipliers: dict[str, float]
+    roles: dict[str, str]
+    notes: list[str]
+
+
+def parametrise(
+    model: Any, over: str, size: int, base: int, rule: str, optimizer_kind: str | Mapping[str, str] = "adamw"
+) -> Parametrisation:
+    """Put a rule into effect on a model at a size.
+
+    Args:
+        model: as in `at_size`.
+        over: "width", "depth", one field of the configuration, or one argument of the function.
+        size: of that.
+        base: the size at which every factor is 1.
+        rule: "standard", "mup", "completep" or "depth-mup".
+        optimizer_kind: sgd, adam, adamw, lion or muon; or one for each parameter, by its name.
+
+    Raises:
+        InputError: there is no such rule or size, or the rule has no entry for the optimiser.
+    """
+    table = rule_of(rule)
+    blueprint = blueprint_of(at_size(model, over, size).model)
+    module = built_on_meta(blueprint.factory)
+    names = [name for name, _ in module.named_parameters()]
+    kinds = optimizers_of(table, optimizer_kind, names)
+    ones = dict.fromkeys(names, 1.0)
+    plain = Parametrisation(at_size(model, over, size).model, {}, ones, dict(ones), dict(ones), {}, {}, [])
+    if rule == "standard":
+        return plain
+    at_base = blueprint_of(at_size(model, over, base).model)
+    base_module = built_on_meta(at_base.factory)
+    shapes, base_shapes = shapes_in(module), matched(shapes_in(base_module), names)
+    roles = roles_of(module, shapes, base_shapes)
+    ratio = depth_ratio(over, size, base, names, [name for name, _ in base_module.named_parameters()])
+    effect = Effect(table, roles, ratio, module, base_module, blueprint)
+    overrides, law_notes = laws_for(table, roles, ratio, blueprint, at_base, effect.folded)
+    factors = {name: step_factors(table.steps[kinds[name]], kinds[name], roles[name], ratio) for name in names}
+    for name in effect.folded:
+        factors[name] = folded(factors[name], kinds[name], effect.theta(name))
+    notes = [f"{table.name}: {table.source}", *([table.limits] if table.limits else [])]
+    notes += [note for kind, note in AS_ADAM.items() if kind in kinds.values()]
+    rates, decays, epsilons = ({name: each[k] for name, each in factors.items()} for k in range(3))
+    return Parametrisation(
+        effect.blueprint(),
+        overrides,
+        rates,
+        decays,
+        epsilons,
+        effect.multipliers,
+        {name: each.role for name, each in roles.items()},
+        [*notes, *effect.notes, *law_notes, *tie_notes(module, roles)],
+    )
+
+
+def rule_of(name: Any) -> ScalingRule:
+    """Return a rule by its name."""
+    known = isinstance(name, str) and name in RULES
+    require(known, f"rule must be one of {', '.join(RULES)}; got {name!r}.{nearest(name, RULES)}")
+    return RULES[name]
+
+
+def optimizers_of(rule: ScalingRule, kinds: str | Mapping[str, str], names: list[str]) -> dict[str, str]:
+    """Return the optimiser of each parameter, each of which the rule must have an entry for."""
+    given = dict.fromkeys(names, kinds) if isinstance(kinds, str) else dict(kinds)
+    missing = next((name for name in names if name not in given), None)
+    require(missing is None, f"optimizer_kind has no entry for the parameter {missing!r}.")
+    for kind in dict.fromkeys(given[name] for name in names):
+        known = kind in OPTIMIZERS
+        require(
+            known, f"optimizer_kind must be one of {', '.join(OPTIMIZERS)}; got {kind!r}.{nearest(kind, OPTIMIZERS)}"
+        )
+        has = kind in rule.steps
+        entries = ", ".join(rule.steps)
+        require(has, f"the rule {rule.name} has no entry for {kind} ({rule.source}). Nearest: one of {entries}.")
+    return {name: given[name] for name in names}
+
+
+def shapes_in(module: nn.Module) -> dict[str, Shape]:
+    return {name: tuple(each.shape) for name, each in module.named_parameters(remove_duplicate=False)}
+
+
+def kind_of(name: str) -> str:
+    """Return a name with its numbers replaced, so that layers have the same."""
+    return ".".join("*" if part.isdecimal() else part for part in name.split("."))
+
+
+def partners(base: list[str], names: list[str]) -> dict[str, str]:
+    """Return for each name that of the base with its kind, and at its place among the layers.
+
+    Raises:
+        InputError: the base has none.
+    """
+    of_kind: dict[str, list[str]] = {}
+    for name in base:
+        of_kind.setdefault(kind_of(name), []).append(name)
+    mine: dict[str, list[str]] = {}
+    for name in names:
+        mine.setdefault(kind_of(name), []).append(name)
+    result: dict[str, str] = {}
+    for kind, every in mine.items():
+        known = of_kind.get(kind, [])
+        require(bool(known), f"the base has no parameter {kind}. Nearest: a base with every kind of layer.")
+        result |= {name: known[k * len(known) // len(every)] for k, name in enumerate(every)}
+    return result
+
+
+def matched(base: dict[str, Shape], names: list[str]) -> dict[str, Shape]:
+    return {name: base[other] for name, other in partners(list(base), names).items()}
+
+
+def depth_ratio(over: str, size: int, base: int, names: list[str], base_names: list[str]) -> float:
+    """Return the depth over that of the base: 1 if the sizes have the same layers."""
+    return size / base if over == DEPTH or len(names) != len(base_names) else 1.0
+
+
+def step_factors(table: StepTable, kind: str, role: Role, depth: float) -> tuple[float, float, float]:
+    """Return the factors of learning rate, weight decay and ε."""
+    ratios = role.fan_in, role.fan_out, depth
+    rate, decay = (each.get(role.role, ONE).factor(*ratios) for each in (table.rate, table.decay))
+    eps = table.eps.get(role.role, ONE).factor(*ratios)
+    if role.inside and role.role in (HIDDEN, VECTOR):
+        rate *= table.inside.factor(*ratios)
+        if role.role == VECTOR:
+            eps = table.eps_of_vectors_inside.factor(*ratios)
+    return rate, decay, eps
+
+
+def folded(factors: tuple[float, float, float], kind: str, theta: float) -> tuple[float, float, float]:
+    """Return the factors of a weight that has its multiplier θ in itself: w = θ v.
+
+    Steps of v are those of the table. SGD steps of w are θ² times those of v's rate, of Adam and Lion θ times; rate
+    times decay does not change, and gradients and ε of w are 1/θ times those of v (Tensor Programs V, Lemma J.1).
+    """
+    rate, decay, eps = factors
+    power = theta**2 if kind == SGD else theta
+    return rate * power, decay / power, eps / theta
+
+
+class Effect:
+    """The multipliers of a rule in the forward pass of a model: by fields, or by changes of the built module."""
+
+    def __init__(
+        self, rule: ScalingRule, roles: dict[str, Role], depth: float, module: nn.Module, base: nn.Module,
+        blueprint: Blueprint,
+    ) -> None:  # fmt: skip
+        self.rule, self.roles, self.depth, self.module, self.base = rule, roles, depth, module, base
+        self.plain = blueprint
+        self.fields: dict[str, float] = {}
+        self.changes: list[tuple[str, Change]] = []
+        self.multipliers: dict[str, float] = {}
+        self.notes: list[str] = []
+        self.folded: list[str] = []
+        self.scale_outputs()
+        self.scale_branches()
+        if rule.scales_attention:
+            self.scale_attention()
+        if (own := OWN_FACTORS.get(blueprint.name)) is not None:
+            self.notes.append(f"{blueprint.name}: {own}, which the rule does not see")
+
+    def theta(self, name: str) -> float:
+        """Return the multiplier of an output weight."""
+        role = self.roles[name]
+        return self.rule.multiplier.get(OUTPUT, ONE).factor(role.fan_in, role.fan_out, self.depth)
+
+    def scale_outputs(self) -> None:
+        every = {id(each): name for name, each in self.module.named_parameters()}
+        tables = {id(part.weight) for part in self.module.modules() if isinstance(part, nn.Embedding)}
+        for path, part in self.module.named_modules():
+            weight = getattr(part, "weight", None)
+            name = every.get(id(weight), "")
+            tied = id(weight) in tables and isinstance(part, nn.Linear)
+            if tied and self.roles[name].fan_out != 1.0:  # a head that is the table of embeddings: Table 8 allows it
+                factor = self.rule.multiplier.get(OUTPUT, ONE).factor(self.roles[name].fan_out, 1.0, self.depth)
+                self.multiply_input(path, factor)
+        for name, role in self.roles.items():
+            if role.role == OUTPUT and role.owner is not None:
+                self.multiply_input(role.owner, self.theta(name))
+            elif role.role == OUTPUT:
+                self.folded.append(name)
+                self.notes.append(f"{name} is used by the model's own code: its multiplier is in its law and rate")
+
+    def multiply_input(self, path: str, factor: float) -> None:
+        if factor == 1.0:
+            return
+        self.multipliers[path] = factor
+        if path == self.head() and self.set_field(OUTPUT_FIELDS, factor):
+            return
+        self.changes.append((path, partial(scale_input, factor=factor)))
+
+    def head(self) -> str:
+        """Return the name of the head of a model of transformers; empty if there is none."""
+        head = getattr(self.module, "get_output_embeddings", lambda: None)()
+        return (
+            next((name for name, part in self.module.named_modules() if part is head), "") if head is not None else ""
+        )
+
+    def set_field(self, fields: Fields, factor: float) -> bool:
+        """Change the family's own field for a multiplier, if it has one."""
+        config = self.plain.config
+        if config is None or self.plain.kind is None:
+            return False
+        text = config.get_text_config()
+        for name, power, only in fields:
+            value = vars(text).get(name)
+            if isinstance(value, int | float) and (only is None or text.model_type in only):
+                self.fields[name] = value * factor**power
+                return True
+        return False
+
+    def scale_branches(self) -> None:
+        factor = self.rule.branch.factor(1.0, 1.0, self.depth)
+        if factor == 1.0:
+            return
+        self.multipliers["residual branches"] = factor
+        if self.set_field(BRANCH_FIELDS, factor):
+            return
+        for block in outermost_list(self.module).blocks:
+            for name in block.members:
+                called = is_callable(self.module.get_submodule(name))
+                require(
+                    called,
+                    f"{name} is a list of modules, and its sums with the stream are outside of it, where they have no "
+                    "multiplier. Nearest: a module for each block, that returns x + f(x).",
+                )
+                self.changes.append((name, partial(scale_branches, name, factor=factor)))
+
+    def scale_attention(self) -> None:
+        """Let logits be q·k/d: multiply them by √(d₀/d), if heads are larger than those of the base."""
+        base, seen = dict(self.base.named_modules()), False
+        partner = partners([name for name in base if name], [name for name, _ in self.module.named_modules() if name])
+        for path, part in self.module.named_modules():
+            other = base.get(partner.get(path, ""))
+            if other is None or not is_attention(part):
+                continue
+            ratio = head_ratio(part, other)
+            seen = seen or ratio is not None
+            if ratio is None or ratio == 1.0:
+                continue
+            factor = ratio**-0.5
+            self.multipliers[f"{path} logits"] = factor
+            if not self.scale_logits(path, part, factor):
+                self.multipliers.pop(f"{path} logits")
+                self.notes.append(f"{path} keeps logits q·k/√d: it has no factor and no map of queries to change")
+        if not seen:
+            self.notes.append("the size of heads is not visible, so that logits keep their factor: the rule has 1/d")
+
+    def scale_logits(self, path: str, part: nn.Module, factor: float) -> bool:
+        if self.set_field(ATTENTION_FIELDS, factor):
+            return True
+        name = next((each for each in SCALES if isinstance(getattr(part, each, None), float)), None)
+        if name is not None:
+
+            def change(module: nn.Module) -> None:
+                setattr(module, name, getattr(module, name) * factor)
+
+            self.changes.append((path, change))
+            return True
+        query = next((each for each in QUERIES if isinstance(getattr(part, each, None), nn.Linear)), None)
+        if query is not None:
+            self.changes.append((f"{path}.{query}", partial(scale_output, factor=factor)))
+        return query is not None
+
+    def blueprint(self) -> Any:
+        """Return the model with its multipliers in effect."""
+        plain, kind = self.plain, self.plain.kind
+        config = plain.config
+        if self.fields:
+            config = deepcopy(config)
+            for name, value in self.fields.items():
+                setattr(config.get_text_config(), name, value)
+            assert kind is not None
+            plain = replace(plain, config=config, factory=partial(kind, as_plain_formulas(config)))
+        if not self.changes:
+            return plain
+        factory, changes = plain.factory, self.changes
+
+        def build() -> nn.Module:
+            module = factory()
+            for path, change in changes:
+                change(module.get_submodule(path))
+            return module
+
+        return replace(plain, factory=build)
+
+
+def is_attention(part: nn.Module) -> bool:
+    return "attention" in type(part).__name__.lower() or "attn" in type(part).__name__.lower()
+
+
+def head_ratio(part: nn.Module, base: nn.Module) -> float | None:
+    """Return the size of a head over that of the base; None if it is not visible."""
+    for name in HEAD_SIZES:
+        size, other = getattr(part, name, None), getattr(base, name, None)
+        if isinstance(size, int) and isinstance(other, int) and other > 0:
+            return size / other
+    for name in SCALES:
+        scale, before = getattr(part, name, None), getattr(base, name, None)
+        if isinstance(scale, float) and isinstance(before, float) and scale > 0:
+            return (before / scale) ** 2
+    return None
+
+
+def laws_for(
+    rule: ScalingRule, roles: dict[str, Role], depth: float, blueprint: Blueprint, base: Blueprint, in_law: list[str]
+) -> tuple[dict[str, Law], list[str]]:
+    """Return the laws that differ from those of the code at this size, and notes on those that are not known."""
+    mine, theirs = law(blueprint).laws, law(base).laws
+    names = [name for name in roles if name in mine]
+    partner, changed, notes = partners(list(theirs), names), dict[str, Law](), list[str]()
+    for name in names:
+        role, known = roles[name], theirs[partner[name]]
+        factor = rule.std.get(role.role, ONE).factor(role.fan_in, role.fan_out, depth)
+        if name in in_law:
+            factor *= rule.multiplier.get(OUTPUT, ONE).factor(role.fan_in, role.fan_out, depth)
+        if not known.random and known.kind != CONSTANT:
+            if factor != 1.0:
+                notes.append(f"{kind_of(name)} keeps its law ({known}), which the rule cannot change")
+            continue
+        target = known if known.kind == CONSTANT and role.role in (VECTOR, FIXED) else known.times(factor)
+        if not same_law(target, mine[name]):
+            changed[name] = target
+    return grouped(changed, names), list(dict.fromkeys(notes))
+
+
+def same_law(a: Law, b: Law) -> bool:
+    close = abs(a.std - b.std) <= 1e-9 * max(a.std, b.std) and abs(a.mean - b.mean) <= 1e-9 * max(abs(a.mean), 1e-300)
+    return a.kind == b.kind and close
+
+
+def grouped(laws: dict[str, Law], names: list[str]) -> dict[str, Law]:
+    """Return the laws by patterns: one for all layers, if they have the same law."""
+    kinds: dict[str, list[str]] = {}
+    for name in names:
+        kinds.setdefault(kind_of(name), []).append(name)
+    result: dict[str, Law] = {}
+    for kind, every in kinds.items():
+        own = [laws[name] for name in every if name in laws]
+        alike = len(own) == len(every) > 1 and all(
+            replace(each, source=-1) == replace(own[0], source=-1) for each in own
+        )
+        if alike and sum(fnmatchcase(name, kind) for name in names) == len(every):
+            result[kind] = own[0]
+        else:
+            result |= {name: laws[name] for name in every if name in laws}
+    return result
+
+
+def tie_notes(module: nn.Module, roles: dict[str, Role]) -> list[str]:
+    """Return a note on each parameter with several names, one of which may be a head."""
+    first = {id(each): name for name, each in module.named_parameters()}
+    every = module.named_parameters(remove_duplicate=False)
+    tied = [(name, first[id(each)]) for name, each in every if first[id(each)] != name]
+    outer = [(name, own) for name, own in tied if roles[own].role != FIXED and kind_of(name) != kind_of(own)]
+    return [f"{name} is tied to {own}: it has one law and one rate, and its own multiplier" for name, own in outer]
