@@ -21,7 +21,7 @@ HEADS = re.compile(
     r"|.*(attention|key_value)_heads_per_(stage|layer)|num_heads_list"
 )
 GROWS_WITH_WIDTH = re.compile(
-    r"(.*_)?(hidden_sizes?|hidden_dims?|d_model|dim|dims|n_embd|n_embed|n_inner|d_ff|d_inner|d_embed|emb_dim|embed_dims?"
+    r"(.*_)?(hidden_sizes?|hidden_dims?|d_model|dim|dims|n_embd|n_embed|n_inner|d_ff|d_inner|d_ssm|d_embed|emb_dim|embed_dims?"
     r"|width|model_dim|embedding_size|embedding_dim|ffn_dim|ff_dim|ffn_embed_dim|ffn_hidden_size|ffn_size|mlp_dim"
     r"|feed_forward_hidden_size|intermediate_size|intermediate_size_mlp|intermediate_dim|inner_dim|dim_feedforward"
     r"|linear_units|hidden_features|rank|lora_dim|embed_proj_dim|proj_dim|block_width|lru_width)"

@@ -10,11 +10,12 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
+from math import log
 from typing import Any
 
 from torch import nn
 
-from limitformer.base.errors import nearest, require
+from limitformer.base.errors import InputError, nearest, require
 from limitformer.transfer.branches import Change, scale_branches, scale_input, scale_output
 from limitformer.transfer.roles import Role, Shape, built_on_meta, roles_of
 from limitformer.transfer.rules import (
@@ -35,7 +36,7 @@ from limitformer.transfer.rules import (
     ScalingRule,
     StepTable,
 )
-from limitformer.transfer.sizes import DEPTH, at_size
+from limitformer.transfer.sizes import DEPTH, WIDTH, at_size, present_size, shapes_of
 from limitformer.weightless.law import law
 from limitformer.weightless.laws import CONSTANT, Law
 from limitformer.weightless.layout import is_callable, outermost_list
@@ -99,11 +100,11 @@ def parametrise(
     at_base = blueprint_of(at_size(model, over, base).model)
     base_module = built_on_meta(at_base.factory)
     shapes, base_shapes = shapes_in(module), matched(shapes_in(base_module), names)
-    roles = roles_of(module, shapes, base_shapes)
+    roles = roles_of(module, shapes, base_shapes, wider_shapes(blueprint, shapes, base_shapes))
     ratio = depth_ratio(over, size, base, names, [name for name, _ in base_module.named_parameters()])
     effect = Effect(table, roles, ratio, module, base_module, blueprint)
     overrides, law_notes = laws_for(table, roles, ratio, blueprint, at_base, effect.folded)
-    factors = {name: step_factors(table.steps[kinds[name]], kinds[name], roles[name], ratio) for name in names}
+    factors = {name: step_factors(table.steps[kinds[name]], roles[name], ratio) for name in names}
     for name in effect.folded:
         factors[name] = folded(factors[name], kinds[name], effect.theta(name))
     notes = [f"{table.name}: {table.source}", *([table.limits] if table.limits else [])]
@@ -148,6 +149,18 @@ def shapes_in(module: nn.Module) -> dict[str, Shape]:
     return {name: tuple(each.shape) for name, each in module.named_parameters(remove_duplicate=False)}
 
 
+def wider_shapes(blueprint: Blueprint, shapes: dict[str, Shape], base: dict[str, Shape]) -> dict[str, Shape]:
+    """Return the shapes of a network of another width: the base, or a wider one if the base has the same width."""
+    if any(shapes[name] != shape for name, shape in base.items()) or blueprint.config is None:
+        return base
+    try:
+        width = present_size(blueprint, WIDTH)
+        assert width is not None
+        return shapes_of(at_size(blueprint, WIDTH, 2 * width).model)
+    except InputError:  # the roles are unknown, and no factor needs them
+        return base
+
+
 def kind_of(name: str) -> str:
     """Return a name with its numbers replaced, so that layers have the same."""
     return ".".join("*" if part.isdecimal() else part for part in name.split("."))
@@ -182,16 +195,14 @@ def depth_ratio(over: str, size: int, base: int, names: list[str], base_names: l
     return size / base if over == DEPTH or len(names) != len(base_names) else 1.0
 
 
-def step_factors(table: StepTable, kind: str, role: Role, depth: float) -> tuple[float, float, float]:
+def step_factors(table: StepTable, role: Role, depth: float) -> tuple[float, float, float]:
     """Return the factors of learning rate, weight decay and ε."""
     ratios = role.fan_in, role.fan_out, depth
     rate, decay = (each.get(role.role, ONE).factor(*ratios) for each in (table.rate, table.decay))
-    eps = table.eps.get(role.role, ONE).factor(*ratios)
-    if role.inside and role.role in (HIDDEN, VECTOR):
-        rate *= table.inside.factor(*ratios)
-        if role.role == VECTOR:
-            eps = table.eps_of_vectors_inside.factor(*ratios)
-    return rate, decay, eps
+    width, eps = max(role.fan_in, role.fan_out, key=lambda ratio: abs(log(ratio))), 1.0
+    if role.inside:
+        return rate * table.rate_inside.factor(*ratios), decay, table.eps_inside.factor(width, 1.0, depth)
+    return rate, decay, table.eps_inside.factor(width, 1.0, 1.0) if role.role == HIDDEN else eps
 
 
 def folded(factors: tuple[float, float, float], kind: str, theta: float) -> tuple[float, float, float]:
@@ -246,7 +257,8 @@ class Effect:
                 self.multiply_input(role.owner, self.theta(name))
             elif role.role == OUTPUT:
                 self.folded.append(name)
-                self.notes.append(f"{name} is used by the model's own code: its multiplier is in its law and rate")
+        for kind in dict.fromkeys(map(kind_of, self.folded)):
+            self.notes.append(f"{kind} is used by the code of its own module: its multiplier is in its law and rate")
 
     def multiply_input(self, path: str, factor: float) -> None:
         if factor == 1.0:
@@ -254,6 +266,9 @@ class Effect:
         self.multipliers[path] = factor
         if path == self.head() and self.set_field(OUTPUT_FIELDS, factor):
             return
+        self.notes.append(
+            f"multiply the input of {path} by {factor:g} in your own code: {self.plain.name} has no field"
+        )
         self.changes.append((path, partial(scale_input, factor=factor)))
 
     def head(self) -> str:
@@ -273,6 +288,7 @@ class Effect:
             value = vars(text).get(name)
             if isinstance(value, int | float) and (only is None or text.model_type in only):
                 self.fields[name] = value * factor**power
+                self.notes.append(f"{text.model_type} has a field for it: {name}={self.fields[name]:g}")
                 return True
         return False
 
@@ -283,6 +299,7 @@ class Effect:
         self.multipliers["residual branches"] = factor
         if self.set_field(BRANCH_FIELDS, factor):
             return
+        self.notes.append(f"multiply residual branches by {factor:g} in your own code: {self.plain.name} has no field")
         for block in outermost_list(self.module).blocks:
             for name in block.members:
                 called = is_callable(self.module.get_submodule(name))
@@ -295,13 +312,13 @@ class Effect:
 
     def scale_attention(self) -> None:
         """Let logits be q·k/d: multiply them by √(d₀/d), if heads are larger than those of the base."""
-        base, seen = dict(self.base.named_modules()), False
+        base, seen, any_attention = dict(self.base.named_modules()), False, False
         partner = partners([name for name in base if name], [name for name, _ in self.module.named_modules() if name])
         for path, part in self.module.named_modules():
             other = base.get(partner.get(path, ""))
             if other is None or not is_attention(part):
                 continue
-            ratio = head_ratio(part, other)
+            any_attention, ratio = True, head_ratio(part, other)
             seen = seen or ratio is not None
             if ratio is None or ratio == 1.0:
                 continue
@@ -310,7 +327,7 @@ class Effect:
             if not self.scale_logits(path, part, factor):
                 self.multipliers.pop(f"{path} logits")
                 self.notes.append(f"{path} keeps logits q·k/√d: it has no factor and no map of queries to change")
-        if not seen:
+        if any_attention and not seen:
             self.notes.append("the size of heads is not visible, so that logits keep their factor: the rule has 1/d")
 
     def scale_logits(self, path: str, part: nn.Module, factor: float) -> bool:

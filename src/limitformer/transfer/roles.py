@@ -21,7 +21,7 @@ ROUTERS = ("router", "gate", "classifier", "head")  # in the names of modules wh
 
 @dataclass(frozen=True)
 class Role:
-    """What a parameter is.
+    """The role of one parameter.
 
     Attributes:
         role: input, hidden, output, vector or fixed.
@@ -37,28 +37,35 @@ class Role:
     owner: str | None
 
 
-def roles_of(module: nn.Module, shapes: dict[str, Shape], base: dict[str, Shape]) -> dict[str, Role]:
+def roles_of(
+    module: nn.Module, shapes: dict[str, Shape], base: dict[str, Shape], wider: dict[str, Shape]
+) -> dict[str, Role]:
     """Return the role of each parameter of `module`, on the meta device, by its first name.
 
     Args:
-        shapes: of the network.
-        base: of a network at another width, by the same names.
+        shapes: of the network, by name.
+        base: of the base, by the same names.
+        wider: of the network at another width, which shows the dimensions that grow.
     """
     blocks = tuple(f"{name}." for block in outermost_list(module).blocks for name in block.members)
     return {
-        name: role_of(name, module, shapes[name], base[name], name.startswith(blocks))
+        name: role_of(name, module, shapes[name], base[name], wider[name], name.startswith(blocks))
         for name, _ in module.named_parameters()
     }
 
 
-def role_of(name: str, module: nn.Module, shape: Shape, base: Shape, inside: bool) -> Role:
+def role_of(name: str, module: nn.Module, shape: Shape, base: Shape, wider: Shape, inside: bool) -> Role:
     path, _, attribute = name.rpartition(".")
     part = module.get_submodule(path)
-    grows = [k for k, (a, b) in enumerate(zip(shape, base, strict=True)) if a != b]
+    grows = [k for k, (a, b) in enumerate(zip(shape, wider, strict=True)) if a != b]
     ratios = [a / b for a, b in zip(shape, base, strict=True)]
     if not grows:
         return Role(FIXED, 1.0, 1.0, inside, None)
-    if len(shape) - shape.count(1) < 2 or (len(grows) == 1 and not is_matrix(part, attribute, shape)):
+    if (
+        "bias" in attribute
+        or len(shape) - shape.count(1) < 2
+        or (len(grows) == 1 and not is_matrix(part, attribute, shape))
+    ):
         return Role(VECTOR, 1.0, ratios[grows[-1]], inside, None)
     in_axis, out_axis = axes_of(part, attribute, shape, path)
     if len(grows) > 1:

@@ -38,10 +38,6 @@ class Powers:
         """Return the factor at these ratios."""
         return float(fan_in**self.fan_in * fan_out**self.fan_out * depth**self.depth)
 
-    def times(self, other: "Powers") -> "Powers":
-        """Return the product with other powers."""
-        return Powers(self.fan_in + other.fan_in, self.fan_out + other.fan_out, self.depth + other.depth)
-
 
 ONE = Powers()
 Table = Mapping[str, Powers]  # by role; a role that is not there has the factor 1
@@ -49,14 +45,19 @@ Table = Mapping[str, Powers]  # by role; a role that is not there has the factor
 
 @dataclass(frozen=True)
 class StepTable:
-    """The factors of an optimiser's learning rate, weight decay and ε, by role; `inside` also multiplies those of
-    matrices and vectors in residual blocks."""
+    """The factors of one optimiser.
+
+    Attributes:
+        rate, decay: of the learning rate and the weight decay, by role.
+        rate_inside: another factor of the rates of all parameters in residual blocks.
+        eps_inside: of ε in residual blocks, where fan-in is the largest ratio of the parameter's dimensions; of hidden
+            matrices elsewhere without the depth.
+    """
 
     rate: Table = field(default_factory=dict)
     decay: Table = field(default_factory=dict)
-    eps: Table = field(default_factory=dict)
-    eps_of_vectors_inside: Powers = ONE
-    inside: Powers = ONE  # of the learning rate
+    rate_inside: Powers = ONE
+    eps_inside: Powers = ONE
 
 
 @dataclass(frozen=True)
@@ -104,15 +105,11 @@ BY_FAN_IN = {HIDDEN: Powers(fan_in=-1.0)}
 
 def adam_table(alpha: float | None) -> StepTable:
     """Return the table of Adam: μP, and with α that of branches m_L^-α."""
-    inside = ONE if alpha is None else Powers(depth=alpha - 1.0)
-    depth = ONE if alpha is None else Powers(depth=-alpha)
-    eps = Powers(fan_in=-1.0).times(depth)
     return StepTable(
         rate=BY_FAN_IN,
         decay={HIDDEN: Powers(fan_in=1.0)},
-        eps={HIDDEN: eps},
-        eps_of_vectors_inside=Powers(fan_out=-1.0).times(depth),
-        inside=inside,
+        rate_inside=ONE if alpha is None else Powers(depth=alpha - 1.0),
+        eps_inside=Powers(fan_in=-1.0, depth=-(alpha or 0.0)),
     )
 
 
