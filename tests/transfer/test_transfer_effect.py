@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import limitformer as lf
 from limitformer import InputError
-from limitformer.transfer import parametrisation
+from limitformer.transfer import multipliers
 from limitformer.transfer.exponents import exponent
 from limitformer.transfer.parametrisation import parametrise
 from limitformer.weightless.law import law
@@ -47,9 +47,18 @@ def exponents(model, over, sizes, rule, **changes):
 
 
 WIDTHS = [64, 128, 256, 512]
+GEMMA2 = {**LLAMA, "model_type": "gemma2", "head_dim": 16, "query_pre_attn_scalar": 16}  # tied, √width at its table
+MINICPM = {**LLAMA, "model_type": "minicpm3", "dim_model_base": 32, "q_lora_rank": 16, "kv_lora_rank": 16}
+MINICPM |= {
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 16,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": False,
+}
 
 
-@pytest.mark.parametrize("model", [LLAMA, GRANITE, NEOX])
+@pytest.mark.parametrize("model", [LLAMA, GRANITE, NEOX, GEMMA2, MINICPM])
 def test_mup_logits_fall_and_stream_does_not_depend_on_width(model):
     result = exponents(model, "width", WIDTHS, "mup")
     assert result["logits"].low - 0.01 < -0.5 < result["logits"].high + 0.01
@@ -125,8 +134,8 @@ def test_field_of_granite_and_changed_module_have_the_same_effect(field, monkeyp
     with_field = measured(GRANITE, over, *sizes, rule, samples=4)
     result = parametrise(GRANITE, over, *sizes, rule, "adamw")
     assert getattr(result.model.config, field) != GRANITE[field]
-    monkeypatch.setattr(parametrisation, "OUTPUT_FIELDS", ())
-    monkeypatch.setattr(parametrisation, "BRANCH_FIELDS", ())
+    monkeypatch.setattr(multipliers, "OUTPUT_FIELDS", ())
+    monkeypatch.setattr(multipliers, "BRANCH_FIELDS", ())
     changed = parametrise(GRANITE, over, *sizes, rule, "adamw")
     assert getattr(changed.model.config, field) == GRANITE[field]
     without = measured(GRANITE, over, *sizes, rule, samples=4)

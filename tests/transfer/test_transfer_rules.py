@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from limitformer import InputError
-from limitformer.transfer.parametrisation import kind_of, parametrise
+from limitformer.transfer.parametrisation import parametrise
+from limitformer.transfer.roles import kind_of
 from limitformer.transfer.rules import RULES, Powers
 
 # What mup.MuSGD and mup.MuAdam (MuAdamW has the same numbers) give for lr = weight_decay = 1, and set_base_shapes for
@@ -64,9 +65,7 @@ def test_readout_multiplier_changes_the_input_of_the_matrix_alone():
 
 
 def by_kind(values):
-    return {
-        ".".join("*" if part.isdecimal() else part for part in name.split(".")): each for name, each in values.items()
-    }
+    return {kind_of(name): each for name, each in values.items()}
 
 
 def test_completep_factors_are_those_of_its_table():

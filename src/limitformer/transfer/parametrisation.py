@@ -6,45 +6,33 @@ module is changed after it is built (`branches`). Rates, weight decay and ε are
 """
 
 from collections.abc import Mapping
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import partial
 from math import log
 from typing import Any
 
 from torch import nn
 
 from limitformer.base.errors import InputError, nearest, require
-from limitformer.transfer.branches import Change, scale_branches, scale_input, scale_output
-from limitformer.transfer.roles import Role, Shape, built_on_meta, roles_of
+from limitformer.transfer.multipliers import Effect
+from limitformer.transfer.roles import Role, Shape, built_on_meta, kind_of, partners, roles_of
 from limitformer.transfer.rules import (
     AS_ADAM,
-    ATTENTION_FIELDS,
-    BRANCH_FIELDS,
     FIXED,
     HIDDEN,
     ONE,
     OPTIMIZERS,
     OUTPUT,
-    OUTPUT_FIELDS,
-    OWN_FACTORS,
     RULES,
     SGD,
     VECTOR,
-    Fields,
     ScalingRule,
     StepTable,
 )
 from limitformer.transfer.sizes import DEPTH, WIDTH, at_size, present_size, shapes_of
 from limitformer.weightless.law import law
 from limitformer.weightless.laws import CONSTANT, Law
-from limitformer.weightless.layout import is_callable, outermost_list
-from limitformer.weightless.models import Blueprint, as_plain_formulas, blueprint_of
-
-SCALES = ("scaling", "scale", "softmax_scale", "norm_factor", "attn_scale")  # attributes: factors of the logits q·k
-HEAD_SIZES = ("head_dim", "attention_head_size", "d_head", "head_size", "key_value_proj_dim")
-QUERIES = ("q_proj", "query", "q", "q_lin", "wq")
+from limitformer.weightless.models import Blueprint, blueprint_of
 
 
 @dataclass(frozen=True)
@@ -102,7 +90,7 @@ def parametrise(
     shapes, base_shapes = shapes_in(module), matched(shapes_in(base_module), names)
     roles = roles_of(module, shapes, base_shapes, wider_shapes(blueprint, shapes, base_shapes))
     ratio = depth_ratio(over, size, base, names, [name for name, _ in base_module.named_parameters()])
-    effect = Effect(table, roles, ratio, module, base_module, blueprint)
+    effect = Effect(table, roles, ratio, module, base_module, blueprint, at_base)
     overrides, law_notes = laws_for(table, roles, ratio, blueprint, at_base, effect.folded)
     factors = {name: step_factors(table.steps[kinds[name]], roles[name], ratio) for name in names}
     for name in effect.folded:
@@ -161,31 +149,6 @@ def wider_shapes(blueprint: Blueprint, shapes: dict[str, Shape], base: dict[str,
         return base
 
 
-def kind_of(name: str) -> str:
-    """Return a name with its numbers replaced, so that layers have the same."""
-    return ".".join("*" if part.isdecimal() else part for part in name.split("."))
-
-
-def partners(base: list[str], names: list[str]) -> dict[str, str]:
-    """Return for each name that of the base with its kind, and at its place among the layers.
-
-    Raises:
-        InputError: the base has none.
-    """
-    of_kind: dict[str, list[str]] = {}
-    for name in base:
-        of_kind.setdefault(kind_of(name), []).append(name)
-    mine: dict[str, list[str]] = {}
-    for name in names:
-        mine.setdefault(kind_of(name), []).append(name)
-    result: dict[str, str] = {}
-    for kind, every in mine.items():
-        known = of_kind.get(kind, [])
-        require(bool(known), f"the base has no parameter {kind}. Nearest: a base with every kind of layer.")
-        result |= {name: known[k * len(known) // len(every)] for k, name in enumerate(every)}
-    return result
-
-
 def matched(base: dict[str, Shape], names: list[str]) -> dict[str, Shape]:
     return {name: base[other] for name, other in partners(list(base), names).items()}
 
@@ -214,176 +177,6 @@ def folded(factors: tuple[float, float, float], kind: str, theta: float) -> tupl
     rate, decay, eps = factors
     power = theta**2 if kind == SGD else theta
     return rate * power, decay / power, eps / theta
-
-
-class Effect:
-    """The multipliers of a rule in the forward pass of a model: by fields, or by changes of the built module."""
-
-    def __init__(
-        self, rule: ScalingRule, roles: dict[str, Role], depth: float, module: nn.Module, base: nn.Module,
-        blueprint: Blueprint,
-    ) -> None:  # fmt: skip
-        self.rule, self.roles, self.depth, self.module, self.base = rule, roles, depth, module, base
-        self.plain = blueprint
-        self.fields: dict[str, float] = {}
-        self.changes: list[tuple[str, Change]] = []
-        self.multipliers: dict[str, float] = {}
-        self.notes: list[str] = []
-        self.folded: list[str] = []
-        self.scale_outputs()
-        self.scale_branches()
-        if rule.scales_attention:
-            self.scale_attention()
-        if (own := OWN_FACTORS.get(blueprint.name)) is not None:
-            self.notes.append(f"{blueprint.name}: {own}, which the rule does not see")
-
-    def theta(self, name: str) -> float:
-        """Return the multiplier of an output weight."""
-        role = self.roles[name]
-        return self.rule.multiplier.get(OUTPUT, ONE).factor(role.fan_in, role.fan_out, self.depth)
-
-    def scale_outputs(self) -> None:
-        every = {id(each): name for name, each in self.module.named_parameters()}
-        tables = {id(part.weight) for part in self.module.modules() if isinstance(part, nn.Embedding)}
-        for path, part in self.module.named_modules():
-            weight = getattr(part, "weight", None)
-            name = every.get(id(weight), "")
-            tied = id(weight) in tables and isinstance(part, nn.Linear)
-            if tied and self.roles[name].fan_out != 1.0:  # a head that is the table of embeddings: Table 8 allows it
-                factor = self.rule.multiplier.get(OUTPUT, ONE).factor(self.roles[name].fan_out, 1.0, self.depth)
-                self.multiply_input(path, factor)
-        for name, role in self.roles.items():
-            if role.role == OUTPUT and role.owner is not None:
-                self.multiply_input(role.owner, self.theta(name))
-            elif role.role == OUTPUT:
-                self.folded.append(name)
-        for kind in dict.fromkeys(map(kind_of, self.folded)):
-            self.notes.append(f"{kind} is used by the code of its own module: its multiplier is in its law and rate")
-
-    def multiply_input(self, path: str, factor: float) -> None:
-        if factor == 1.0:
-            return
-        self.multipliers[path] = factor
-        if path == self.head() and self.set_field(OUTPUT_FIELDS, factor):
-            return
-        self.notes.append(
-            f"multiply the input of {path} by {factor:g} in your own code: {self.plain.name} has no field"
-        )
-        self.changes.append((path, partial(scale_input, factor=factor)))
-
-    def head(self) -> str:
-        """Return the name of the head of a model of transformers; empty if there is none."""
-        head = getattr(self.module, "get_output_embeddings", lambda: None)()
-        return (
-            next((name for name, part in self.module.named_modules() if part is head), "") if head is not None else ""
-        )
-
-    def set_field(self, fields: Fields, factor: float) -> bool:
-        """Change the family's own field for a multiplier, if it has one."""
-        config = self.plain.config
-        if config is None or self.plain.kind is None:
-            return False
-        text = config.get_text_config()
-        for name, power, only in fields:
-            value = vars(text).get(name)
-            if isinstance(value, int | float) and (only is None or text.model_type in only):
-                self.fields[name] = value * factor**power
-                self.notes.append(f"{text.model_type} has a field for it: {name}={self.fields[name]:g}")
-                return True
-        return False
-
-    def scale_branches(self) -> None:
-        factor = self.rule.branch.factor(1.0, 1.0, self.depth)
-        if factor == 1.0:
-            return
-        self.multipliers["residual branches"] = factor
-        if self.set_field(BRANCH_FIELDS, factor):
-            return
-        self.notes.append(f"multiply residual branches by {factor:g} in your own code: {self.plain.name} has no field")
-        for block in outermost_list(self.module).blocks:
-            for name in block.members:
-                called = is_callable(self.module.get_submodule(name))
-                require(
-                    called,
-                    f"{name} is a list of modules, and its sums with the stream are outside of it, where they have no "
-                    "multiplier. Nearest: a module for each block, that returns x + f(x).",
-                )
-                self.changes.append((name, partial(scale_branches, name, factor=factor)))
-
-    def scale_attention(self) -> None:
-        """Let logits be q·k/d: multiply them by √(d₀/d), if heads are larger than those of the base."""
-        base, seen, any_attention = dict(self.base.named_modules()), False, False
-        partner = partners([name for name in base if name], [name for name, _ in self.module.named_modules() if name])
-        for path, part in self.module.named_modules():
-            other = base.get(partner.get(path, ""))
-            if other is None or not is_attention(part):
-                continue
-            any_attention, ratio = True, head_ratio(part, other)
-            seen = seen or ratio is not None
-            if ratio is None or ratio == 1.0:
-                continue
-            factor = ratio**-0.5
-            self.multipliers[f"{path} logits"] = factor
-            if not self.scale_logits(path, part, factor):
-                self.multipliers.pop(f"{path} logits")
-                self.notes.append(f"{path} keeps logits q·k/√d: it has no factor and no map of queries to change")
-        if any_attention and not seen:
-            self.notes.append("the size of heads is not visible, so that logits keep their factor: the rule has 1/d")
-
-    def scale_logits(self, path: str, part: nn.Module, factor: float) -> bool:
-        if self.set_field(ATTENTION_FIELDS, factor):
-            return True
-        name = next((each for each in SCALES if isinstance(getattr(part, each, None), float)), None)
-        if name is not None:
-
-            def change(module: nn.Module) -> None:
-                setattr(module, name, getattr(module, name) * factor)
-
-            self.changes.append((path, change))
-            return True
-        query = next((each for each in QUERIES if isinstance(getattr(part, each, None), nn.Linear)), None)
-        if query is not None:
-            self.changes.append((f"{path}.{query}", partial(scale_output, factor=factor)))
-        return query is not None
-
-    def blueprint(self) -> Any:
-        """Return the model with its multipliers in effect."""
-        plain, kind = self.plain, self.plain.kind
-        config = plain.config
-        if self.fields:
-            config = deepcopy(config)
-            for name, value in self.fields.items():
-                setattr(config.get_text_config(), name, value)
-            assert kind is not None
-            plain = replace(plain, config=config, factory=partial(kind, as_plain_formulas(config)))
-        if not self.changes:
-            return plain
-        factory, changes = plain.factory, self.changes
-
-        def build() -> nn.Module:
-            module = factory()
-            for path, change in changes:
-                change(module.get_submodule(path))
-            return module
-
-        return replace(plain, factory=build)
-
-
-def is_attention(part: nn.Module) -> bool:
-    return "attention" in type(part).__name__.lower() or "attn" in type(part).__name__.lower()
-
-
-def head_ratio(part: nn.Module, base: nn.Module) -> float | None:
-    """Return the size of a head over that of the base; None if it is not visible."""
-    for name in HEAD_SIZES:
-        size, other = getattr(part, name, None), getattr(base, name, None)
-        if isinstance(size, int) and isinstance(other, int) and other > 0:
-            return size / other
-    for name in SCALES:
-        scale, before = getattr(part, name, None), getattr(base, name, None)
-        if isinstance(scale, float) and isinstance(before, float) and scale > 0:
-            return (before / scale) ** 2
-    return None
 
 
 def laws_for(

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from limitformer.base.errors import require
 from limitformer.transfer.rules import FIXED, HIDDEN, INPUT, OUTPUT, VECTOR
 from limitformer.weightless.layout import outermost_list
 
@@ -104,6 +105,31 @@ def axes_of(part: nn.Module, attribute: str, shape: Shape, path: str) -> tuple[i
     if any(word in words for word in ROUTERS) or (len(shape) == 2 and "weight" in attribute):
         return len(shape) - 1, len(shape) - 2  # used as the weight of a linear map
     return len(shape) - 2, len(shape) - 1  # a table, such as positions or tokens of a class
+
+
+def kind_of(name: str) -> str:
+    """Return a name with its numbers replaced, so that layers have the same."""
+    return ".".join("*" if part.isdecimal() else part for part in name.split("."))
+
+
+def partners(base: list[str], names: list[str]) -> dict[str, str]:
+    """Return for each name that of the base with its kind, and at its place among the layers.
+
+    Raises:
+        InputError: the base has none.
+    """
+    of_kind: dict[str, list[str]] = {}
+    for name in base:
+        of_kind.setdefault(kind_of(name), []).append(name)
+    mine: dict[str, list[str]] = {}
+    for name in names:
+        mine.setdefault(kind_of(name), []).append(name)
+    result: dict[str, str] = {}
+    for kind, every in mine.items():
+        known = of_kind.get(kind, [])
+        require(bool(known), f"the base has no parameter {kind}. Nearest: a base with every kind of layer.")
+        result |= {name: known[k * len(known) // len(every)] for k, name in enumerate(every)}
+    return result
 
 
 def built_on_meta(factory: Any) -> nn.Module:

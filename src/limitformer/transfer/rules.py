@@ -171,15 +171,3 @@ OUTPUT_FIELDS: Fields = (
 )
 BRANCH_FIELDS: Fields = (("residual_multiplier", 1.0, None),)
 ATTENTION_FIELDS: Fields = (("attention_multiplier", 1.0, None), ("query_pre_attn_scalar", -2.0, None))
-
-# Factors in the families' own code that change with the width, which a rule does not see.
-OWN_FACTORS = {
-    "t5": "its head multiplies the stream by d_model^-½ if it is tied",
-    "mt5": "its head multiplies the stream by d_model^-½ if it is tied",
-    "umt5": "its head multiplies the stream by d_model^-½ if it is tied",
-    "switch_transformers": "its head multiplies the stream by d_model^-½ if it is tied",
-    **dict.fromkeys(
-        ("gemma", "gemma2", "gemma3", "gemma3_text", "vaultgemma", "t5gemma", "recurrent_gemma"),
-        "its code multiplies embeddings by √hidden_size",
-    ),
-}
