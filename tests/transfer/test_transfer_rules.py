@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+import limitformer as lf
 from limitformer import InputError
 from limitformer.transfer.parametrisation import parametrise
 from limitformer.transfer.roles import kind_of
@@ -160,6 +161,22 @@ def test_rule_for_each_parameter_has_its_own_optimiser():
 def test_parametrise_refuses_rules_and_optimisers(rule, kind, message):
     with pytest.raises(InputError, match=message):
         parametrise(LLAMA, "width", 128, 64, rule, kind)
+
+
+def test_transformer_has_its_own_parametrisation():
+    model = lf.Transformer(width=16, depth=2, gamma=0.5, feedforward=lf.ReLU())
+    assert parametrise(model, "width", 32, 16, "standard").model.width == 32
+    with pytest.raises(InputError, match="divides by √width in its code, which is another parametrisation than mup"):
+        parametrise(model, "width", 32, 16, "mup")
+
+
+def test_roles_are_known_over_depth_and_at_the_base():
+    for over, size in (("depth", 8), ("width", 64)):
+        roles = by_kind(parametrise(GPT2, over, size, {"depth": 4, "width": 64}[over], "mup").roles)
+        assert roles["transformer.wte.weight"] == "input"
+        assert roles["transformer.h.*.attn.c_attn.weight"] == "hidden"
+        assert roles["transformer.h.*.ln_1.bias"] == "vector"
+    assert by_kind(parametrise(LLAMA, "depth", 8, 4, "mup").roles)["lm_head.weight"] == "output"
 
 
 def test_every_rule_names_its_source():

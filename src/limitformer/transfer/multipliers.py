@@ -90,11 +90,9 @@ class Effect:
 
     def own_output(self) -> float:
         """Return the multiplier that the family's own code gives the head, over that of the base."""
-        config, base = (
-            None if each.config is None else each.config.get_text_config() for each in (self.plain, self.base)
-        )
-        if config is None:
+        if self.plain.config is None:
             return 1.0
+        config, base = text_part(self.plain), text_part(self.base)
         if getattr(config, "scale_decoder_outputs", False):  # the code of T5: the stream times d_model^-½
             return float((config.hidden_size / base.hidden_size) ** -0.5)
         if isinstance(getattr(type(config), "logits_scaling", None), property):  # MiniCPM's: computed from the width
@@ -180,7 +178,8 @@ class Effect:
             self.multipliers[f"{path} logits"] = factor
             if not self.scale_logits(path, part, factor):
                 self.multipliers.pop(f"{path} logits")
-                self.notes.append(f"{path} keeps logits q·k/√d: it has no factor and no map of queries to change")
+                note = f"{kind_of(path)} keeps logits q·k/√d: it has no factor and no map of queries to change"
+                self.notes += [note] if note not in self.notes else []
         if any_attention and not seen:
             self.notes.append("the size of heads is not visible, so that logits keep their factor: the rule has 1/d")
 

@@ -85,6 +85,11 @@ def parametrise(
     plain = Parametrisation(at_size(model, over, size).model, {}, ones, dict(ones), dict(ones), {}, {}, [])
     if rule == "standard":
         return plain
+    require(
+        blueprint.transformer is None,
+        f"a Transformer of limitformer divides by √width in its code, which is another parametrisation than {rule}. "
+        'Nearest: rule="standard".',
+    )
     at_base = blueprint_of(at_size(model, over, base).model)
     base_module = built_on_meta(at_base.factory)
     shapes, base_shapes = shapes_in(module), matched(shapes_in(base_module), names)
@@ -229,5 +234,7 @@ def tie_notes(module: nn.Module, roles: dict[str, Role]) -> list[str]:
     first = {id(each): name for name, each in module.named_parameters()}
     every = module.named_parameters(remove_duplicate=False)
     tied = [(name, first[id(each)]) for name, each in every if first[id(each)] != name]
-    outer = [(name, own) for name, own in tied if roles[own].role != FIXED and kind_of(name) != kind_of(own)]
+    heads = {name for name, part in module.named_modules() if not isinstance(part, nn.Embedding)}
+    outer = [(name, own) for name, own in tied if roles[own].role != FIXED and name.rpartition(".")[0] in heads]
+    outer = [(name, own) for name, own in outer if kind_of(name) != kind_of(own)]
     return [f"{name} is tied to {own}: it has one law and one rate, and its own multiplier" for name, own in outer]
