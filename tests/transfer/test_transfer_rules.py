@@ -146,6 +146,8 @@ def test_rule_for_each_parameter_has_its_own_optimiser():
     rates = parametrise(LLAMA, "width", 256, 64, "mup", kinds).lr_factors
     assert rates["model.norm.weight"] == 4.0
     assert rates["model.layers.0.mlp.up_proj.weight"] == 0.25
+    trained = {"model.norm.weight": "sgd"}
+    assert set(parametrise(LLAMA, "width", 256, 64, "mup", trained).lr_factors.values()) == {1.0, 4.0}
 
 
 @pytest.mark.parametrize(
@@ -155,7 +157,7 @@ def test_rule_for_each_parameter_has_its_own_optimiser():
         ("mup", "adamm", "optimizer_kind must be one of .*; got 'adamm'. Nearest: adam"),
         ("mup", "muon", "the rule mup has no entry for muon .* Nearest: one of sgd, adam, adamw, lion"),
         ("completep", "sgd", "the rule completep has no entry for sgd"),
-        ("mup", {"model.norm.weight": "adamw"}, "optimizer_kind has no entry for the parameter 'model.embed_tokens"),
+        ("mup", {"model.norm.wieght": "adamw"}, "the model has no parameter .* Nearest: model.norm.weight"),
     ],
 )
 def test_parametrise_refuses_rules_and_optimisers(rule, kind, message):

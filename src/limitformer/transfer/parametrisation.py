@@ -11,11 +11,12 @@ from fnmatch import fnmatchcase
 from math import log
 from typing import Any
 
+import torch
 from torch import nn
 
 from limitformer.base.errors import InputError, nearest, require
 from limitformer.transfer.multipliers import Effect
-from limitformer.transfer.roles import Role, Shape, built_on_meta, kind_of, partners, roles_of
+from limitformer.transfer.roles import Role, Shape, kind_of, partners, roles_of
 from limitformer.transfer.rules import (
     AS_ADAM,
     FIXED,
@@ -30,7 +31,7 @@ from limitformer.transfer.rules import (
     StepTable,
 )
 from limitformer.transfer.sizes import DEPTH, WIDTH, at_size, present_size, shapes_of
-from limitformer.weightless.law import law
+from limitformer.weightless.law import build_without_weights
 from limitformer.weightless.laws import CONSTANT, Law
 from limitformer.weightless.models import Blueprint, blueprint_of
 
@@ -71,36 +72,37 @@ def parametrise(
         size: of that.
         base: the size at which every factor is 1.
         rule: "standard", "mup", "completep" or "depth-mup".
-        optimizer_kind: sgd, adam, adamw, lion or muon; or one for each parameter, by its name.
+        optimizer_kind: sgd, adam, adamw, lion or muon; or one for each trained parameter, by its name.
 
     Raises:
         InputError: there is no such rule or size, or the rule has no entry for the optimiser.
     """
-    table = rule_of(rule)
-    blueprint = blueprint_of(at_size(model, over, size).model)
-    module = built_on_meta(blueprint.factory)
+    table, sized = rule_of(rule), at_size(model, over, size).model
+    blueprint = blueprint_of(sized)
+    module, laws = build_without_weights(blueprint, torch.float32)
     names = [name for name, _ in module.named_parameters()]
     kinds = optimizers_of(table, optimizer_kind, names)
-    ones = dict.fromkeys(names, 1.0)
-    plain = Parametrisation(at_size(model, over, size).model, {}, ones, dict(ones), dict(ones), {}, {}, [])
     if rule == "standard":
-        return plain
+        ones = dict.fromkeys(names, 1.0)
+        return Parametrisation(sized, {}, ones, dict(ones), dict(ones), {}, {}, [])
     require(
         blueprint.transformer is None,
         f"a Transformer of limitformer divides by √width in its code, which is another parametrisation than {rule}. "
         'Nearest: rule="standard".',
     )
     at_base = blueprint_of(at_size(model, over, base).model)
-    base_module = built_on_meta(at_base.factory)
+    base_module, base_laws = build_without_weights(at_base, torch.float32)
     shapes, base_shapes = shapes_in(module), matched(shapes_in(base_module), names)
     roles = roles_of(module, shapes, base_shapes, wider_shapes(blueprint, shapes, base_shapes))
     ratio = depth_ratio(over, size, base, names, [name for name, _ in base_module.named_parameters()])
     effect = Effect(table, roles, ratio, module, base_module, blueprint, at_base)
-    overrides, law_notes = laws_for(table, roles, ratio, blueprint, at_base, effect.folded)
-    factors = {name: step_factors(table.steps[kinds[name]], roles[name], ratio) for name in names}
-    for name in effect.folded:
-        factors[name] = folded(factors[name], kinds[name], effect.theta(name))
-    notes = [f"{table.name}: {table.source}", *([table.limits] if table.limits else [])]
+    overrides, law_notes = laws_for(table, roles, ratio, laws, base_laws, effect.folded)
+    factors = dict.fromkeys(names, (1.0, 1.0, 1.0))
+    for name, kind in kinds.items():
+        factors[name] = step_factors(table.steps[kind], roles[name], ratio)
+        if name in effect.folded:
+            factors[name] = folded(factors[name], kind, effect.theta(name))
+    notes = [f"{table.name}: {table.source}", *([table.limits] if ratio != 1.0 else [])]
     notes += [note for kind, note in AS_ADAM.items() if kind in kinds.values()]
     rates, decays, epsilons = ({name: each[k] for name, each in factors.items()} for k in range(3))
     return Parametrisation(
@@ -123,19 +125,15 @@ def rule_of(name: Any) -> ScalingRule:
 
 
 def optimizers_of(rule: ScalingRule, kinds: str | Mapping[str, str], names: list[str]) -> dict[str, str]:
-    """Return the optimiser of each parameter, each of which the rule must have an entry for."""
-    given = dict.fromkeys(names, kinds) if isinstance(kinds, str) else dict(kinds)
-    missing = next((name for name in names if name not in given), None)
-    require(missing is None, f"optimizer_kind has no entry for the parameter {missing!r}.")
-    for kind in dict.fromkeys(given[name] for name in names):
-        known = kind in OPTIMIZERS
-        require(
-            known, f"optimizer_kind must be one of {', '.join(OPTIMIZERS)}; got {kind!r}.{nearest(kind, OPTIMIZERS)}"
-        )
-        has = kind in rule.steps
-        entries = ", ".join(rule.steps)
+    """Return the optimiser of each parameter that is trained; the rule must have an entry for each optimiser."""
+    result = dict.fromkeys(names, kinds) if isinstance(kinds, str) else dict(kinds)
+    for name, kind in result.items():
+        require(name in names, f"optimizer_kind: the model has no parameter {name!r}.{nearest(name, names)}")
+        known, close = kind in OPTIMIZERS, nearest(kind, OPTIMIZERS)
+        require(known, f"optimizer_kind must be one of {', '.join(OPTIMIZERS)}; got {kind!r}.{close}")
+        has, entries = kind in rule.steps, ", ".join(rule.steps)
         require(has, f"the rule {rule.name} has no entry for {kind} ({rule.source}). Nearest: one of {entries}.")
-    return {name: given[name] for name in names}
+    return result
 
 
 def shapes_in(module: nn.Module) -> dict[str, Shape]:
@@ -185,10 +183,15 @@ def folded(factors: tuple[float, float, float], kind: str, theta: float) -> tupl
 
 
 def laws_for(
-    rule: ScalingRule, roles: dict[str, Role], depth: float, blueprint: Blueprint, base: Blueprint, in_law: list[str]
-) -> tuple[dict[str, Law], list[str]]:
-    """Return the laws that differ from those of the code at this size, and notes on those that are not known."""
-    mine, theirs = law(blueprint).laws, law(base).laws
+    rule: ScalingRule, roles: dict[str, Role], depth: float, mine: dict[str, Law], theirs: dict[str, Law],
+    in_law: list[str],
+) -> tuple[dict[str, Law], list[str]]:  # fmt: skip
+    """Return the laws that differ from those of the code at this size, and notes on those that are not known.
+
+    Args:
+        mine, theirs: laws of the code at this size, and at the base.
+        in_law: weights whose multiplier is in their law.
+    """
     names = [name for name in roles if name in mine]
     partner, changed, notes = partners(list(theirs), names), dict[str, Law](), list[str]()
     for name in names:

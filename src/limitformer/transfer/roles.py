@@ -7,9 +7,7 @@ of transformers (in, out), tables that are looked up (number, out).
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
-import torch
 from torch import nn
 
 from limitformer.base.errors import require
@@ -41,7 +39,7 @@ class Role:
 def roles_of(
     module: nn.Module, shapes: dict[str, Shape], base: dict[str, Shape], wider: dict[str, Shape]
 ) -> dict[str, Role]:
-    """Return the role of each parameter of `module`, on the meta device, by its first name.
+    """Return the role of each parameter of `module` by its first name.
 
     Args:
         shapes: of the network, by name.
@@ -130,11 +128,3 @@ def partners(base: list[str], names: list[str]) -> dict[str, str]:
         require(bool(known), f"the base has no parameter {kind}. Nearest: a base with every kind of layer.")
         result |= {name: known[k * len(known) // len(every)] for k, name in enumerate(every)}
     return result
-
-
-def built_on_meta(factory: Any) -> nn.Module:
-    """Build a module without memory for its parameters."""
-    with torch.device("meta"):
-        module = factory()
-    assert isinstance(module, nn.Module)
-    return module

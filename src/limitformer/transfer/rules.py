@@ -72,8 +72,7 @@ class ScalingRule:
         steps: tables by optimiser; an optimiser that is not there has no entry in the publication.
         branch: the factor of each residual branch.
         scales_attention: whether logits are q·k/d instead of q·k/√d.
-        keeps_law: whether laws of weights are those of the base times a factor; no: the code's own at each size.
-        limits: what the publication assumes.
+        limits: what the publication assumes of another depth.
     """
 
     name: str
@@ -83,7 +82,6 @@ class ScalingRule:
     steps: Mapping[str, StepTable] = field(default_factory=dict)
     branch: Powers = ONE
     scales_attention: bool = False
-    keeps_law: bool = True
     limits: str = ""
 
 
@@ -126,7 +124,7 @@ def sgd_table() -> StepTable:
 
 RULES: Mapping[str, ScalingRule] = {
     "standard": ScalingRule(
-        "standard", "the model's own code at each size", steps={k: StepTable() for k in OPTIMIZERS}, keeps_law=False
+        "standard", "the model's own code at each size", steps={k: StepTable() for k in OPTIMIZERS}
     ),
     "mup": ScalingRule(
         "mup",
@@ -135,7 +133,7 @@ RULES: Mapping[str, ScalingRule] = {
         multiplier=MULTIPLIER,
         steps={SGD: sgd_table(), **dict.fromkeys((ADAM, ADAMW, LION), adam_table(None))},
         scales_attention=True,
-        limits="for growing width; its entries do not depend on depth",
+        limits="for growing width: it has no entries for another depth",
     ),
     "completep": ScalingRule(
         "completep",
