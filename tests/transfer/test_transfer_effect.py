@@ -238,6 +238,18 @@ def test_outputs_of_fan_in_law_have_the_power_of_the_rule(rule, power):
     assert abs(result.value - power) < 0.03
 
 
+CONSTANT_FACTOR = {**LLAMA, "model_type": "granite", "attention_multiplier": 0.25}  # whatever the size of heads
+
+
+@pytest.mark.parametrize(("model", "factor"), [(LLAMA, 0.5), (CONSTANT_FACTOR, 0.25)])
+def test_logits_of_larger_heads_have_the_inverse_of_their_size(model, factor):
+    rule, plain = (parametrise({**model, "head_dim": 16}, "head_dim", 64, 16, name) for name in ("mup", "standard"))
+    own, other = (
+        lf.weightless.simulate(each.model, 8, samples=4, overrides=rule.overrides, **RUN) for each in (rule, plain)
+    )
+    np.testing.assert_allclose(own.logit_std.values[:, 0], factor * other.logit_std.values[:, 0], rtol=1e-3)
+
+
 def test_multiplied_branches_have_the_gradients_of_smaller_matrices():
     own = parametrise(GPT2, "depth", 8, 4, "completep", "adamw")
     patterns = ["*.attn.c_proj.weight", "*.mlp.c_proj.weight"]

@@ -145,6 +145,7 @@ def test_transformer_has_width_and_depth():
     assert wider.changes == {"width": (32, 64), "attention.heads": (4, 8), "feedforward.hidden": (64, 128)}
     assert (wider.model.attention.heads, wider.model.feedforward.hidden) == (8, 128)
     assert at_size(model, "depth", 9).model.depth == 9
+    assert present_size(model, "depth") == 4
     with pytest.raises(InputError, match=r"has no size 'dept'; it has width and depth. Nearest: depth"):
         at_size(model, "dept", 9)
 
@@ -211,6 +212,13 @@ def test_number_is_not_a_model():
 def test_over_refuses_names_and_sizes(over, message):
     with pytest.raises(InputError, match=message):
         sizes_over(over)
+
+
+def test_present_size_is_that_of_the_default_or_unknown():
+    assert present_size(network, "depth") == 2
+    assert present_size(network, "width") is None
+    assert present_size(LLAMA, "width") == 64
+    assert present_size(LLAMA, "num_attention_heads") == 4
 
 
 def test_over_sorts_its_sizes():

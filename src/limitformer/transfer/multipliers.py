@@ -128,8 +128,9 @@ class Effect:
         for name, power, only in fields:
             value = vars(text).get(name)
             if isinstance(value, int | float) and (only is None or text.model_type in only):
+                if name not in self.fields:
+                    self.notes.append(f"{text.model_type} has a field for it: {name}={value * factor**power:g}")
                 self.fields[name] = value * factor**power
-                self.notes.append(f"{text.model_type} has a field for it: {name}={self.fields[name]:g}")
                 return True
         return False
 
@@ -163,7 +164,7 @@ class Effect:
         return pair[0] / pair[1]
 
     def scale_attention(self) -> None:
-        """Let logits be q·k/d: multiply them by √(d₀/d), if heads are larger than those of the base."""
+        """Let logits be q·k/d times a constant, if heads have another size d than those of the base."""
         base, seen, any_attention = dict(self.base_module.named_modules()), False, False
         partner = partners([name for name in base if name], [name for name, _ in self.module.named_modules() if name])
         for path, part in self.module.named_modules():
@@ -174,7 +175,9 @@ class Effect:
             seen = seen or ratio is not None
             if ratio is None or ratio == 1.0:
                 continue
-            factor = ratio**-0.5
+            factor = 1 / ratio / (scale_ratio(part, other) or ratio**-0.5)
+            if isclose(factor, 1.0):
+                continue
             self.multipliers[f"{path} logits"] = factor
             if not self.scale_logits(path, part, factor):
                 self.multipliers.pop(f"{path} logits")
@@ -237,8 +240,14 @@ def head_ratio(part: nn.Module, base: nn.Module) -> float | None:
         size, other = getattr(part, name, None), getattr(base, name, None)
         if isinstance(size, int) and isinstance(other, int) and other > 0:
             return size / other
+    own = scale_ratio(part, base)
+    return None if own is None else own**-2
+
+
+def scale_ratio(part: nn.Module, base: nn.Module) -> float | None:
+    """Return the factor of the code's own logits over that of the base; None if it is not visible."""
     for name in SCALES:
         scale, before = getattr(part, name, None), getattr(base, name, None)
-        if isinstance(scale, float) and isinstance(before, float) and scale > 0:
-            return (before / scale) ** 2
+        if isinstance(scale, float) and isinstance(before, float) and scale > 0 and before > 0:
+            return scale / before
     return None

@@ -57,7 +57,7 @@ def role_of(name: str, module: nn.Module, shape: Shape, base: Shape, wider: Shap
     path, _, attribute = name.rpartition(".")
     part = module.get_submodule(path)
     grows = [k for k, (a, b) in enumerate(zip(shape, wider, strict=True)) if a != b]
-    ratios = [a / b for a, b in zip(shape, base, strict=True)]
+    ratios = [a / b if b else 1.0 for a, b in zip(shape, base, strict=True)]
     if not grows:
         return Role(FIXED, 1.0, 1.0, inside, None)
     if (

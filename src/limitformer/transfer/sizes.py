@@ -35,7 +35,7 @@ from limitformer.transfer.fields import (
     WIDTHS,
 )
 from limitformer.weightless.configurations import check_sizes, config_of
-from limitformer.weightless.models import Blueprint, as_plain_formulas, blueprint_of, is_config
+from limitformer.weightless.models import Blueprint, blueprint_of, is_config
 from limitformer.weightless.sizes import size_of
 
 WIDTH, DEPTH = "width", "depth"
@@ -118,18 +118,23 @@ def present_size(model: Any, over: str) -> int | None:
     model = getattr(model, "config", None) if isinstance(model, nn.Module) else model
     model = model.config if isinstance(model, Blueprint) and model.config is not None else model
     if isinstance(model, Transformer):
-        return int(getattr(model, over))
+        return size_of_transformer(model, over)
     if is_config(model):
         return main_field(model, over)[2]
     default = arguments_of(model).get(over)
     return default if isinstance(default, int) and not isinstance(default, bool) else None
 
 
-def transformer_at(model: Transformer, over: str, size: int) -> Sized:
+def size_of_transformer(model: Transformer, over: str) -> int:
     names = (WIDTH, DEPTH)
     require(over in names, f"a Transformer has no size {over!r}; it has width and depth.{nearest(over, names)}")
+    return model.width if over == WIDTH else model.depth
+
+
+def transformer_at(model: Transformer, over: str, size: int) -> Sized:
+    present = size_of_transformer(model, over)
     if over == DEPTH:
-        return Sized(replace(model, depth=size), {DEPTH: (model.depth, size)})
+        return Sized(replace(model, depth=size), {DEPTH: (present, size)})
     changes: Changes = {WIDTH: (model.width, size)}
     values: dict[str, int | None] = {
         "attention.heads": getattr(model.attention, "heads", None),
@@ -316,10 +321,8 @@ def continued(values: list[Any], length: int) -> list[Any]:
     """Return a list at another length: after its first entries it repeats its shortest period."""
     if length <= len(values):
         return values[:length]
-    start, period = min(
-        ((s, p) for p in range(1, len(values) + 1) for s in range(len(values) - p + 1) if repeats(values, s, p)),
-        key=lambda pair: (sum(pair), pair),
-    )
+    pairs = ((start, end - start) for end in range(1, len(values) + 1) for start in range(end))
+    start, period = next((start, period) for start, period in pairs if repeats(values, start, period))
     return [values[k] if k < len(values) else values[start + (k - start) % period] for k in range(length)]
 
 
@@ -330,8 +333,6 @@ def repeats(values: list[Any], start: int, period: int) -> bool:
 def shapes_of(model: Any) -> dict[str, tuple[int, ...]]:
     """Return the shape of each parameter of a model, by all its names, without memory for them."""
     blueprint = blueprint_of(model)
-    if blueprint.config is not None:
-        blueprint = replace(blueprint, config=as_plain_formulas(deepcopy(blueprint.config)))
     return size_of(blueprint.factory, blueprint.name).names
 
 
