@@ -24,7 +24,9 @@ from limitformer.weightless.convolutions import (
     patches_of,
     positions,
 )
+from limitformer.weightless.laws import ORTHOGONAL
 from limitformer.weightless.maps import NeverDrawnMap, RedrawnMap
+from limitformer.weightless.orthogonal import OrthogonalMap, has_room
 from limitformer.weightless.run import (
     ALWAYS,
     NEVER,
@@ -121,6 +123,9 @@ class WeightNumbers:
             self.run.side_by_side, rows, columns
         )
 
+    def wishart_root(self, purpose: str, rows: int, freedom: int) -> Tensor:
+        return self.run.wishart_root(f"{self.name}: {purpose}", rows, freedom)
+
     def whole(self) -> Tensor:
         """Draw W (S, n, p)."""
         return as_matrix(entries(self.tensor), self.turned)
@@ -190,6 +195,8 @@ def apply(x: Tensor, tensor: Implicit, turned: bool) -> Tensor:
         shape, inputs = tuple(tensor.shape), tensor.shape.numel() // columns
         raise InputError(f"{tensor.weight.name} {shape} takes {inputs} entries a token; got {tuple(x.shape)}.")
     entries_kept = kept_entries(tensor)
+    if entries_kept is None and tensor.weight.law.kind == ORTHOGONAL:
+        entries_kept = drawn_orthogonal(tensor, z.shape[-2], z.shape[-1], columns)
     if entries_kept is not None:
         out = z @ as_matrix(entries_kept, turned != tensor.turned)
     else:
@@ -202,6 +209,33 @@ def kept_entries(tensor: Implicit) -> Tensor | None:
     weight, run = tensor.weight, tensor.weight.run
     if weight.name not in run.reasons_to_keep and (weight.name not in run.leaves or weight.name in run.rows):
         return None
+    return keep_entries(tensor)
+
+
+def drawn_orthogonal(tensor: Implicit, tokens: int, inputs: int, columns: int) -> Tensor | None:
+    """Return the entries (S, *shape) of an orthogonal weight that is drawn, None of one that need not be.
+
+    It is kept for the pass, as drawing it costs more than multiplying by it.
+    """
+    weight, run = tensor.weight, tensor.weight.run
+    run.costly.add(weight.name)  # a second use draws it
+    if tensor.part is not None:
+        run.operations.setdefault(weight.name, "a part of it is used")
+    elif weight.name not in run.rows and orthogonal_is_never_drawn(tokens, inputs, columns, run.draw):
+        return None
+    run.operations.setdefault(weight.name, "an orthogonal matrix that costs less if it is drawn")
+    return keep_entries(tensor)
+
+
+def orthogonal_is_never_drawn(tokens: int, inputs: int, columns: int, draw: str) -> bool:
+    """Whether the map leaves its orthogonal weight undrawn: the tokens must be few, and that must be cheaper."""
+    few = has_room(tokens, inputs, columns) and draw != ALWAYS
+    return few and (draw == NEVER or tokens < min(inputs, columns))
+
+
+def keep_entries(tensor: Implicit) -> Tensor:
+    """Draw the entries (S, *shape) of a weight or its slice, and keep them for the pass."""
+    weight, run = tensor.weight, tensor.weight.run
     whole = run.whole(weight)
     part = whole if tensor.part is None else whole[:, tensor.part]
     return part.detach() if tensor.frozen else part
@@ -216,12 +250,16 @@ def apply_once(x: Tensor, z: Tensor, numbers: WeightNumbers, columns: int) -> Te
     if known is not None and weight.law.rows:  # constant rows need no draw
         known = run.draw_rows(weight, torch.tensor(sorted(weight.law.rows)))
     run.tokens[numbers.name] = run.tokens.get(numbers.name, 0) + z.shape[-2]
-    if not never_drawn(run.tokens[numbers.name], z.shape[-1], columns, numbers):
+    orthogonal = weight.law.kind == ORTHOGONAL  # `apply` has drawn those that must be
+    if not orthogonal and not never_drawn(run.tokens[numbers.name], z.shape[-1], columns, numbers):
         run.costly.add(weight.name)
     if weight.name in run.repeated:
         every = run.repeated_map(numbers.name, weight, numbers.turned)
         run.use(numbers.name, NEVER_DRAWN, weight)
         out: Tensor = every(z, numbers, columns)
+    elif orthogonal:
+        run.use(numbers.name, NEVER_DRAWN, weight)
+        out = OrthogonalMap.apply(z, run.anchor, numbers, run.root(x, z), columns)
     elif never_drawn(z.shape[-2], z.shape[-1], columns, numbers):
         run.use(numbers.name, NEVER_DRAWN, weight)
         out = NeverDrawnMap.apply(z, run.anchor, numbers, run.root(x, z), columns)
@@ -398,7 +436,10 @@ def kernel_is_never_drawn(x: Tensor, numbers: WeightNumbers, how: Convolution) -
     """Whether the map of the patches of x (S, B, channels, …) leaves its kernel undrawn."""
     columns, channels, *kernel = numbers.tensor.shape
     sizes = map(positions, x.shape[3:], kernel, how.stride, how.padding, how.dilation)
-    return never_drawn(x.shape[1] * math.prod(sizes), channels * math.prod(kernel), columns, numbers)
+    tokens, inputs = x.shape[1] * math.prod(sizes), channels * math.prod(kernel)
+    if numbers.tensor.weight.law.kind == ORTHOGONAL:
+        return orthogonal_is_never_drawn(tokens, inputs, columns, numbers.run.draw)
+    return never_drawn(tokens, inputs, columns, numbers)
 
 
 def add_channel_bias(out: Tensor, bias: Tensor) -> Tensor:

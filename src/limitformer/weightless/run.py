@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 
 from limitformer.base.errors import InputError, PicklesArguments
-from limitformer.weightless.laws import Law
+from limitformer.weightless.laws import ORTHOGONAL, Law
 from limitformer.weightless.maps import RepeatedMap, squared_norm
-from limitformer.weightless.numbers import entries, normals
+from limitformer.weightless.numbers import entries, normals, wishart_root
+from limitformer.weightless.orthogonal import haar_matrix, haar_rows, has_room
 from limitformer.weightless.roots import Root, root_of
 from limitformer.weightless.tensors import Marks, marks, same_memory
 
@@ -152,6 +153,9 @@ class WeightlessRun:
 
     def entries(self, weight: RandomWeight, rows: range | Tensor) -> Tensor:
         """Draw rows of the weight (S, rows, *rest) by its law; the same ones at every call."""
+        if weight.law.kind == ORTHOGONAL:
+            whole = self.orthogonal_entries(weight)
+            return whole if isinstance(rows, range) and rows == weight.rows else whole[:, torch.as_tensor(rows, device=self.device)]
         columns = 1
         for size in weight.shape[1:]:
             columns *= size
@@ -162,13 +166,34 @@ class WeightlessRun:
             drawn[:, numbers.to(drawn.device) == row] = value
         return drawn.reshape(self.side_by_side, *((len(rows), *weight.shape[1:]) if weight.shape else ()))
 
+    def orthogonal_entries(self, weight: RandomWeight) -> Tensor:
+        """Draw an orthogonal weight (S, *shape)."""
+        rows, columns = weight.shape[0], prod(weight.shape[1:])
+        gaussian = self.normals(f"{weight.numbers or weight.name}: entries", range(rows), columns)
+        return haar_matrix(gaussian).mul_(weight.law.scale).reshape(self.side_by_side, *weight.shape)
+
+    def orthogonal_rows(self, weight: RandomWeight, rows: Tensor) -> Tensor:
+        """Draw rows (S, rows, columns) of an orthogonal table that are all of it that the pass looks up."""
+        (number, columns), purpose = weight.shape, f"{weight.name}: rows"
+        if self.draw == ALWAYS or not has_room(len(rows), number, columns):
+            return self.entries(weight, rows)
+        gaussian, beyond = self.normals(purpose, rows, columns), number - columns
+        extra = self.wishart_root(purpose, len(rows), beyond) if beyond > 0 else gaussian[..., :0]
+        return haar_rows(gaussian, extra).mul_(weight.law.scale)
+
+    def wishart_root(self, purpose: str, rows: int, freedom: int) -> Tensor:
+        """Draw T (S, rows, min(rows, freedom)), of which T Tᵀ is a Wishart matrix."""
+        return wishart_root(self.seed, purpose, self.samples, rows, freedom, self.dtype).to(self.device)
+
     def normals(self, purpose: str, rows: range | Tensor, columns: int) -> Tensor:
         """Draw N(0, 1) (S, rows, columns)."""
         return normals(self.seed, purpose, self.samples, rows, columns, self.dtype).to(self.device)
 
     def leaf(self, weight: RandomWeight, rows: range | Tensor) -> Tensor:
         """Draw rows as a leaf of torch's graph, whose gradient is that of the weight."""
-        values = self.entries(weight, rows).requires_grad_(self.gradients and weight.trained)
+        looked_up = isinstance(rows, Tensor) and weight.law.kind == ORTHOGONAL
+        values = self.orthogonal_rows(weight, rows) if looked_up else self.entries(weight, rows)
+        values = values.requires_grad_(self.gradients and weight.trained)
         self.leaves.setdefault(weight.name, []).append(values)
         return values
 
@@ -214,6 +239,8 @@ class WeightlessRun:
         if len(new):
             if weight.name in self.mapped:
                 raise KeepWeightsError({weight.name: "looked up after it was used as a head"})
+            if len(known) and weight.law.kind == ORTHOGONAL:  # the new rows depend on those
+                raise KeepWeightsError({weight.name: "orthogonal, and looked up several times"})
             drawn = self.leaf(weight, new.cpu())
             rows = drawn if rows is None else torch.cat([rows, drawn], 1)
             self.rows[weight.name] = torch.cat([known, new]), rows
