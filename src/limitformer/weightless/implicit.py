@@ -116,7 +116,7 @@ class WeightNumbers:
 
     @property
     def scale(self) -> float:
-        return self.tensor.weight.law.scale
+        return self.run.scale(self.tensor.weight)
 
     def gaussian(self, purpose: str, rows: int, columns: int) -> Tensor:
         return self.run.normals(f"{self.name}: {purpose}", range(1), rows * columns).reshape(
@@ -490,6 +490,19 @@ def transpose_of_matrices(input: Any) -> Any:
     return transpose(input, -2, -1)
 
 
+def multiply(tensor: Any, other: Any) -> Any:
+    """Multiply a weight in place by a number, outside of autograd, as code that rescales its layers does."""
+    whole = isinstance(tensor, Implicit) and tensor.part is None and isinstance(other, int | float)
+    if not whole or (torch.is_grad_enabled() and not tensor.frozen):
+        return NotImplemented
+    return tensor if tensor.weight.run.multiply(tensor.weight, float(other)) else NotImplemented
+
+
+def divide(tensor: Any, other: Any, **options: Any) -> Any:
+    number = isinstance(other, int | float) and other != 0 and not options
+    return multiply(tensor, 1 / other) if number else NotImplemented
+
+
 def freeze(tensor: Any) -> Any:
     """Return the weight without its gradient."""
     return Implicit(tensor.weight, tensor.part, tensor.turned, frozen=True)
@@ -536,6 +549,8 @@ ANSWERS: dict[Any, Callable[..., Any]] = {
     Tensor.mT.__get__: transpose_of_matrices,  # type: ignore[attr-defined]
     Tensor.transpose: transpose,
     torch.transpose: transpose,
+    Tensor.mul_: multiply,
+    Tensor.div_: divide,
     Tensor.to: cast_like,
     Tensor.type_as: cast_like,
     Tensor.float: itself,

@@ -27,8 +27,8 @@ class Law:
     """Entries scale·g + shift, g standard of its kind.
 
     `normal`: g ~ N(0, 1). `uniform`: g ~ U(0, 1). `truncated normal`: g ~ N(0, 1) given low < g < high. `constant`: the
-    number `shift`. `orthogonal`: a matrix of as many rows and columns as `matrix`, scale times a Haar matrix or its first
-    rows or columns, as of `nn.init.orthogonal_`; the entries depend on each other. `given`: the numbers in the module. `unknown`: for the `reason`.
+    number `shift`. `given`: the numbers in the module. `unknown`: for the `reason`. `orthogonal`: scale times a Haar
+    matrix, or its first rows or columns, of the shape `matrix`; its entries depend on each other.
     """
 
     kind: str

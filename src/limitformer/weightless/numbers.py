@@ -66,7 +66,7 @@ def wishart_root(seed: int, purpose: str, samples: range, rows: int, freedom: in
     """Draw T (samples, rows, min(rows, freedom)), of which T Tᵀ is a Wishart matrix with `freedom` degrees of freedom.
 
     It is the triangular factor of a Gaussian matrix (rows × freedom): N(0, 1) below a diagonal of χ with `freedom`,
-    `freedom` − 1, … degrees of freedom [M. S. Bartlett, Proc. R. Soc. Edinburgh 53 (1933)]. One word of Philox gives a χ.
+    `freedom` − 1, … degrees of freedom [M. S. Bartlett, Proc. R. Soc. Edinburgh 53 (1933)]. Each χ takes one word.
     """
     columns = min(rows, freedom)
     lower = normals(seed, purpose, samples, range(rows), columns, dtype).tril_(-1)
