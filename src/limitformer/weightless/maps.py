@@ -29,6 +29,9 @@ class Numbers(Protocol):
     def gaussian(self, purpose: str, rows: int, columns: int) -> Tensor:
         """Draw N(0, 1) (S, rows, columns); the same purpose gives the same numbers."""
 
+    def wishart_root(self, purpose: str, rows: int, freedom: int) -> Tensor:
+        """Draw T (S, rows, min(rows, freedom)): T Tᵀ is a Wishart matrix with this number of degrees of freedom."""
+
     def whole(self) -> Tensor:
         """Draw W (S, n, p)."""
 

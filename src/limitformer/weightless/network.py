@@ -84,7 +84,8 @@ class Weightless:
         self.blueprint, self.dtype, self.device = blueprint, dtype, device
         self.limit: int | None = None  # bytes that a network of unknown size may take
         module, own_laws, rebuilt, doubts, entries = self.build()
-        self.laws = with_overrides(own_laws, overrides)
+        shapes = {name: tuple(one.shape) for name, one in module.named_parameters()}
+        self.laws = with_overrides(own_laws, overrides, shapes)
         self.overridden = [name for name, law in self.laws.items() if law is not own_laws[name]]
         self.table = table_of(blueprint, module, self.laws)
         self.module = module.eval()
