@@ -182,7 +182,7 @@ class WeightlessRun:
         """Multiply a weight that the pass has not used yet by a number; return whether it could."""
         require(
             not self.trains,
-            f"the module multiplies its weight {weight.name} in place when it runs, which training steps do not follow. "
+            f"the module multiplies its weight {weight.name} in place when it runs, which training does not follow. "
             "Nearest: multiply the output of its map.",
         )
         used = any(name.partition("[")[0] == weight.name for name in self.mapped)

@@ -68,17 +68,7 @@ def test_steps_of_a_drawn_network_are_those_of_torch(model, optimizer, form, mon
                 assert mine[name][sample] == pytest.approx(value, rel=1e-7), name
 
 
-@pytest.mark.parametrize(
-    ("model", "optimizer"),
-    [
-        ("llama", "adamw"),
-        ("gpt2", "muon"),
-        ("mixtral", "sgd"),
-        ("albert", "adamw"),
-        ("custom", "muon"),
-        ("bert", "sgd"),
-    ],
-)
+@pytest.mark.parametrize(("model", "optimizer"), COMBINATIONS)
 def test_steps_in_law_have_the_law_of_networks_that_torch_trains(model, optimizer):
     mine, theirs = trained_by_law(model, optimizer, SAMPLES), trained_by_torch(model, optimizer, 3 * SAMPLES)
     p = {name: ks_2samp(mine[name], theirs[name]).pvalue for name in mine}
