@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from limitformer.sweep import read_sweep as read_sweep
     from limitformer.sweep import run_sweep as run_sweep
     from limitformer.sweep.phase import phase_diagram as phase_diagram
+    from limitformer.transfer.transfer import transfer as transfer
     from limitformer.weightless.shapes import shapes as shapes
 
     __version__: str
@@ -153,6 +154,7 @@ HOMES = {
     "checking.check": ("check",),
     "checking.comparison": ("compare",),
     "initialisation.recipes.recipe": ("recipes",),
+    "transfer.transfer": ("transfer",),
     "weightless.shapes": ("shapes",),
 }
 MODULES = ("checking", "designing", "hf", "initialisation", "models", "nn", "plot", "weightless")

@@ -48,6 +48,10 @@ COMMANDS = {
         "limitformer.cli.design:design",
         "Find settings for a sound network at initialisation, with their risk, and print the lines to paste.",
     ),
+    "transfer": (
+        "limitformer.cli.transfer:transfer",
+        "Tell whether a learning rate transfers over width or depth: the first training steps in law, at several sizes.",
+    ),
     "simulate": (
         "limitformer.cli.simulate:simulate",
         "Simulate a Transformer at initialisation: its exact chain, its limit, or the network itself.",

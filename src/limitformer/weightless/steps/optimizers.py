@@ -79,6 +79,16 @@ class StepRules:
         scaled = {name: replace(rule, lr=rule.lr * rate / self.base) for name, rule in self.rules.items()}
         return replace(self, rules=scaled, base=rate)
 
+    def with_factors(self, factors: Mapping[str, tuple[float, float, float]]) -> "StepRules":
+        """Return the rules with learning rate, weight decay and ε of some parameters multiplied."""
+        unknown = [name for name in factors if name not in self.rules]
+        require(not unknown, f"factors name {', '.join(unknown[:3])}, which the optimiser does not train.")
+        rules = dict(self.rules)
+        for name, (lr, decay, eps) in factors.items():
+            rule = rules[name]
+            rules[name] = replace(rule, lr=rule.lr * lr, weight_decay=rule.weight_decay * decay, eps=rule.eps * eps)
+        return replace(self, rules=rules)
+
 
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {  # of optimisers by name: those of torch, of Lion's paper, and of Muon's
     "sgd": {"lr": 1e-3, "momentum": 0.0, "dampening": 0.0, "nesterov": False, "weight_decay": 0.0},

@@ -1,7 +1,7 @@
 """`simulate_steps`: the first training steps of any module, by the law of its weights."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,7 @@ def simulate_steps(
     clip: float | None = None,
     warmup: int = 0,
     schedule: Any = None,
+    factors: Mapping[str, tuple[float, float, float]] | None = None,
     overrides: dict[str, Any] | None = None,
     draw: str = AUTO,
     dtype: torch.dtype = torch.float32,
@@ -81,6 +82,7 @@ def simulate_steps(
         clip: the largest norm of all gradients together; None does not clip.
         warmup: number of steps over which the learning rate rises linearly.
         schedule: a function of the step, or numbers, that multiply the learning rates.
+        factors: by the name of a parameter: what its learning rate, its weight decay and its ε are multiplied by.
         overrides: laws that replace the module's: {pattern of names: standard deviation or `Law`}.
         draw: whether Gaussian matrices are drawn: "never", "always", or "auto", whichever costs less.
         dtype: torch.float32 or torch.float64.
@@ -112,7 +114,9 @@ def simulate_steps(
     first = inputs_of(inputs, blueprint).with_batch_dim(batch_dim)
     network = Weightless(blueprint, dtype, torch.device("cpu"), overrides, blocks)
     rules = rules_of(network, optimizer, steps, clip, warmup, schedule)
-    every = [rules] if rates is None else [rules.with_rate(float(rate)) for rate in rates]
+    if factors is not None:
+        rules = rules.with_factors({name: each for name, each in factors.items() if name in rules.rules})
+    every = [rules] if rates is None else [rules.with_rate(rate) for rate in rates]
     require(bool(every), "rates must have at least one learning rate; got none.")
     first = settle(first, network, seed, own_loss=loss is None)
     named_errors(

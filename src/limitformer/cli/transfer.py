@@ -1,0 +1,120 @@
+"""`limitformer transfer`: does a learning rate that was tuned on a small model hold on a large one?"""
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from limitformer.base.errors import InputError, require, require_count
+from limitformer.cli.check_options import Settings, Text, assignments, require_known, require_readable
+from limitformer.cli.endings import begin_work
+from limitformer.cli.report import errors_in_one_line, print_plain
+from limitformer.cli.user_code import names_code, user_object
+
+OPTIMIZERS = ("sgd", "adam", "adamw", "lion", "muon")
+RULES = ("standard", "mup", "completep", "depth-mup")
+
+
+def transfer(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="WHAT",
+            help="A public shape, a configuration's JSON or folder, or a function that builds a module from a size: "
+            "path/to/model.py:NAME.",
+        ),
+    ],
+    widths: Annotated[str | None, typer.Option(metavar="N,N,…", help="Widths; heads keep their size.")] = None,
+    depths: Annotated[str | None, typer.Option(metavar="N,N,…", help="Numbers of blocks.")] = None,
+    over: Annotated[
+        str | None, typer.Option(metavar="NAME=N,N,…", help="Sizes of a field of the configuration, or an argument.")
+    ] = None,
+    optimizer: Annotated[
+        str, typer.Option(help=f"{', '.join(OPTIMIZERS)}; or FILE.py:NAME, a function from a module to its optimiser.")
+    ] = "adamw",
+    rate: Annotated[
+        float | None, typer.Option(help="Learning rate at the base.", show_default="the optimiser's")
+    ] = None,
+    rule: Annotated[str, typer.Option(help=f"Parametrisation: {', '.join(RULES)}.")] = "standard",
+    base: Annotated[
+        int | None, typer.Option(help="Size at which the rule changes nothing.", show_default="the smallest")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Training steps.")] = 3,
+    tokens: Annotated[int, typer.Option(help="Number of tokens.")] = 32,
+    text: Text = None,
+    samples: Annotated[int, typer.Option(help="Networks at each size.")] = 8,
+    clip: Annotated[float | None, typer.Option(help="Largest norm of all gradients together.")] = None,
+    settings: Settings = None,
+    seed: Annotated[int, typer.Option(help="Seed of the networks.")] = 0,
+    out: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Folder for transfer.json, .csv, .nc and .png.")
+    ] = None,
+) -> None:
+    """Tell whether a learning rate transfers over width or depth: the first training steps in law, at several sizes.
+
+    For example: limitformer transfer gpt2 --widths 256,512,1024 --optimizer adamw --rate 1e-3 --rule mup
+    """
+    with errors_in_one_line():
+        sizes = sizes_of(widths, depths, over)
+        require(rule in RULES, f"--rule must be one of {', '.join(RULES)}; got {rule!r}.")
+        named = names_code(optimizer)
+        require(
+            named or optimizer in OPTIMIZERS, f"--optimizer must be one of {', '.join(OPTIMIZERS)}; got {optimizer!r}."
+        )
+        require(rate is None or 0 < rate <= 100, f"--rate must be above 0 and at most 100; got {rate}.")
+        require_count("--tokens", tokens, least=2)
+        require_count("--samples", samples)
+        require_count("--steps", steps)
+        changes = assignments(settings, "--set")
+        require_readable(text)
+        if not names_code(what):
+            require_known(what)
+        place = None if out is None else Path(out)
+        from limitformer.base.files import check_writable
+
+        if place is not None:
+            check_writable(place)
+        from transformers.utils import logging
+
+        from limitformer.transfer.transfer import transfer as run_transfer
+        from limitformer.weightless.configurations import config_of
+
+        logging.set_verbosity_error()  # errors are raised in one line
+        begin_work()
+        model = user_object(what, "WHAT") if names_code(what) else config_of(what)
+        if changes:
+            require(not names_code(what), "--set changes a configuration, and WHAT is a function.")
+            model = changed(model, changes)
+        made = user_object(optimizer, "--optimizer") if named else optimizer
+        began = time.monotonic()
+        result = run_transfer(
+            model, sizes, text or tokens, optimizer=made, rate=rate, rule=rule, base=base, steps=steps,
+            samples=samples, seed=seed, clip=clip,
+        )  # fmt: skip
+        print_plain(str(result))
+        if place is not None:
+            print_plain("Wrote " + ", ".join(map(str, result.save(place))))
+        print_plain(f"{time.monotonic() - began:.0f} s")
+
+
+def changed(config: Any, changes: dict[str, Any]) -> Any:
+    """Return the configuration with other fields."""
+    unknown = [name for name in changes if not hasattr(config, name)]
+    require(not unknown, f"--set: the configuration has no field {', '.join(unknown)}.")
+    return type(config).from_dict(config.to_dict() | changes)
+
+
+def sizes_of(widths: str | None, depths: str | None, over: str | None) -> dict[str, list[int]]:
+    """Read the sizes of exactly one of the three options."""
+    given = [(name, each) for name, each in (("width", widths), ("depth", depths)) if each is not None]
+    if over is not None:
+        name, equals, values = over.partition("=")
+        require(bool(name and equals), f"--over takes NAME=N,N,…; got {over!r}.")
+        given.append((name, values))
+    require(len(given) == 1, "give sizes by one of --widths, --depths and --over. Nearest: --widths 256,512,1024.")
+    ((name, values),) = given
+    try:
+        return {name: [int(value) for value in values.split(",")]}
+    except ValueError as error:
+        raise InputError(f"sizes must be whole numbers, such as 256,512,1024; got {values!r}.") from error

@@ -1,0 +1,299 @@
+"""`transfer`: the first training steps at several sizes, and which measures of them depend on the size."""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from numpy.typing import NDArray
+
+from limitformer.base.errors import InputError, require
+from limitformer.base.files import check_writable, local_path, write_whole
+from limitformer.results.storage import save
+from limitformer.transfer.exponents import Exponent, exponent, is_size_free
+from limitformer.transfer.parametrisation import Parametrisation, parametrise
+from limitformer.transfer.roles import kind_of
+from limitformer.transfer.rules import ADAM, ADAMW
+from limitformer.transfer.sizes import DEPTH, WIDTH, at_size, sizes_over
+from limitformer.weightless.law import build_without_weights
+from limitformer.weightless.models import blueprint_of
+from limitformer.weightless.steps.optimizers import read_optimizer
+from limitformer.weightless.steps.simulate import simulate_steps
+
+STREAM, OUTPUT, EFFECT = "stream change at the end", "output change", "effect of "
+GROWS, FREE = 0.1, 0.2  # |exponent| of effects beyond which a rate does not transfer, and within which it does
+ABOUT = (
+    "Gradients come from these tokens alone: a larger batch has other gradients, under Adam other signs, under Muon "
+    "other directions. Nothing is said about steps that were not computed."
+)
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """The result of `limitformer.transfer`.
+
+    Attributes:
+        over: what was varied, such as "width".
+        sizes: its values, ascending.
+        rule: the rule of parametrisation.
+        data: the dataset of `limitformer.weightless.simulate_steps` at each size.
+        measures: values (samples, sizes) by the name of the measure.
+        exponents: the power of the size of each measure that is positive, with its interval.
+        notes: what the rule assumes, what it changed, and what this model does not allow.
+    """
+
+    over: str
+    sizes: tuple[int, ...]
+    rule: str
+    optimizer: str
+    data: Mapping[int, xr.Dataset]
+    measures: Mapping[str, NDArray[np.float64]]
+    exponents: Mapping[str, Exponent]
+    notes: Sequence[str] = field(default_factory=tuple)
+
+    @property
+    def size_free(self) -> list[str]:
+        """The measures that do not depend on the size."""
+        return [name for name, each in self.exponents.items() if is_size_free(each) is True]
+
+    @property
+    def deciding(self) -> dict[str, Exponent]:
+        """The exponents that decide whether the rate transfers: of effects of updates, and of the stream's change."""
+        return {name: each for name, each in self.exponents.items() if name.startswith((EFFECT, STREAM))}
+
+    @property
+    def transfers(self) -> bool | None:
+        """Whether the effects of the updates do not depend on the size; None if more samples are needed.
+
+        They do if an interval is beyond ± `GROWS`, and do not if all intervals are within ± `FREE`.
+        """
+        if self.depending():
+            return False
+        every = self.deciding.values()
+        return True if every and all(each.low >= -FREE and each.high <= FREE for each in every) else None
+
+    def depending(self) -> dict[str, Exponent]:
+        """Return the deciding measures that depend on the size, the head first, then by their exponents."""
+        found = {name: each for name, each in self.deciding.items() if each.low > GROWS or each.high < -GROWS}
+        return dict(sorted(found.items(), key=lambda item: ("head" not in item[0], -abs(item[1].value))))
+
+    @property
+    def conclusion(self) -> str:
+        """Whether the learning rate transfers, in a few words."""
+        if self.transfers is None:
+            return (
+                f"These networks do not tell whether the learning rate transfers over the {self.over}: more samples do."
+            )
+        if self.transfers:
+            return (
+                f"No effect of these steps depends on the {self.over}: nothing in them speaks against the transfer of "
+                "the learning rate."
+            )
+        (name, each), *others = self.depending().items()
+        grows = "grows" if each.value > 0 else "falls"
+        said = f"The {name} {grows} like {self.over}^({each})"
+        more = f" (and {len(others)} other measures depend on it)" if others else ""
+        hint = ""
+        if self.rule == "standard" and self.over == WIDTH:
+            hint = " muP divides the head's output and the rates of hidden matrices by the width: rule mup."
+        elif self.rule == "standard" and self.over == DEPTH:
+            hint = " CompleteP divides the branches by the depth: rule completep."
+        return f"{said}{more}, so that the learning rate does not transfer.{hint}"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row for each measure: medians by size, exponent and interval, and whether it is size-free."""
+        rows = []
+        for name, values in self.measures.items():
+            each = self.exponents.get(name)
+            row: dict[str, Any] = {"measure": name}
+            row |= {str(size): float(np.nanmedian(values[:, k])) for k, size in enumerate(self.sizes)}
+            row |= {"exponent": each.value, "low": each.low, "high": each.high} if each else {}
+            row["size-free"] = None if each is None else is_size_free(each)
+            rows.append(row)
+        return rows
+
+    def csv(self) -> str:
+        """Return the rows as comma-separated values."""
+        text = io.StringIO()
+        columns = ["measure", *map(str, self.sizes), "exponent", "low", "high", "size-free"]
+        writer = csv.DictWriter(text, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.rows())
+        return text.getvalue()
+
+    def record(self) -> dict[str, Any]:
+        """Return the result as JSON holds it."""
+        rows = [{key: finite_or_none(value) for key, value in row.items()} for row in self.rows()]
+        return {
+            "over": self.over, "sizes": list(self.sizes), "rule": self.rule, "optimizer": self.optimizer,
+            "conclusion": self.conclusion, "transfers": self.transfers, "measures": rows, "notes": list(self.notes),
+        }  # fmt: skip
+
+    def dataset(self) -> xr.Dataset:
+        """Return the measures (measure, sample, size)."""
+        values = np.stack(list(self.measures.values()))
+        data = xr.Dataset({"value": (("measure", "sample", "size"), values)})
+        return data.assign_coords(measure=list(self.measures), size=list(self.sizes)).assign_attrs(
+            over=self.over, rule=self.rule, optimizer=self.optimizer
+        )
+
+    def save(self, folder: str | Path) -> list[Path]:
+        """Write transfer.json, transfer.csv, transfer.nc and transfer.png into a folder, each whole; return paths.
+
+        Raises:
+            InputError: the folder cannot be written.
+        """
+        from limitformer.transfer.picture import draw
+
+        place = local_path(folder)
+        check_writable(place)
+        record = json.dumps(self.record(), indent=2, ensure_ascii=False, allow_nan=False)
+        texts = {"transfer.json": record, "transfer.csv": self.csv()}
+        for name, text in texts.items():
+            write_whole(place / name, partial(Path.write_text, data=text, encoding="utf-8"))
+        data = save(self.dataset(), place / "transfer.nc")
+        write_whole(place / "transfer.png", partial(draw, self))
+        return [*(place / name for name in texts), data, place / "transfer.png"]
+
+    def __str__(self) -> str:
+        """Return the conclusion, a table of measures, and the notes."""
+        head = ["measure", *(f"{self.over} {size}" for size in self.sizes), "exponent", ""]
+        body = []
+        for row in self.rows():
+            each = self.exponents.get(row["measure"])
+            free = "" if each is None else {True: "size-free", False: "", None: "?"}[is_size_free(each)]
+            shown = [f"{row[str(size)]:.3g}" for size in self.sizes]
+            body.append([row["measure"], *shown, "–" if each is None else str(each), free])
+        widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
+        lines = [
+            "  ".join(
+                cell.ljust(w) if k == 0 else cell.rjust(w) for k, (cell, w) in enumerate(zip(row, widths, strict=True))
+            )
+            for row in (head, *body)
+        ]
+        return "\n".join([self.conclusion, "", *(line.rstrip() for line in lines), "", *self.notes, ABOUT])
+
+
+def finite_or_none(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def transfer(
+    model: Any,
+    over: Mapping[str, Sequence[int]],
+    inputs: Any = 32,
+    *,
+    optimizer: Any,
+    rate: float | None = None,
+    rule: str = "standard",
+    base: int | None = None,
+    steps: int = 3,
+    samples: int = 8,
+    seed: int,
+    **options: Any,
+) -> Transfer:
+    """Simulate the first training steps at several sizes; tell which measures depend on the size, and how.
+
+    Args:
+        model: a configuration of transformers, its folder, JSON or public name, a function that builds a module, or a
+            `limitformer.Transformer`.
+        over: {"width": sizes}, {"depth": sizes}, or a field of the configuration or an argument of the function.
+            Configurations scale by their fields: at another width the heads keep their size.
+        inputs: the batch, as for `limitformer.weightless.simulate`.
+        optimizer: as for `limitformer.weightless.simulate_steps`.
+        rate: the learning rate at the base; None: the optimiser's own.
+        rule: "standard" (one rate, the model's own initialisation), "mup", "completep" or "depth-mup". The rule sets
+            initialisation, multipliers and rates of every size relative to the base.
+        base: the size at which the rule changes nothing; None: the smallest.
+        steps: number of steps.
+        samples: number of networks at each size.
+        seed: the same seed gives the same numbers.
+        options: further arguments of `limitformer.weightless.simulate_steps`.
+
+    Raises:
+        InputError: an argument cannot be used; the message says at which size.
+
+    >>> import limitformer as lf
+    >>> small = {"model_type": "llama", "num_hidden_layers": 1, "intermediate_size": 128, "vocab_size": 64}
+    >>> small |= {"hidden_size": 64, "num_attention_heads": 4}
+    >>> result = lf.transfer(small, {"width": [64, 128, 256]}, 8, optimizer="adamw", samples=2, seed=0, progress=False)
+    >>> result.transfers
+    False
+    """
+    name, sizes = sizes_over(over)
+    taken = {"rates", "factors", "overrides"} & options.keys()
+    require(not taken, f"transfer has no option {', '.join(sorted(taken))}: the rule sets it.")
+    base = sizes[0] if base is None else base
+    data: dict[int, xr.Dataset] = {}
+    notes: list[str] = []
+    for size in sizes:
+        try:
+            put = parametrised(model, name, size, base, rule, optimizer, steps)
+            factors = {
+                key: (put.lr_factors[key], put.decay_factors[key], put.eps_factors[key]) for key in put.lr_factors
+            }
+            data[size] = simulate_steps(
+                put.model, inputs, optimizer=optimizer, rates=None if rate is None else [rate], steps=steps,
+                samples=samples, seed=seed, overrides=put.overrides or None, factors=factors, **options,
+            ).isel(rate=0)  # fmt: skip
+        except InputError as error:
+            raise InputError(f"{name} {size}: {error}") from error
+        notes = list(put.notes)
+    measures = measures_of(data)
+    exponents = {}
+    for key, values in measures.items():
+        positive = values[np.isfinite(values).all(1) & (values > 0).all(1)]
+        if len(positive):
+            exponents[key] = exponent(positive, sizes, key)
+    words = next(iter(data.values())).attrs["optimizer"]
+    return Transfer(name, sizes, rule, words, data, measures, exponents, notes)
+
+
+def parametrised(model: Any, over: str, size: int, base: int, rule: str, optimizer: Any, steps: int) -> Parametrisation:
+    """Put the rule into effect for the optimiser of each parameter."""
+    module, _ = build_without_weights(blueprint_of(at_size(model, over, size).model), torch.float32)
+    rules = read_optimizer(optimizer, module, steps=steps).rules
+    kinds = {key: ADAMW if each.kind == ADAM and each.decoupled else each.kind for key, each in rules.items()}
+    return parametrise(model, over, size, base, rule, kinds)
+
+
+def measures_of(data: Mapping[int, xr.Dataset]) -> dict[str, NDArray[np.float64]]:
+    """Return the measures (samples, sizes) after the first step and after the last, by name."""
+    each = {size: measures_at(one) for size, one in data.items()}
+    names = [name for name in next(iter(each.values())) if all(name in one for one in each.values())]
+    return {name: np.stack([one[name] for one in each.values()], 1) for name in names}
+
+
+def measures_at(data: xr.Dataset) -> dict[str, NDArray[np.float64]]:
+    """Return the measures (samples,) of one size."""
+    last = data.isel(step=-1)
+    first = data.isel(step=1)
+    result: dict[str, Any] = {
+        "stream at the end": data.stream.isel(step=0, layer=-1),
+        "output": data.output.isel(step=0),
+        "gradient": data.gradient_norm.isel(step=0),
+        f"{STREAM}, first step": first.stream_change.isel(layer=-1),
+        STREAM: last.stream_change.isel(layer=-1),
+        f"{OUTPUT}, first step": first.output_change,
+        OUTPUT: last.output_change,
+        "fall of the loss": data.loss.isel(step=0) - last.loss,
+        "largest activation": last.largest.max("layer"),
+    }
+    if "logit_std" in data:
+        result["attention logits"] = last.logit_std.mean(["block", "head"])
+    kinds: dict[str, list[str]] = {}
+    for weight in data.weight.values[data.matrix.values]:
+        kinds.setdefault(kind_of(str(weight)), []).append(str(weight))
+    for kind, names in kinds.items():
+        effect = (first.update_effect.sel(weight=names) ** 2).mean("weight") ** 0.5
+        if bool(np.isfinite(effect).all()) and bool((effect > 0).all()):
+            result[f"{EFFECT}{kind.removesuffix('.weight')}, first step"] = effect
+    return {name: np.asarray(value, float) for name, value in result.items()}
