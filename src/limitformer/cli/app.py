@@ -48,6 +48,10 @@ COMMANDS = {
         "limitformer.cli.design:design",
         "Find settings for a sound network at initialisation, with their risk, and print the lines to paste.",
     ),
+    "steps": (
+        "limitformer.cli.steps:steps",
+        "Compute the first training steps in law: which learning rates a network takes, and what moves.",
+    ),
     "simulate": (
         "limitformer.cli.simulate:simulate",
         "Simulate a Transformer at initialisation: its exact chain, its limit, or the network itself.",
@@ -79,7 +83,11 @@ def commands_of(entry: EntryPoint) -> dict[str, tuple[str, str]]:
 for entry in entry_points(group="limitformer.commands"):  # `limitformer_papers` has two
     COMMANDS = COMMANDS | commands_of(entry) | COMMANDS  # none replaces ours
 
-ONCE = ("check", "design")  # they write several files; in other commands the last of two values counts, as usual
+ONCE = (
+    "check",
+    "design",
+    "steps",
+)  # they write several files; in other commands the last of two values counts, as usual
 
 
 class Once(TyperCommand):

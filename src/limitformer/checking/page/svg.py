@@ -36,7 +36,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """One plot: `axis` names x, `band` is x, low and high; `linear` axes are never logarithmic."""
+    """One plot: `axis` names x, `band` is x, low and high.
+
+    The axis of y is logarithmic if the values span much, but never if it is `linear`; that of x only if it is `log`.
+    """
 
     title: str
     note: str
@@ -44,6 +47,7 @@ class Panel:
     lines: tuple[Line, ...]
     band: tuple[Array, Array, Array] | None = None
     linear: bool = False
+    log: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,8 @@ def plot(panel: Panel) -> str:
     ranges = [line.y for line in panel.lines] + list(panel.band[1:] if panel.band else ())
     y = scale_of(np.concatenate(ranges), HEIGHT - BOTTOM, TOP, panel.linear)
     at = np.unique(np.concatenate([line.x for line in panel.lines]))
-    x = AxisScale(at[0] - 1e-9, at[-1] + 1e-9, False, LEFT + 4, WIDTH - RIGHT - 4)
+    low, high = (at[0] * (1 - 1e-9), at[-1] * (1 + 1e-9)) if panel.log else (at[0] - 1e-9, at[-1] + 1e-9)
+    x = AxisScale(low, high, panel.log, LEFT + 4, WIDTH - RIGHT - 4)
     head, rows = table(panel, at)
     parts = [axes(x, y, at[0], at[-1], panel.axis)]
     if panel.band is not None:
@@ -131,7 +136,11 @@ def axes(x: AxisScale, y: AxisScale, first: float, last: float, name: str) -> st
     for at, label in y.ticks():
         marks.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
         marks.append(text(LEFT - 5, at + 4, label, "end"))
-    whole = [each for each in multiples(first, last, (1, 2, 5, 10)) if each.is_integer()] if last > first else [first]
+    whole = [first]
+    if last > first and x.log:
+        whole = decades(x.low, x.high)
+    elif last > first:
+        whole = [each for each in multiples(first, last, (1, 2, 5, 10)) if each.is_integer()]
     for tick, position in zip(whole, x(np.array(whole)), strict=True):
         marks.append(text(float(position), HEIGHT - BOTTOM + 14, f"{tick:g}", "middle"))
     marks.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, name, "middle"))
