@@ -15,9 +15,7 @@ STEP_VERDICTS = (START, RATE, EXPLODES, UNSEEN, FASTEST, STILL, UNTRAINED, CLIPP
 
 STEP_THRESHOLDS: Mapping[str, Threshold] = {
     "falls": Threshold(None, 0.9, f"share of networks whose loss falls, nine of ten; {OURS}"),
-    "explosion": Threshold(
-        None, 2.0, f"largest loss over that before the first step, in more networks than `exploded`; {OURS}"
-    ),
+    "explosion": Threshold(None, 2.0, f"largest loss of all steps over that before the first step; {OURS}"),
     "exploded": Threshold(None, 0.1, f"share of networks that explode, more than one of ten; {OURS}"),
     "fastest": Threshold(
         10.0, None, f"relative change of a matrix after the first step over that of the median matrix; {OURS}"

@@ -1,8 +1,10 @@
 r"""Verdicts on the first training steps: the learning rates at which the loss falls, and what the steps move.
 
 A loss *falls* in a network if it is lower after the last step than before the first. With the same batch at every step
-it is the loss of that batch, which the steps lower if they can lower anything. Other batches have losses of their own,
-so that the loss of the unseen batch is compared, the same one before and after.
+it is the loss of that batch, which the steps lower if they can lower anything. A huge step can memorise a few tokens
+and ruin the network for all others: SGD at a rate of 1e30 may bring the loss of ten tokens to 0. So the loss of a batch
+that no step sees must not explode meanwhile. Other batches have losses of their own, so that with them the loss of the
+unseen batch is compared, the same one before and after.
 
 A share of networks has Wilson's interval of 95 %. With few networks it is wide: all of 8 gives 68 to 100 %. A verdict
 therefore counts the networks, says whether they are enough for "nine of ten", and how many would be.
@@ -38,6 +40,7 @@ from limitformer.results.outcomes import wilson
 
 Array = NDArray[np.float64]
 SAME = "same"  # of `batches`
+GIVEN = "given"  # by the user, and not drawn
 NAMED = 4  # kinds of weight in a sentence
 GRADES = (FINE, NOTE, WATCH, BROKEN)
 
@@ -82,7 +85,9 @@ def by_rate(data: xr.Dataset) -> xr.Dataset:
     loss = data[compared_loss(data)].transpose("rate", "sample", "step").values
     count = loss.shape[1]
     first, last = loss[:, :, 0], loss[:, :, -1]
-    falls = (last < first).sum(1)  # a comparison with NaN is false
+    unseen = exploded(data["loss_unseen"].transpose("rate", "sample", "step").values)
+    alone = last < first  # a comparison with NaN is false
+    falls = (alone & ~unseen if compared_loss(data) == "loss" else alone).sum(1)
     low, high = wilson(falls, count)
     result: dict[str, Any] = {
         "falls": falls,
@@ -90,7 +95,8 @@ def by_rate(data: xr.Dataset) -> xr.Dataset:
         "low": low,
         "high": high,
         "explodes": exploded(loss).sum(1),
-        "unseen_explodes": exploded(data["loss_unseen"].transpose("rate", "sample", "step").values).sum(1),
+        "falls_alone": alone.sum(1),
+        "unseen_explodes": unseen.sum(1),
         **ends("loss", data["loss"]),
         **ends("unseen", data["loss_unseen"]),
         "gradient_first": middle(data["gradient_norm"].values[:, :, 0]),
@@ -167,21 +173,10 @@ def sound_rate(table: xr.Dataset) -> int | None:
     return run
 
 
-def stated_rate(table: xr.Dataset, count: int) -> int:
-    """Return the place of the rate that verdicts on weights refer to.
-
-    It is the largest sound one at which the loss of the unseen batch does not explode, else the largest sound one, else
-    the smallest of all.
-    """
-    rates, sound = table["rate"].values, sound_rate(table)
-    if sound is None:
-        return int(np.argmin(rates))
-    calm = np.flatnonzero(falling(table) & (rates <= rates[sound]) & ~unseen_explodes(table, count))
-    return int(calm[np.argmax(rates[calm])]) if len(calm) else sound
-
-
-def unseen_explodes(table: xr.Dataset, count: int) -> NDArray[np.bool_]:
-    return np.asarray(table["unseen_explodes"].values > limit("exploded") * count)
+def stated_rate(table: xr.Dataset) -> int:
+    """Return the place of the rate that verdicts on weights refer to: the largest sound one, else the smallest."""
+    sound = sound_rate(table)
+    return int(np.argmin(table["rate"].values)) if sound is None else sound
 
 
 def enough_for(share: float) -> int:
@@ -201,7 +196,7 @@ def step_verdicts(data: xr.Dataset) -> list[StepVerdict]:
     table = by_rate(data)
     if start := start_verdict(data):
         return [start]
-    place = stated_rate(table, data.sizes["sample"])
+    place = stated_rate(table)
     at, count = data.isel(rate=place), data.sizes["sample"]
     rate = float(table["rate"][place])
     rules = (fastest_verdict, still_verdict, clipped_verdict, wakes_verdict, logits_verdict, activation_verdict)
@@ -230,7 +225,10 @@ def start_verdict(data: xr.Dataset) -> StepVerdict | None:
 
 
 def rate_verdict(data: xr.Dataset, table: xr.Dataset) -> StepVerdict:
-    """Return the verdict on the largest rate at which the loss falls in nine of ten networks."""
+    """Return the verdict on the largest rate at which the loss falls in nine of ten networks.
+
+    A drawn unseen batch has nothing to learn, and so cannot show that a rate is broken.
+    """
     steps, place = data.sizes["step"] - 1, sound_rate(table)
     loss, wanted = compared_loss(data), limit("falls")
     what, within = LOSSES[loss], f"within {steps} step{'' if steps == 1 else 's'}"
@@ -245,9 +243,11 @@ def rate_verdict(data: xr.Dataset, table: xr.Dataset) -> StepVerdict:
         sentence = (
             f"{what} does not fall {within} at a rate of {rate} in nine of ten networks, but in {networks}{open_}"
         )
+    untold = loss != "loss" and data.attrs.get("unseen") != GIVEN
     return StepVerdict(
-        RATE, BROKEN, sentence, value=float(table["share"][best]), share=float(table["share"][best]),
-        rate=float(table["rate"][best]), mends="Other rates; the loss by step shows on which side they are.", **common,
+        RATE, NOTE if untold else BROKEN, sentence, value=float(table["share"][best]),
+        share=float(table["share"][best]), rate=float(table["rate"][best]),
+        mends=OTHER_BATCH if untold else OTHER_RATES, **common,
     )  # fmt: skip
 
 
@@ -272,6 +272,8 @@ def sound_verdict(data: xr.Dataset, table: xr.Dataset, place: int, what: str, co
     )  # fmt: skip
 
 
+OTHER_BATCH = "An unseen batch with something to learn: unseen=…"
+OTHER_RATES = "Other rates; the loss by step shows on which side they are."
 LOSSES = {"loss": "the loss of the batch", "loss_unseen": "the loss of an unseen batch"}
 WHY_RATE = {
     "loss": "A rate at which the loss of one batch does not fall even on that batch is too large to begin with.",
@@ -308,10 +310,12 @@ def explosion_verdict(table: xr.Dataset, count: int) -> StepVerdict | None:
         return None
     place = places[0]
     networks = f"{int(table['explodes'][place])} of {count} network{'' if count == 1 else 's'}"
-    above = " and above" if place != order[-1] else ""
+    larger = [int(k) for k in order if table["rate"].values[k] > table["rate"].values[place]]
+    above = " and above" if larger and set(larger) <= set(places) else ""
     return StepVerdict(
         EXPLODES, BROKEN if place == order[0] else NOTE,
-        f"the loss explodes at a rate of {rate_text(table, place)}{above}, in {networks}: it is not finite, or above {limit('explosion'):g} times its start",
+        f"the loss explodes at a rate of {rate_text(table, place)}{above}, in {networks}: it is not "
+        f"finite, or above {limit('explosion'):g} times its start",
         value=float(table["rate"][place]), threshold=limit("explosion"), source=STEP_THRESHOLDS["explosion"].source,
         share=float(share[place]), rate=float(table["rate"][place]),
         why="A step went so far that the gradient no longer described the loss.",
@@ -321,21 +325,22 @@ def explosion_verdict(table: xr.Dataset, count: int) -> StepVerdict | None:
 
 def unseen_verdict(data: xr.Dataset, table: xr.Dataset) -> StepVerdict | None:
     """Return the verdict on rates at which the loss falls on the batch of the steps and explodes on an unseen one."""
-    count, sound = data.sizes["sample"], sound_rate(table)
-    if sound is None or compared_loss(data) != "loss" or not unseen_explodes(table, count)[sound]:
+    count = data.sizes["sample"]
+    ruined = np.flatnonzero((table["falls_alone"].values >= limit("falls") * count) & ~falling(table))
+    if not len(ruined):
         return None
-    place = stated_rate(table, count)
-    calm = f"; up to {rate_text(table, place)} it does not" if place != sound else ""
+    place = int(ruined[np.argmin(table["rate"].values[ruined])])
+    sound = sound_rate(table) is not None
     return StepVerdict(
-        UNSEEN, NOTE if calm else WATCH,
-        f"at a rate of {rate_text(table, sound)} the steps fit their own batch alone: the loss of an unseen batch goes "
-        f"from {number_text(float(table['unseen_first'][sound]))} to {number_text(float(table['unseen_last'][sound]))}"
-        f"{calm}",
-        value=float(table["unseen_last"][sound] / table["unseen_first"][sound]), threshold=limit("explosion"),
-        source=STEP_THRESHOLDS["explosion"].source, share=float(table["unseen_explodes"][sound]) / count,
-        rate=float(table["rate"][sound]),
+        UNSEEN, NOTE if sound else WATCH,
+        f"at a rate of {rate_text(table, place)} the loss falls on the batch of the steps only: that of an unseen "
+        f"batch goes from {number_text(float(table['unseen_first'][place]))} to "
+        f"{number_text(float(table['unseen_last'][place]))}",
+        value=float(table["unseen_last"][place] / table["unseen_first"][place]), threshold=limit("explosion"),
+        source=STEP_THRESHOLDS["explosion"].source, share=float(table["unseen_explodes"][place]) / count,
+        rate=float(table["rate"][place]),
         why="A large step can memorise a few tokens while it ruins the network for all others.",
-        mends="Take the smaller rate." if calm else "Smaller rates, or more tokens.",
+        mends="" if sound else "Smaller rates, or more tokens.",
     )  # fmt: skip
 
 
@@ -432,11 +437,12 @@ def kinds(names: Iterable[Any]) -> str:
 
 
 def without_rule(data: xr.Dataset) -> NDArray[np.bool_]:
-    """Return whether each weight has a gradient before the first step and yet changes at no rate and no step."""
-    gradient = data["weight_gradient"].transpose("rate", "sample", "step", "weight").values[:, :, 0]
+    """Return whether each weight has a gradient at some step of every network, and yet changes at no rate and step."""
+    gradient = data["weight_gradient"].transpose("rate", "sample", "step", "weight").values
     change = data["weight_change"].transpose("rate", "sample", "step", "weight").values
     with np.errstate(invalid="ignore"):
-        return np.asarray((gradient > 0).all((0, 1)) & ~(change > 0).any((0, 1, 2)))
+        has_gradient = (gradient > 0).any(2).all(1).all(0)
+        return np.asarray(has_gradient & ~(change > 0).any((0, 1, 2)))
 
 
 def untrained_verdict(data: xr.Dataset) -> StepVerdict | None:
@@ -499,8 +505,8 @@ def wakes_verdict(data: xr.Dataset, rate: float) -> StepVerdict | None:
     every = int(zero.sum())
     return StepVerdict(
         WAKES, NOTE,
-        f"{every} of {zero.size} branches are zero before the first step; at a rate of {number_text(rate)} they begin to "
-        f"move: {', '.join(parts)}",
+        f"{every} of {zero.size} branches are zero before the first step; at a rate of {number_text(rate)} they begin "
+        f"to move: {', '.join(parts)}",
         value=float(every), rate=rate,
         why="Before the first step such a network shows nothing of its blocks: a check of it measures the identity.",
     )  # fmt: skip

@@ -20,7 +20,7 @@ from limitformer.base.foreign import readable_name
 from limitformer.checking.remote import has_code, with_code
 from limitformer.checking.report import finite_values, wrapped
 from limitformer.checking.step_thresholds import NOTE, STEP_THRESHOLDS, failing_steps
-from limitformer.checking.step_verdicts import GRADES, StepVerdict, by_rate, failed_steps, step_verdicts
+from limitformer.checking.step_verdicts import GIVEN, GRADES, StepVerdict, by_rate, failed_steps, step_verdicts
 from limitformer.checking.subject import Subject, inputs_for, with_fields
 from limitformer.checking.thresholds import FINE
 from limitformer.checking.verdicts import number_text
@@ -37,7 +37,8 @@ from limitformer.weightless.steps.simulate import simulate_steps
 
 COLUMNS: Mapping[str, tuple[str, str]] = {  # of the table by rate: the head in the terminal, and the meaning
     "rate": ("rate", "learning rate"),
-    "falls": ("falls", "networks whose loss is lower after the last step than before the first"),
+    "falls": ("falls", "networks whose loss falls, while that of the unseen batch does not explode"),
+    "falls_alone": ("falls alone", "networks whose loss falls, whatever that of the unseen batch does"),
     "share": ("share", "their share"),
     "low": ("low", "of Wilson's interval of the share, 95 %"),
     "high": ("high", "of that interval"),
@@ -136,9 +137,9 @@ class StepsReport:
             lines += wrapped(f"  {one.sign} {one.grade}: {one.said}", "    ")
             lines += wrapped(f"    why: {one.why}", "      ") if one.why else []
             lines += wrapped(f"    fix: {one.mends}", "      ") if one.mends else []
-        head = f"{'rate':>9}" + "".join(f"{COLUMNS[name][0]:>9}" for name in SHOWN)
+        head = f"{'rate':>8}" + "".join(f"{COLUMNS[name][0]:>9}" for name in SHOWN)
         rows = [
-            f"{number_text(row['rate']):>9}" + "".join(f"{cell(row[name]):>9}" for name in SHOWN) for row in self.rows()
+            f"{number_text(row['rate']):>8}" + "".join(f"{cell(row[name]):>9}" for name in SHOWN) for row in self.rows()
         ]
         return "\n".join([*lines, "", head, *(row.rstrip() for row in rows), "", *wrapped(self.caveat, "")])
 
@@ -272,15 +273,18 @@ def steps(
 
     >>> import limitformer as lf
     >>> small = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 99}
-    >>> options = {"steps": 1, "samples": 2, "seed": 0, "progress": False}
-    >>> lf.steps(small, 8, optimizer={"name": "sgd", "lr": 0.1}, **options).data["loss"].sizes["step"]
-    2
+    >>> def sgd(module):
+    ...     return torch.optim.SGD(module.parameters(), lr=0.1)
+    >>> report = lf.steps(small, 8, optimizer=sgd, rates=[0.1, 1.0], steps=1, samples=2, seed=0, progress=False)
+    >>> report.table()["falls"].values.tolist()
+    [2, 2]
     """
     blueprint = step_blueprint(model, settings, trust_remote_code)
     first = inputs_of(inputs, blueprint)
     tokens = number_of_tokens(first.with_batch_dim(batch_dim))
 
     def report(data: xr.Dataset) -> StepsReport:
+        data = data.assign_attrs(unseen="drawn" if unseen is None else GIVEN)
         about = {**data.attrs, "tokens": tokens, "asked": samples}
         return StepsReport(title_of(blueprint, settings), data, step_verdicts(data), about)
 

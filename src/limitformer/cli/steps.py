@@ -192,7 +192,10 @@ def rates_of(text: str | None) -> list[float] | None:
         parts = text.split(":")
         require(len(parts) == 3, f"--rates takes LOW:HIGH:N, such as 1e-5:1e-2:7, or 1e-4,1e-3; got {text!r}.")
         low, high = (checked_rate(each, "--rates") for each in parts[:2])
-        require(low < high, f"--rates takes LOW:HIGH:N with LOW below HIGH; got {text!r}. Nearest: {high:g}:{low:g}:…")
+        require(
+            low < high,
+            f"--rates takes LOW:HIGH:N with LOW below HIGH; got {text!r}. Nearest: {high:g}:{low:g}:{parts[2]}",
+        )
         require(parts[2].strip().isdigit(), f"--rates takes a whole number N in LOW:HIGH:N; got {parts[2]!r}.")
         count = require_count("N in --rates LOW:HIGH:N", int(parts[2][:9]), least=2)
         require(count <= MOST_RATES, f"--rates takes at most {MOST_RATES} rates; got {count}.")

@@ -72,7 +72,7 @@ def rates(report: "StepsReport") -> str:
     x = table["rate"].values.astype(float)
     falls = Line("law", "loss falls", x, table["share"].values)
     explodes = Line("other", "loss explodes", x, table["explodes"].values / count)
-    note = f"of {count} network{'' if count == 1 else 's'}; band: Wilson's interval, 95 %"
+    note = f"{count} network{'' if count == 1 else 's'}; dashed: it explodes; band: Wilson's interval, 95 %"
     band = (x, table["low"].values, table["high"].values)
     share = Panel("Share of networks whose loss falls", note, "rate", (falls, explodes), band, True, log=True)
     loss = [
@@ -81,8 +81,8 @@ def rates(report: "StepsReport") -> str:
         Line("m3", "unseen, after the last step", x, table["unseen_last"].values),
     ]
     changes = [
-        Line("m0", "stream at the last layer", x, table["stream_change"].values),
-        Line("m1", "output", x, table["output_change"].values),
+        Line("m2", "stream at the last layer", x, table["stream_change"].values),
+        Line("m5", "output", x, table["output_change"].values),
     ]
     plots = plot(share) + drawn(
         [
@@ -99,7 +99,7 @@ def rates(report: "StepsReport") -> str:
     )
     meaning = rows_as_html(["column", "meaning"], [[n.replace("_", " "), columns[n]] for n in names])
     meaning = f"<details><summary>meaning of the columns</summary>{meaning}</details>"
-    legend = keys([("law", "loss falls"), ("other", "loss explodes"), *((line.kind, line.label) for line in loss)])
+    legend = keys([(line.kind, line.label) for line in (*loss, *changes)])
     inner = legend + f'<div class="plots">{plots}</div>' + region("Table by rate", numbers) + meaning
     return section("By learning rate", "rates", inner)
 
@@ -173,7 +173,7 @@ def evenly(count: int) -> list[int]:
 def movements(report: "StepsReport") -> str:
     """Return what the steps move at each rate, and a menu of the rates; the stated rate comes first."""
     data = report.data
-    first = stated_rate(report.table(), data.sizes["sample"])
+    first = stated_rate(report.table())
     order = [first, *(k for k in range(data.sizes["rate"]) if k != first)]
     options, choices = "", ""
     for k in order:

@@ -94,7 +94,7 @@ class Trajectory:
             scale = 1.0
             if self.rules.clip is not None and squares:
                 scale = min(1.0, self.rules.clip / (total + CLIPPED))
-            arrays["clipping"] = number(scale if squares else math.nan)
+            arrays["clipping"] = number(scale if math.isfinite(total) else math.nan)
             measures.append(arrays)
             if step < steps and not (math.isfinite(now.loss) and math.isfinite(total)):
                 break
