@@ -19,7 +19,7 @@ from scipy import stats
 import limitformer as lf
 from chromium import launched
 from limitformer.checking import STEP_THRESHOLDS, StepsInterrupted, StepsReport
-from limitformer.checking.page import heat
+from limitformer.checking.page import heat, svg
 from limitformer.checking.page import steps as pages
 from limitformer.checking.step_thresholds import STEP_VERDICTS, failing_steps
 from limitformer.checking.step_verdicts import (
@@ -589,6 +589,29 @@ def test_rate_axis_is_logarithmic():
     x = [float(pair.split(",")[0]) for pair in re.search(r'<path class="line law" d="M([^"]*)"', even)[1].split()]
     assert np.diff(x)[0] > 1.5 * np.diff(x)[1]
     assert "Share of networks" in pages.rates(report_of(dataset(rates=[0.1], falls=(20,))))  # one rate
+
+
+def test_ticks_of_rates_are_powers_of_ten():
+    assert svg.powers(1e-4, 1e-1) == pytest.approx([1e-4, 1e-3, 1e-2, 1e-1])
+    assert svg.powers(3e-4, 2e-1) == pytest.approx([1e-3, 1e-2, 1e-1])
+    assert svg.powers(1e-8, 1e4) == pytest.approx([1e-8, 1e-5, 1e-2, 1e1, 1e4])
+    assert svg.powers(2e-3, 8e-3) == [2e-3, 8e-3]
+    text = pages.rates(report_of(dataset(rates=[1e-5, 1e-4, 1e-3, 1e-2])))
+    figure = text[: text.index("</figure>")]
+    ticks = re.findall(r'<text x="([\d.]+)" y="190.0" text-anchor="middle">([^<]*)</text>', figure)
+    assert [label for _, label in ticks] == ["1e-5", "0.0001", "0.001", "0.01"]
+    places = [float(x) for x, _ in ticks]
+    path = re.search(r'<path class="line law" d="M([^"]*)"', figure)[1]
+    assert places == pytest.approx([float(pair.split(",")[0]) for pair in path.split()], abs=0.11)
+
+
+def test_zero_matrices_that_have_not_moved_are_still_on_the_map(zero):
+    one = pages.maps(zero.data.isel(rate=1))
+    first = one[: one.index("</figure>")]
+    count = int(zero.data["matrix"].sum())
+    assert first.count('class="still"') == count - 1 + 1  # all but the head, and the legend
+    assert first.count('class="awoken"') == 1 + 1
+    assert first.count('class="unknown"') == 1
 
 
 def test_heat_map_distinguishes_still_unknown_and_formerly_zero_matrices():

@@ -441,7 +441,7 @@ def without_rule(data: xr.Dataset) -> NDArray[np.bool_]:
     gradient = data["weight_gradient"].transpose("rate", "sample", "step", "weight").values
     change = data["weight_change"].transpose("rate", "sample", "step", "weight").values
     with np.errstate(invalid="ignore"):
-        has_gradient = (gradient > 0).any(2).all(1).all(0)
+        has_gradient = np.all((gradient > 0).any(2), axis=(0, 1))
         return np.asarray(has_gradient & ~(change > 0).any((0, 1, 2)))
 
 

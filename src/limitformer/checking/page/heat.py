@@ -9,8 +9,9 @@ import numpy as np
 from limitformer.checking.page.svg import WIDTH, number, rows_as_html
 
 LEAST_COLOUR, MIDDLE_COLOUR, MOST_COLOUR = (247, 251, 255), (107, 174, 214), (8, 48, 107)  # as in page.js
+SIGNS = {"still": "still", "awoken": "was zero", "unknown": "not known"}  # classes of page.css
 ABSENT = -1.0  # there is no such weight
-ROW, LABEL, BAR = 18, 14, 34  # heights of a row of cells, of its label, and of the scale below
+ROW, LABEL, BAR = 18, 17, 34  # heights of a row of cells, of its label, and of the scale below
 SPAN = 10  # ratio of the largest value to the smallest from which colours follow the logarithm
 
 
@@ -26,7 +27,7 @@ def heat_map(title: str, note: str, rows: Sequence[str], cells: Any) -> str:
     parts = []
     for r, name in enumerate(rows):
         top = r * (ROW + LABEL)
-        parts.append(f'<text x="0" y="{top + LABEL - 3}">{escape(name)}</text>')
+        parts.append(f'<text x="0" y="{top + LABEL - 5}">{escape(name)}</text>')
         for c, value in enumerate(cells[r]):
             if value != ABSENT:
                 parts.append(cell(c * wide, top + LABEL, wide, float(value), (low, high, logarithmic), f"{name} {c}"))
@@ -74,14 +75,15 @@ def colour(part: float) -> str:
 
 
 def scale(y: float, low: float, high: float) -> str:
-    """Return the bar of colours with its ends, and the frame of a matrix that did not move."""
+    """Return the bar of colours with its ends, and the signs of matrices without a number."""
     steps = 20
-    bar = "".join(
-        f'<rect fill="{colour((k + 0.5) / steps)}" x="{60 + 4 * k}" y="{y}" width="4.2" height="8"/>'
+    parts = [
+        f'<rect fill="{colour((k + 0.5) / steps)}" x="{50 + 3 * k}" y="{y}" width="3.2" height="8"/>'
         for k in range(steps)
-    )
-    ends = f'<text x="54" y="{y + 9}" text-anchor="end">{number(low, 3)}</text>'
-    ends += f'<text x="{66 + 4 * steps}" y="{y + 9}">{number(high, 3)}</text>'
-    frame = f'<rect class="still" x="200" y="{y}" width="10" height="8"/><text x="214" y="{y + 9}">still</text>'
-    awoken = f'<rect class="awoken" x="250" y="{y}" width="10" height="8"/><text x="264" y="{y + 9}">was zero</text>'
-    return bar + ends + frame + awoken
+    ]
+    parts.append(f'<text x="46" y="{y + 9}" text-anchor="end">{number(low, 3)}</text>')
+    parts.append(f'<text x="{54 + 3 * steps}" y="{y + 9}">{number(high, 3)}</text>')
+    for x, (kind, label) in zip((166, 206, 268), SIGNS.items(), strict=True):
+        parts.append(f'<rect class="{kind}" x="{x}" y="{y}" width="9" height="8"/>')
+        parts.append(f'<text x="{x + 12}" y="{y + 9}">{label}</text>')
+    return "".join(parts)

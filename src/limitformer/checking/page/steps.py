@@ -252,6 +252,10 @@ def maps(data: xr.Dataset) -> str:
         ("update_effect", "Effect of the updates", "root mean square of what they add to the output of the map"),
     ):
         values = middle(data[name].transpose("sample", "step", "weight").values[:, :, is_matrix], 0)
+        if name == "weight_change":  # 0/0 of a zero matrix that has not moved, in a network that has not diverged
+            finite = np.isfinite(middle(data["output"].transpose("sample", "step").values, 0))
+            zero = data["weight_size"].values[is_matrix] == 0
+            values = np.where(np.isnan(values) & zero & finite[:, None], 0.0, values)
         for step in dict.fromkeys((1, last)):
             if np.isfinite(values[step]).any():
                 kinds, cells = by_kind(names, values[step])

@@ -106,6 +106,13 @@ def decades(low: float, high: float) -> list[float]:
     return [each * factor for each in powers for factor in (1, 2, 5) if low <= each * factor <= high]
 
 
+def powers(first: float, last: float) -> list[float]:
+    """Return at most TICKS + 1 powers of ten between two numbers, or the numbers if there are fewer than two."""
+    low, high = math.ceil(math.log10(first) - 1e-6), math.floor(math.log10(last) + 1e-6)
+    step = max(1, math.ceil((high - low) / TICKS))
+    return [10.0**power for power in range(low, high + 1, step)] if high > low else [first, last]
+
+
 def plot(panel: Panel) -> str:
     """Return the figure of a panel: its title, drawing and numbers."""
     ranges = [line.y for line in panel.lines] + list(panel.band[1:] if panel.band else ())
@@ -138,11 +145,11 @@ def axes(x: AxisScale, y: AxisScale, first: float, last: float, name: str) -> st
         marks.append(text(LEFT - 5, at + 4, label, "end"))
     whole = [first]
     if last > first and x.log:
-        whole = decades(x.low, x.high)
+        whole = powers(first, last)
     elif last > first:
         whole = [each for each in multiples(first, last, (1, 2, 5, 10)) if each.is_integer()]
     for tick, position in zip(whole, x(np.array(whole)), strict=True):
-        marks.append(text(float(position), HEIGHT - BOTTOM + 14, f"{tick:g}", "middle"))
+        marks.append(text(float(position), HEIGHT - BOTTOM + 14, number(tick, 6) if x.log else f"{tick:g}", "middle"))
     marks.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, name, "middle"))
     return "".join(marks)
 
