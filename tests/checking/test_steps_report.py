@@ -9,10 +9,12 @@ import os
 import pickle
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import xarray as xr
 from scipy import stats
 
@@ -98,7 +100,7 @@ def dataset(falls=(20, 20, 6, 0), samples=20, steps=3, start=4.0, rates=RATES, b
 
 def report_of(data, **about):
     return StepsReport(
-        "small", data, step_verdicts(data), {**data.attrs, "tokens": 16, "asked": data.sizes["sample"], **about}
+        "small", data, step_verdicts(data), {**data.attrs, "batch": "16 tokens", "asked": data.sizes["sample"], **about}
     )
 
 
@@ -416,12 +418,17 @@ def test_matrix_that_the_optimiser_leaves_out_is_found():
     assert one.value == 1
 
 
+def torch_sgd(module, rate):
+    return torch.optim.SGD(module.parameters(), lr=rate)
+
+
 def test_steps_of_diverging_networks_have_a_report(tmp_path):
-    options = {"optimizer": sgd, "steps": 3, "samples": 2, "seed": 0, "progress": False}
-    report = lf.steps(ZeroNetwork, 10, rates=[1.0, 1e30, 1e38], batches="fresh", **options)
+    options = {"steps": 3, "samples": 2, "seed": 0, "progress": False}
+    huge = partial(torch_sgd, rate=1e30)
+    report = lf.steps(ZeroNetwork, 10, optimizer=huge, batches="fresh", **options)
     one = next(each for each in report.verdicts if each.name == "explodes")
-    assert one.value == 1e30
-    assert not np.isfinite(report.data["loss"].values[1:]).all()
+    assert (one.grade, one.value) == ("broken", 1e30)
+    assert not np.isfinite(report.data["loss"].values).all()
     files = report.save(tmp_path)
     assert "diverged" in files[0].read_text(encoding="utf-8")
 
@@ -512,6 +519,19 @@ def test_interruption_gives_the_report_of_finished_networks(monkeypatch):
     assert not isinstance(caught.value, lf.Interrupted)
 
 
+@pytest.mark.parametrize("rates", [[0.0], [-1e-3], [1e6], [np.nan], ["fast"], [True], [1e-3, 0]])
+def test_rates_that_are_none_are_refused(rates):
+    with pytest.raises(lf.InputError, match=r"^rates\[\d\] must be (above 0 and at most 100000|a number)"):
+        lf.steps(ZeroNetwork, 8, optimizer=sgd, rates=rates, steps=1, samples=1, seed=0)
+
+
+def test_rates_of_arrays_are_numbers():
+    options = {"optimizer": sgd, "steps": 1, "samples": 1, "seed": 0, "progress": False}
+    report = lf.steps(ZeroNetwork, 8, rates=np.geomspace(0.1, 1, 2), **options)
+    assert report.data["rate"].values.tolist() == [0.1, 1.0]
+    assert "from this 1 input;" in replace(report, about={"batch": "1 input"}).caveat
+
+
 def test_settings_change_the_configuration():
     small = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 30}
     options = {"optimizer": sgd, "steps": 1, "samples": 1, "seed": 0, "progress": False}
@@ -527,7 +547,7 @@ def test_tokens_are_counted_without_padding():
     inputs = {"input_ids": ids, "attention_mask": (ids > 0).astype(int)}
     small = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 30}
     report = lf.steps(small, inputs, optimizer=sgd, steps=1, samples=1, seed=0, progress=False)
-    assert report.about["tokens"] == 6
+    assert report.about["batch"] == "6 tokens"
     assert "these 6 tokens" in report.caveat
 
 
@@ -542,7 +562,7 @@ def zero_page(zero):
 def hostile():
     name = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=1'>\"'&<!--"
     data = dataset().assign_coords(weight=[f"{each}{name}" for each in NAMES])
-    return replace(report_of(data), name=name, about={name: name, "tokens": 16, "laws": name, "optimizer": name})
+    return replace(report_of(data), name=name, about={name: name, "batch": name, "laws": name, "optimizer": name})
 
 
 def test_page_shows_verdicts_caveat_table_and_provenance(zero, zero_page):

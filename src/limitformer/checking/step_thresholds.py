@@ -4,6 +4,7 @@ This module imports nothing large, so that options are validated at once.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from limitformer.base.errors import nearest, require
 from limitformer.checking.thresholds import ANY, BROKEN, OURS, WATCH, Threshold
@@ -24,6 +25,19 @@ STEP_THRESHOLDS: Mapping[str, Threshold] = {
     "logit": Threshold(100.0, None, "largest logit of a head: the level of QK-clip (Kimi K2, arXiv 2507.20534)"),
     "activation": Threshold(10.0, None, f"largest |x| of the stream over that before the first step; {OURS}"),
 }
+
+
+LARGEST_RATE = 1e5  # no optimiser takes steps of that size; a larger number is a slip
+
+
+def valid_rate(name: str, value: Any) -> float:
+    """Return a learning rate; raise `InputError` unless it is a number above 0 and at most LARGEST_RATE."""
+    rate = value.item() if hasattr(value, "item") and not isinstance(value, str) else value  # of NumPy or torch
+    number = isinstance(rate, int | float) and not isinstance(rate, bool)
+    require(number, f"{name} must be a number, such as 1e-3; got {value!r}.")
+    fits = 0 < rate <= LARGEST_RATE
+    require(fits, f"{name} must be above 0 and at most {LARGEST_RATE:g}; got {rate:g}. Nearest: rates from 1e-5 to 1.")
+    return float(rate)
 
 
 def failing_steps(text: str | None) -> tuple[str, ...]:

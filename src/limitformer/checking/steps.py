@@ -19,7 +19,7 @@ from limitformer.base.files import check_writable, local_path, write_whole
 from limitformer.base.foreign import readable_name
 from limitformer.checking.remote import has_code, with_code
 from limitformer.checking.report import finite_values, wrapped
-from limitformer.checking.step_thresholds import NOTE, STEP_THRESHOLDS, failing_steps
+from limitformer.checking.step_thresholds import NOTE, STEP_THRESHOLDS, failing_steps, valid_rate
 from limitformer.checking.step_verdicts import GIVEN, GRADES, StepVerdict, by_rate, failed_steps, step_verdicts
 from limitformer.checking.subject import Subject, inputs_for, with_fields
 from limitformer.checking.thresholds import FINE
@@ -66,7 +66,7 @@ class StepsReport:
         name: the network's name.
         data: what was measured, by rate, sample and step: the dataset of `limitformer.weightless.simulate_steps`.
         verdicts: statements about the rates and the first steps, in a fixed order.
-        about: provenance; `tokens` is their number in the first batch, `asked` the number of networks asked for.
+        about: provenance; `batch` is the size of the first batch, `asked` the number of networks asked for.
     """
 
     name: str
@@ -94,7 +94,7 @@ class StepsReport:
             f"{self.about.get('optimizer', 'an optimiser')}, {rates} rate{'' if rates == 1 else 's'}",
             f"{steps - 1} step{'' if steps == 2 else 's'}",
             f"{count}{of} network{'' if count == 1 and not of else 's'}",
-            f"{self.about.get('tokens', '?')} tokens, {self.about.get('batches', SAME)} batches",
+            f"{self.about.get('batch', 'a batch')}, {self.about.get('batches', SAME)} batches",
         ]
         partly = "; PARTIAL, as it was interrupted" if self.partial else ""
         return ", ".join(parts) + partly
@@ -102,10 +102,11 @@ class StepsReport:
     @property
     def caveat(self) -> str:
         """The limits of these numbers, in one sentence."""
+        size = str(self.about.get("batch", "tokens"))
         return (
-            f"Gradients come from these {self.about.get('tokens', '')} tokens; a larger batch has other gradients "
-            "(Adam's signs, Muon's directions), and nothing is said about later steps."
-        ).replace("  ", " ")
+            f"Gradients come from {'this' if size.startswith('1 ') else 'these'} {size}; a larger batch has other "
+            "gradients (Adam's signs, Muon's directions), and nothing is said about later steps."
+        )
 
     def table(self) -> xr.Dataset:
         """Return counts and medians by rate; `columns()` says what they mean."""
@@ -279,18 +280,19 @@ def steps(
     >>> report.table()["falls"].values.tolist()
     [2, 2]
     """
+    every = None if rates is None else [valid_rate(f"rates[{k}]", rate) for k, rate in enumerate(rates)]
     blueprint = step_blueprint(model, settings, trust_remote_code)
     first = inputs_of(inputs, blueprint)
-    tokens = number_of_tokens(first.with_batch_dim(batch_dim))
+    size = batch_size(first.with_batch_dim(batch_dim))
 
     def report(data: xr.Dataset) -> StepsReport:
         data = data.assign_attrs(unseen="drawn" if unseen is None else GIVEN)
-        about = {**data.attrs, "tokens": tokens, "asked": samples}
+        about = {**data.attrs, "batch": size, "asked": samples}
         return StepsReport(title_of(blueprint, settings), data, step_verdicts(data), about)
 
     try:
         data = simulate_steps(
-            blueprint, first, optimizer=optimizer, rates=rates, steps=steps, samples=samples, seed=seed,
+            blueprint, first, optimizer=optimizer, rates=every, steps=steps, samples=samples, seed=seed,
             batches=batches, unseen=unseen, loss=loss, clip=clip, warmup=warmup, schedule=schedule,
             overrides=None if overrides is None else dict(overrides), draw=draw, dtype=dtype, batch_dim=batch_dim,
             blocks=blocks, progress=progress,
@@ -322,7 +324,17 @@ def step_inputs(blueprint: Blueprint, text: Any, tokens: int) -> Inputs:
     return inputs_for(Subject(blueprint.name, blueprint), text, tokens)
 
 
-def number_of_tokens(inputs: Inputs) -> int:
-    """Return the number of tokens of a batch, without padding."""
-    counted = inputs.counted
-    return inputs.rows * token_count(inputs) if counted is None else int(counted.sum())
+def batch_size(inputs: Inputs) -> str:
+    """Return the size of a batch in words: its tokens without padding, or the inputs if it has no dimension of tokens.
+
+    >>> batch_size(Inputs({"ids": torch.ones(2, 8)}, {}, 2)), batch_size(Inputs({"x": torch.ones(1, 3, 9, 9)}, {}, 1))
+    ('16 tokens', '1 input')
+    """
+    first = next(iter(inputs.fixed.values()), None)
+    if inputs.counted is not None:
+        number, unit = int(inputs.counted.sum()), "token"
+    elif first is None or first.dim() in (2, 3):
+        number, unit = inputs.rows * token_count(inputs), "token"
+    else:
+        number, unit = inputs.rows, "input"
+    return f"{number} {unit}{'' if number == 1 else 's'}"

@@ -21,7 +21,7 @@ FAILED = 1
 OPTIMIZERS = ("sgd", "adam", "adamw", "lion", "muon")
 ALSO = {"nadam": "adam", "adamax": "adam", "adagrad": "adam", "rmsprop": "adam", "shampoo": "muon", "soap": "muon"}
 BATCHES = ("same", "fresh")
-LARGEST_RATE, MOST_RATES = 1e5, 100
+MOST_RATES = 100
 
 
 def steps(
@@ -207,13 +207,13 @@ def rates_of(text: str | None) -> list[float] | None:
 
 def checked_rate(value: str | float, option: str) -> float:
     """Return a learning rate as a number."""
+    from limitformer.checking.step_thresholds import valid_rate
+
     try:
         number = float(value)
     except ValueError as error:
         raise InputError(f"{option} takes numbers, such as 1e-3; got {value!r}.") from error
-    usual = "Nearest: rates from 1e-5 to 1."
-    require(0 < number <= LARGEST_RATE, f"{option} must be above 0 and at most {LARGEST_RATE:g}; got {value}. {usual}")
-    return number
+    return valid_rate(option, number)
 
 
 def positive(option: str, value: float) -> float:
