@@ -10,6 +10,7 @@ from benchmarks.zoo.configurations import CONFIG_MAPPING, OVERRIDES
 from benchmarks.zoo.examine import ABSENT, FAILS, REFUSED, WORKS, examine
 from benchmarks.zoo.laws import compare
 from benchmarks.zoo.page import counts_of, page
+from benchmarks.zoo.scaling import scale
 from benchmarks.zoo.sizes import LARGE, SLOW, WITHIN, measure_size, reads_text, verdict_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -21,6 +22,18 @@ def test_zoo_examines_types_in_process(kind):
     assert row["verdict"] == WORKS, row
     assert 4.4 < row["loss"] < 5.5  # ln 128 = 4.85
     assert row["named"] == {"input_ids": [1, 16]}
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "t5", "mamba2", "deepseek_v3", "qwen3_next"])
+def test_zoo_doubles_width_and_depth_with_rules(kind):
+    row = scale(kind)
+    assert [row.get(name) for name in ("width", "depth", "mup", "completep")] == [WORKS] * 4, row
+
+
+def test_zoo_names_types_that_have_no_one_width():
+    row = scale("convnext")
+    assert row["width"] == REFUSED
+    assert "convnext has no one field for its width" in row["reason of width"]
 
 
 def test_zoo_overrides_have_known_types():

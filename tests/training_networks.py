@@ -71,12 +71,13 @@ def albert():
     )  # fmt: skip
 
 
+ALBERT = "albert.encoder.albert_layer_groups.0"
 MODELS = {  # by name: the model, the module whose last output is the stream, a weight of the inside
     "llama": (CONFIGS["llama"], "model.layers.2", "model.layers.1.mlp.down_proj.weight"),
     "gpt2": (CONFIGS["gpt2"], "transformer.h.2", "transformer.h.1.mlp.c_fc.weight"),
     "bert": (CONFIGS["bert"], "bert.encoder.layer.2", "bert.encoder.layer.1.attention.self.query.weight"),
     "mixtral": (CONFIGS["mixtral"], "model.layers.2", "model.layers.1.mlp.experts.down_proj"),
-    "albert": (albert, "albert.encoder.albert_layer_groups.0", "albert.encoder.albert_layer_groups.0.albert_layers.0.ffn.weight"),
+    "albert": (albert, ALBERT, f"{ALBERT}.albert_layers.0.ffn.weight"),
     "custom": (lambda: Custom, "blocks.1", "blocks.0.key.weight"),
 }  # fmt: skip
 
@@ -180,7 +181,7 @@ def train(module, optimizers, clip, loss, batches, stream, inner):
 def full_precision():
     """Let torch's Muon compute in the precision of its matrices, as the law does, and not in bfloat16."""
     before = torch.Tensor.bfloat16
-    torch.Tensor.bfloat16 = lambda self: self
+    torch.Tensor.bfloat16 = lambda self: self.clone()
     try:
         yield
     finally:

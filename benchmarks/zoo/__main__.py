@@ -19,6 +19,7 @@ from benchmarks.zoo.configurations import all_types  # noqa: E402
 from benchmarks.zoo.examine import WORKS, examine  # noqa: E402
 from benchmarks.zoo.laws import compare  # noqa: E402
 from benchmarks.zoo.page import page  # noqa: E402
+from benchmarks.zoo.scaling import scale  # noqa: E402
 from benchmarks.zoo.sizes import LIMITS as LIMITS_OF_SIZES  # noqa: E402
 from benchmarks.zoo.sizes import measure_size, text_types  # noqa: E402
 
@@ -40,6 +41,8 @@ def main() -> int:
     name, call = ("zoo", examine)
     if options.laws or options.sizes:
         name, call = ("laws", compare) if options.laws else ("sizes", measure_size)
+    if options.scaling:
+        name, call = "scaling", scale
     path, began = options.out / f"{name}.jsonl", time.monotonic()
     old = rows_in(path)
     todo = options.types or [kind for kind in selected(options) if not is_new(old.get(kind))]
@@ -64,6 +67,9 @@ def arguments() -> argparse.Namespace:
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--laws", action="store_true", help="compare with drawn networks")
     kinds.add_argument("--sizes", action="store_true", help="measure default configurations at their real size")
+    kinds.add_argument(
+        "--scaling", action="store_true", help="double width and depth, with the rules muP and CompleteP"
+    )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("out/zoo"), help="folder of the rows")
     parser.add_argument("--page", type=Path, help="the page to write at the end")

@@ -52,13 +52,13 @@ def steps(run, folder):
 
 
 def test_steps_prints_verdicts_table_and_caveat(steps):
-    result = steps("--rates", "0.01,0.1,1e5")
+    result = steps("--rates", "0.01,0.1,100")
     words = " ".join(result.stdout.split())
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("small.json: ")
-    assert "3 rates, 1 step, 2 networks, 6 tokens, same batches" in result.stdout
+    assert "SGD (momentum 0, dampening 0, weight_decay 0), 3 rates, 1 step, 2 networks, 6 tokens, same batches" in words
     assert "the loss of the batch falls within 1 step up to a rate of 0.1, in 2 of 2 networks" in words
-    assert [line.split()[0] for line in result.stdout.splitlines()[-6:-3]] == ["0.01", "0.1", "100,000"]
+    assert [line.split()[0] for line in result.stdout.splitlines()[-6:-3]] == ["0.01", "0.1", "100"]
     assert "nothing is said about later steps" in words
 
 
@@ -138,6 +138,23 @@ def test_rates_are_read(text, expected):
     assert rates_of(text) == expected
 
 
+def test_optimizers_are_those_that_are_understood():
+    from limitformer.checking.step_thresholds import LARGEST_RATE
+    from limitformer.cli.steps import OPTIMIZERS
+    from limitformer.weightless.steps.optimizers import DEFAULTS, MOST_RATE
+
+    assert tuple(DEFAULTS) == OPTIMIZERS
+    assert LARGEST_RATE == MOST_RATE
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "lion", "muon"])
+def test_optimizers_by_name_train(run, folder, name):
+    result = run("steps", "small.json", "--optimizer", name, *QUICK, "--rate", "1e-3", "--weight-decay", 0.1)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith(f"small.json: {name} (")
+    assert "falls within 1 step at a rate of 0.001, in 2 of 2 networks" in " ".join(result.stdout.split())
+
+
 def test_options_of_the_optimizer_are_read():
     options = {"weight_decay": 0.1, "betas": "0.9,0.95", "momentum": None}
     assert optimizer_of("adamw", options) == {"name": "adamw", "weight_decay": 0.1, "betas": (0.9, 0.95)}
@@ -152,9 +169,9 @@ def test_options_of_the_optimizer_are_read():
         (("--optimizer", "sgdm"), r"Nearest: sgd\."),
         (("--optimizer", "soap"), r"Nearest: muon\."),
         (("--optimizer", "xyz"), r"Nearest: adamw\."),
-        (("--rate", "0"), r"--rate must be above 0 and at most 100000; got 0\. Nearest: rates from 1e-5 to 1\."),
+        (("--rate", "0"), r"--rate must be above 0 and at most 100; got 0\. Nearest: rates from 1e-5 to 1\."),
         (("--rate", "-0.1"), r"--rate must be above 0"),
-        (("--rates", "1e6"), r"--rates must be above 0 and at most 100000; got 1e\+06\."),
+        (("--rates", "1e6"), r"--rates must be above 0 and at most 100; got 1e\+06\."),
         (("--rates", "1e-3,nan"), r"--rates must be above 0 .*got nan"),
         (("--rates", "1e-3,0.001"), r"--rates gives a rate twice"),
         (("--rates", "1e-3:1e-2"), r"--rates takes LOW:HIGH:N, such as 1e-5:1e-2:7"),
@@ -174,7 +191,10 @@ def test_options_of_the_optimizer_are_read():
         (("--betas", "0.9,1"), r"--betas takes two numbers in \[0, 1\)"),
         (("--betas", "a,b"), r"--betas takes two numbers"),
         (("--momentum", "0.9"), r"--momentum is for sgd and muon; adamw has --betas"),
-        (("--optimizer", "sgd", "--betas", "0.9,0.9"), r"--betas is for adam, adamw and lion"),
+        (
+            ("--optimizer", "sgd", "--betas", "0.9,0.9"),
+            r"--betas is for adam, adamw, lion and muon; sgd has --momentum",
+        ),
         (("--optimizer", "sgd", "--momentum", "1"), r"--momentum must lie in \[0, 1\)"),
         (("--weight-decay", "-1"), r"--weight-decay must be 0 or above"),
         (("--optimizer", "mine.py:sgd", "--weight-decay", "1"), r"--weight-decay: a function sets its options itself"),

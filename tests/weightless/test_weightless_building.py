@@ -62,8 +62,8 @@ def masked(net):
     net.weight.mul_(torch.ones(N, N).tril())
 
 
-def orthogonal(net):
-    nn.init.orthogonal_(net.weight)
+def orthogonal_rows(net):
+    nn.init.orthogonal_(net.weight[: N // 2])
 
 
 def sparse(net):
@@ -87,7 +87,7 @@ def products(net):
 
 
 CHANGES = [logarithm, inverse_softplus, eye_and_noise, two_parts, thirds, zeroed_columns, scaled_columns, masked]
-CHANGES += [orthogonal, sparse, rounded, of_unit_norm, products]
+CHANGES += [orthogonal_rows, sparse, rounded, of_unit_norm, products]
 
 
 def statistics(weights):

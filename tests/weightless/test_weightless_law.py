@@ -94,7 +94,7 @@ def test_watch_follows_a_parameter_computed_from_random_numbers():
 def test_watch_names_dependent_entries_as_reason():
     def made():
         module = nn.Linear(6, 6, bias=False)
-        nn.init.orthogonal_(module.weight)
+        nn.init.sparse_(module.weight, 0.5)
         return nn.ModuleDict({"layers": nn.ModuleList([module])})
 
     assert str(lf.weightless.law(made)["layers.0.weight"]) == "unknown: its entries depend on each other"
@@ -240,10 +240,10 @@ def repeated():
     return Stack(Residual(layer))
 
 
-def orthogonal_zeros():
+def half_orthogonal():
     layer = linear()
     layer.weight = nn.Parameter(torch.zeros(8, 8))
-    nn.init.orthogonal_(layer.weight)
+    nn.init.orthogonal_(layer.weight[:4])
     return Stack(Residual(layer))
 
 
@@ -259,7 +259,7 @@ def alpha():
     return Stack(Residual(layer))
 
 
-@pytest.mark.parametrize("factory", [from_numpy, half_a_row, repeated, orthogonal_zeros, foreach, alpha])
+@pytest.mark.parametrize("factory", [from_numpy, half_a_row, repeated, half_orthogonal, foreach, alpha])
 def test_dependent_or_rearranged_entries_have_unknown_laws(factory, monkeypatch):
     assert lf.weightless.law(factory)["layers.0.map.weight"].kind == "unknown"
     monkeypatch.setattr(network, "available_memory", lambda: 100)
@@ -270,7 +270,7 @@ def test_dependent_or_rearranged_entries_have_unknown_laws(factory, monkeypatch)
     assert data.attrs["weights"] in ("1 never drawn", "1 drawn when needed")
 
 
-@pytest.mark.parametrize("factory", [from_numpy, half_a_row, repeated, orthogonal_zeros, foreach, alpha])
+@pytest.mark.parametrize("factory", [from_numpy, half_a_row, repeated, half_orthogonal, foreach, alpha])
 def test_weights_of_unknown_law_are_drawn_by_the_module(factory):
     x = np.random.Generator(np.random.Philox(1)).standard_normal((1, 3, 8))
     data = lf.weightless.simulate(factory, x, samples=800, seed=0, dtype=torch.float64, progress=False)

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -90,8 +91,9 @@ class StepsReport:
         """Optimiser, rates, steps, networks and tokens."""
         rates, steps, count = (self.data.sizes[name] for name in ("rate", "step", "sample"))
         of = f" of {self.about['asked']}" if self.partial else ""
+        rule = re.sub(r"\(lr [^,)]+,? ?", "(", str(self.about.get("optimizer", "an optimiser")))  # the rates replace it
         parts = [
-            f"{self.about.get('optimizer', 'an optimiser')}, {rates} rate{'' if rates == 1 else 's'}",
+            f"{rule.removesuffix(' ()')}, {rates} rate{'' if rates == 1 else 's'}",
             f"{steps - 1} step{'' if steps == 2 else 's'}",
             f"{count}{of} network{'' if count == 1 and not of else 's'}",
             f"{self.about.get('batch', 'a batch')}, {self.about.get('batches', SAME)} batches",

@@ -65,7 +65,8 @@ def steps(
         float | None, typer.Option(help="Weight decay.", show_default="the optimiser's own")
     ] = None,
     betas: Annotated[
-        str | None, typer.Option(metavar="B1,B2", help="Of adam, adamw and lion.", show_default="the optimiser's own")
+        str | None,
+        typer.Option(metavar="B1,B2", help="Of adam, adamw, lion and muon.", show_default="the optimiser's own"),
     ] = None,
     momentum: Annotated[float | None, typer.Option(help="Of sgd and muon.", show_default="the optimiser's own")] = None,
     warmup: Annotated[int, typer.Option(help="Steps over which the rate rises linearly.")] = 0,
@@ -239,7 +240,7 @@ def optimizer_of(name: str, options: dict[str, Any]) -> Any:
     known = f"{', '.join(OPTIMIZERS)}, or FILE.py:NAME"
     require(name in OPTIMIZERS, f"--optimizer has no {name!r}; there are {known}. Nearest: {near[0]}.")
     if "betas" in given:
-        require(name in ("adam", "adamw", "lion"), f"--betas is for adam, adamw and lion; {name} has none.")
+        require(name != "sgd", "--betas is for adam, adamw, lion and muon; sgd has --momentum.")
         given["betas"] = betas_of(given["betas"])
     if "momentum" in given:
         require(name in ("sgd", "muon"), f"--momentum is for sgd and muon; {name} has --betas.")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from limitformer.base.errors import InputError, require
 from limitformer.initialisation.bugs import Evidence, recognise
 from limitformer.initialisation.like_layers import outliers, pattern
-from limitformer.initialisation.lines import p_of_lines
+from limitformer.initialisation.lines import line_p_values
 from limitformer.initialisation.report import DEAD, UNINITIALISED, Deviation, buffer_text, entries_text
 from limitformer.initialisation.summary import LONG, TensorSummary, summarise
 from limitformer.initialisation.weight_tests import SMALLEST, p_values
@@ -110,7 +110,7 @@ def weight_p_values(name: str, weights: ModuleWeights) -> dict[str, float]:
         off = max(abs(each.low - law.shift), abs(each.high - law.shift))
         rounding = each.spacing * abs(law.shift) + (SMALLEST if each.spacing > 1e-5 and law.shift else 0.0)
         return {} if off <= rounding else {"constant": 0.0}
-    result = p_values(each, law) | {"lines": p_of_lines(parameter, law)}
+    result = p_values(each, law) | line_p_values(parameter, each, law)
     if each.constant and each.count >= LONG:
         result["constant"] = 0.0
     if any(dead_lines(each)):

@@ -16,13 +16,28 @@ import math
 import torch
 from torch import Tensor
 
-from limitformer.initialisation.summary import LONG
-from limitformer.initialisation.weight_tests import pearson_tails
-from limitformer.weightless.laws import Law
+from limitformer.initialisation.summary import LONG, TensorSummary
+from limitformer.initialisation.weight_tests import pearson_tails, tolerance
+from limitformer.weightless.laws import ORTHOGONAL, Law
 
 FEWEST = 24  # lines, and entries of each, below which the law of T is not known well enough
 MOST = 256  # largest number of lines
 ENTRIES = 2048  # largest number of entries of a line
+
+
+def line_p_values(values: Tensor, summary: TensorSummary, law: Law) -> dict[str, float]:
+    """Return the p-value of the tests of rows and columns; an orthogonal matrix has orthogonal ones, or p = 0."""
+    if law.kind == ORTHOGONAL:
+        return {"orthogonal": float(are_orthogonal(values.detach(), law.scale, tolerance(summary)))}
+    return {"lines": p_of_lines(values, law)}
+
+
+def are_orthogonal(values: Tensor, gain: float, error: float) -> bool:
+    """Return whether rows or columns, whichever are fewer, are orthogonal and of length `gain`; some are compared."""
+    table = values.flatten(1)
+    lines = table if len(table) <= table.shape[1] else table.mT
+    x = lines[fixed_choice(len(lines), MOST).to(lines.device)].to("cpu", torch.float64)
+    return bool(((x @ x.mT) / gain**2 - torch.eye(len(x), dtype=x.dtype)).abs().max() <= error)
 
 
 def p_of_lines(values: Tensor, law: Law) -> float:

@@ -35,6 +35,7 @@ UNNAMED = {  # why it matters, and the usual fix
         "Its rows or columns repeat each other or span too little: heads that begin equal stay equal.",
         "Draw every row by itself; see what copies or multiplies within it.",
     ),
+    "orthogonal": ("Its rows or columns are not orthogonal.", "See what writes to it after orthogonal_."),
     "statistics": ("Running statistics have seen data, or another network's.", "Reset them, if training is to begin."),
     "new tie": ("Two weights are one memory that the code keeps apart.", "Copy instead of assigning."),
     "copies": ("Weights that should be independent begin equal.", "Draw each layer; do not deepcopy one."),

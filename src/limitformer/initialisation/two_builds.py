@@ -16,7 +16,7 @@ from scipy import special, stats
 from torch import Tensor
 
 from limitformer.initialisation.deviations import LEAST, dead_lines
-from limitformer.initialisation.lines import p_of_lines
+from limitformer.initialisation.lines import line_p_values
 from limitformer.initialisation.summary import LONG, TensorSummary
 from limitformer.initialisation.weight_tests import p_values
 from limitformer.weightless.laws import Law
@@ -77,7 +77,7 @@ def p_of_law(values: Tensor, summary: TensorSummary, law: Law) -> dict[str, floa
         return {"NaN": 0.0}
     if not summary.count:
         return {}
-    result = p_values(summary, law) | {"lines": p_of_lines(values, law)}
+    result = p_values(summary, law) | line_p_values(values, summary, law)
     if summary.constant and summary.count >= LONG:
         result["constant"] = 0.0
     if any(dead_lines(summary)):

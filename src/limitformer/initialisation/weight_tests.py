@@ -8,6 +8,13 @@ Let h be the standardised entry, of mean 0, variance 1, fourth moment κ, sixth 
 * *shape*: Kolmogorov-Smirnov distance D of the sample, with its exact distribution at its size.
 * *range*: the largest |h|; P(it is as large) = 1 − (1 − q)ⁿ, exact, with q = P(|h| is as large).
 
+An orthogonal matrix has dependent entries: it is gain times the first rows or columns V of a Haar matrix of O(L).
+
+* *mean*: with unit vectors u and v of equal entries, uᵀ V v is an entry of a uniform unit vector of L entries. Its
+  square is Beta(½, (L − 1)/2), and so is that of each entry of V.
+* *spread*: the sum of squares is gain² times the smaller side.
+* *range*: P is at most n q. The shape is not tested; `lines` tests whether rows or columns are orthogonal.
+
 Entries that were rounded to bfloat16 or float16 are random only to this accuracy. D is computed at the edges of the
 cells that are rounded to one number: there the rounded entries have the distribution function of the exact ones, so
 that the level holds. Mean and spread may have the bias that rounding can make. They may also have the error of torch's
@@ -16,7 +23,7 @@ uniform bfloat16 numbers, which have 2⁸ levels.
 
 import math
 from collections.abc import Hashable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from scipy import special
@@ -27,6 +34,7 @@ from limitformer.weightless.laws import Law
 
 TESTS = ("mean", "spread", "shape", "range")
 K = TypeVar("K", bound=Hashable)
+ROUNDED = 1e-4  # relative error of inner products in float32
 SMALLEST = 2.0**-24  # steps of float16 below its normal numbers
 
 
@@ -34,6 +42,8 @@ def p_values(summary: TensorSummary, law: Law) -> dict[str, float]:
     """Return the p-value of each of the four tests of entries that the random `law` should have made."""
     from scipy.stats import kstwo  # slow to import
 
+    if law.kind == laws.ORTHOGONAL:
+        return orthogonal_p_values(summary, law)
     moments = even_moments(law)
     return {
         "mean": p_of_mean(summary, law),
@@ -41,6 +51,29 @@ def p_values(summary: TensorSummary, law: Law) -> dict[str, float]:
         "shape": float(kstwo.sf(distance(summary, law), max(len(summary.sample), 1))),
         "range": p_of_range(summary, law),
     }
+
+
+def orthogonal_p_values(summary: TensorSummary, law: Law) -> dict[str, float]:
+    """Return the p-values of mean, spread and range of an orthogonal matrix; that of the spread is 0 or 1."""
+    gain, sides = abs(law.scale), law.matrix
+    off = max(abs(summary.mean) - rounding(summary, law) * law.std, 0.0) * math.sqrt(math.prod(sides))
+    squares = summary.second(0.0) * summary.count / min(sides)
+    far = max(summary.high, -summary.low) * (1 - summary.spacing)
+    return {
+        "mean": float(outside(off / gain, law)),
+        "spread": float(abs(squares / gain**2 - 1) <= tolerance(summary)),
+        "range": float(min(1.0, summary.count * outside(far / gain, law))),
+    }
+
+
+def tolerance(summary: TensorSummary) -> float:
+    """Bound the relative error of inner products of orthonormal lines that were rounded."""
+    return 2 * summary.spacing + ROUNDED
+
+
+def outside(x: Any, law: Law) -> Any:
+    """Return P(|v| ≥ |x|) of an entry v of a Haar matrix."""
+    return special.betainc((max(law.matrix) - 1) / 2, 0.5, 1 - np.minimum(np.square(x), 1.0))
 
 
 def p_of_mean(summary: TensorSummary, law: Law) -> float:
@@ -118,6 +151,8 @@ def cdf(x: np.ndarray, law: Law) -> np.ndarray:
     elif law.kind == laws.TRUNCATED:
         low, high = special.ndtr(law.low), special.ndtr(law.high)
         below = np.clip((special.ndtr(g) - low) / (high - low), 0.0, 1.0)
+    elif law.kind == laws.ORTHOGONAL:
+        below = 0.5 + np.sign(g) * (1 - outside(g, law)) / 2
     else:
         assert law.kind == laws.NORMAL
         below = special.ndtr(g)

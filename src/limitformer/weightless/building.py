@@ -23,7 +23,7 @@ from limitformer.base.memory import readable
 from limitformer.weightless import laws
 from limitformer.weightless.laws import Law
 from limitformer.weightless.reachable import GENERATORS, stray_tensors
-from limitformer.weightless.tensors import covers_storage, is_whole_storage, same_numbers
+from limitformer.weightless.tensors import covers_storage, is_whole_storage, same_numbers, stored_matrix
 from limitformer.weightless.watching import ALLOCATIONS, RANDOM, READS, LawWatch, watching
 
 NEW = {*ALLOCATIONS, *RANDOM, "empty_like", "zeros", "ones", "full", "randn_like"}
@@ -155,7 +155,8 @@ def views(module: nn.Module, known: dict[str, Law], watch: LawWatch) -> dict[str
         form = (*geometry, law.kind, law.low, law.high)
         forms.setdefault(law.source, {}).setdefault(form, []).append(name)
         rows = not law.rows or (is_whole_storage(parameter) and parameter.stride(0) == watch.widths[law.source])
-        if not covers_storage(parameter) or not rows:
+        other = law.kind == laws.ORTHOGONAL and stored_matrix(parameter) != law.matrix
+        if not covers_storage(parameter) or not rows or other:
             odd.add(law.source)
     unknown: dict[str, Law] = {}
     for source, names in forms.items():

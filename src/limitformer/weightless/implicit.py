@@ -24,7 +24,11 @@ from limitformer.weightless.convolutions import (
     patches_of,
     positions,
 )
+from limitformer.weightless.laws import ORTHOGONAL
 from limitformer.weightless.maps import NeverDrawnMap, RedrawnMap
+from limitformer.weightless.numbers import normals
+from limitformer.weightless.orthogonal import OrthogonalMap, has_room
+from limitformer.weightless.products import RepeatedUse
 from limitformer.weightless.run import (
     ALWAYS,
     NEVER,
@@ -114,12 +118,32 @@ class WeightNumbers:
 
     @property
     def scale(self) -> float:
-        return self.tensor.weight.law.scale
+        return self.run.scale(self.tensor.weight)
 
     def gaussian(self, purpose: str, rows: int, columns: int) -> Tensor:
         return self.run.normals(f"{self.name}: {purpose}", range(1), rows * columns).reshape(
             self.run.side_by_side, rows, columns
         )
+
+    def wishart_root(self, purpose: str, rows: int, freedom: int) -> Tensor:
+        return self.run.wishart_root(f"{self.name}: {purpose}", rows, freedom)
+
+    @property
+    def samples(self) -> int:
+        return self.run.side_by_side
+
+    @property
+    def stored_columns(self) -> int:
+        """The columns of the weight as the module has it, whose first dimension are the rows."""
+        tensor = self.tensor
+        rows = tensor.weight.shape[0 if tensor.part is None else 1]
+        return tensor.shape.numel() // rows
+
+    def rows_of(self, sample: int, purpose: str, rows: Tensor, columns: int) -> Tensor:
+        """Draw N(0, 1) of these rows (r, columns) for the k-th sample of the pass."""
+        first = self.run.samples.start + sample
+        purpose = f"{self.name}: {purpose}"
+        return normals(self.run.seed, purpose, range(first, first + 1), rows, columns, self.run.dtype)[0]
 
     def whole(self) -> Tensor:
         """Draw W (S, n, p)."""
@@ -191,6 +215,8 @@ def apply(x: Tensor, tensor: Implicit, turned: bool) -> Tensor:
         raise InputError(f"{tensor.weight.name} {shape} takes {inputs} entries a token; got {tuple(x.shape)}.")
     run = tensor.weight.run
     entries_kept = None if run.trains else kept_entries(tensor)
+    if entries_kept is None and tensor.weight.law.kind == ORTHOGONAL and not run.trains:
+        entries_kept = drawn_orthogonal(tensor, z.shape[-2], z.shape[-1], columns)
     if run.trains:
         out = run.map(z, tensor, turned != tensor.turned)
     elif entries_kept is not None:
@@ -205,6 +231,33 @@ def kept_entries(tensor: Implicit) -> Tensor | None:
     weight, run = tensor.weight, tensor.weight.run
     if weight.name not in run.reasons_to_keep and (weight.name not in run.leaves or weight.name in run.rows):
         return None
+    return keep_entries(tensor)
+
+
+def drawn_orthogonal(tensor: Implicit, tokens: int, inputs: int, columns: int) -> Tensor | None:
+    """Return the entries (S, *shape) of an orthogonal weight that is drawn, None of one that need not be.
+
+    It is kept for the pass, as drawing it costs more than multiplying by it.
+    """
+    weight, run = tensor.weight, tensor.weight.run
+    run.costly.add(weight.name)  # a second use draws it
+    if tensor.part is not None:
+        run.operations.setdefault(weight.name, "a part of it is used")
+    elif weight.name not in run.rows and orthogonal_is_never_drawn(tokens, inputs, columns, run.draw):
+        return None
+    run.operations.setdefault(weight.name, "an orthogonal matrix that costs less if it is drawn")
+    return keep_entries(tensor)
+
+
+def orthogonal_is_never_drawn(tokens: int, inputs: int, columns: int, draw: str) -> bool:
+    """Whether the map leaves its orthogonal weight undrawn: the tokens must be few, and that must be cheaper."""
+    few = has_room(tokens, inputs, columns) and draw != ALWAYS
+    return few and (draw == NEVER or tokens < min(inputs, columns))
+
+
+def keep_entries(tensor: Implicit) -> Tensor:
+    """Draw the entries (S, *shape) of a weight or its slice, and keep them for the pass."""
+    weight, run = tensor.weight, tensor.weight.run
     whole = run.whole(weight)
     part = whole if tensor.part is None else whole[:, tensor.part]
     return part.detach() if tensor.frozen else part
@@ -219,12 +272,17 @@ def apply_once(x: Tensor, z: Tensor, numbers: WeightNumbers, columns: int) -> Te
     if known is not None and weight.law.rows:  # constant rows need no draw
         known = run.draw_rows(weight, torch.tensor(sorted(weight.law.rows)))
     run.tokens[numbers.name] = run.tokens.get(numbers.name, 0) + z.shape[-2]
-    if not never_drawn(run.tokens[numbers.name], z.shape[-1], columns, numbers):
+    orthogonal = weight.law.kind == ORTHOGONAL  # `apply` has drawn those that must be
+    if not orthogonal and not never_drawn(run.tokens[numbers.name], z.shape[-1], columns, numbers):
         run.costly.add(weight.name)
     if weight.name in run.repeated:
-        every = run.repeated_map(numbers.name, weight, numbers.turned)
+        every, rows = run.repeated_map(numbers.name), numbers.tensor.shape.numel() // numbers.stored_columns
         run.use(numbers.name, NEVER_DRAWN, weight)
-        out: Tensor = every(z, numbers, columns)
+        matrices = every.of_samples(numbers, (rows, numbers.stored_columns), z.dtype)
+        out: Tensor = RepeatedUse.apply(z, run.anchor, every, matrices, numbers.turned, numbers.tensor.frozen)
+    elif orthogonal:
+        run.use(numbers.name, NEVER_DRAWN, weight)
+        out = OrthogonalMap.apply(z, run.anchor, numbers, run.root(x, z), columns)
     elif never_drawn(z.shape[-2], z.shape[-1], columns, numbers):
         run.use(numbers.name, NEVER_DRAWN, weight)
         out = NeverDrawnMap.apply(z, run.anchor, numbers, run.root(x, z), columns)
@@ -403,7 +461,10 @@ def kernel_is_never_drawn(x: Tensor, numbers: WeightNumbers, how: Convolution) -
     """Whether the map of the patches of x (S, B, channels, …) leaves its kernel undrawn."""
     columns, channels, *kernel = numbers.tensor.shape
     sizes = map(positions, x.shape[3:], kernel, how.stride, how.padding, how.dilation)
-    return never_drawn(x.shape[1] * math.prod(sizes), channels * math.prod(kernel), columns, numbers)
+    tokens, inputs = x.shape[1] * math.prod(sizes), channels * math.prod(kernel)
+    if numbers.tensor.weight.law.kind == ORTHOGONAL:
+        return orthogonal_is_never_drawn(tokens, inputs, columns, numbers.run.draw)
+    return never_drawn(tokens, inputs, columns, numbers)
 
 
 def add_channel_bias(out: Tensor, bias: Tensor) -> Tensor:
@@ -454,6 +515,19 @@ def transpose_of_matrices(input: Any) -> Any:
     return transpose(input, -2, -1)
 
 
+def multiply(tensor: Any, other: Any) -> Any:
+    """Multiply a weight in place by a number, outside of autograd, as code that rescales its layers does."""
+    whole = isinstance(tensor, Implicit) and tensor.part is None and isinstance(other, int | float)
+    if not whole or (torch.is_grad_enabled() and not tensor.frozen):
+        return NotImplemented
+    return tensor if tensor.weight.run.multiply(tensor.weight, float(other)) else NotImplemented
+
+
+def divide(tensor: Any, other: Any, **options: Any) -> Any:
+    number = isinstance(other, int | float) and other != 0 and not options
+    return multiply(tensor, 1 / other) if number else NotImplemented
+
+
 def freeze(tensor: Any) -> Any:
     """Return the weight without its gradient."""
     return Implicit(tensor.weight, tensor.part, tensor.turned, frozen=True)
@@ -500,6 +574,8 @@ ANSWERS: dict[Any, Callable[..., Any]] = {
     Tensor.mT.__get__: transpose_of_matrices,  # type: ignore[attr-defined]
     Tensor.transpose: transpose,
     torch.transpose: transpose,
+    Tensor.mul_: multiply,
+    Tensor.div_: divide,
     Tensor.to: cast_like,
     Tensor.type_as: cast_like,
     Tensor.float: itself,

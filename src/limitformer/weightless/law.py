@@ -1,5 +1,6 @@
 """`law`: the table of the laws of all parameters of a module."""
 
+import math
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -8,7 +9,7 @@ import torch
 import xarray as xr
 from torch import nn
 
-from limitformer.base.errors import InputError, first_line, require_real
+from limitformer.base.errors import InputError, first_line, require, require_real
 from limitformer.weightless import laws
 from limitformer.weightless.building import build_twice
 from limitformer.weightless.laws import Law
@@ -118,7 +119,9 @@ def table_of(blueprint: Blueprint, module: nn.Module, known: dict[str, Law]) -> 
     return LawTable(blueprint.name, known, shapes, tied)
 
 
-def with_overrides(table: dict[str, Law], overrides: dict[str, Any] | None) -> dict[str, Law]:
+def with_overrides(
+    table: dict[str, Law], overrides: dict[str, Any] | None, shapes: dict[str, tuple[int, ...]]
+) -> dict[str, Law]:
     """Replace the laws whose names match a pattern, by a standard deviation or a `Law`; copies stay copies."""
     result = dict(table)
     for pattern, override in (overrides or {}).items():
@@ -126,5 +129,12 @@ def with_overrides(table: dict[str, Law], overrides: dict[str, Any] | None) -> d
         if not names:
             raise InputError(f"overrides: no weight is named {pattern!r}. Nearest: {', '.join(list(result)[:3])}.")
         law = override if isinstance(override, Law) else laws.normal(require_real(f"overrides[{pattern!r}]", override))
-        result.update({name: replace(law, source=result[name].source) for name in names})
+        vector = next((name for name in names if law.kind == laws.ORTHOGONAL and len(shapes[name]) < 2), None)
+        require(vector is None, f"overrides: an orthogonal law is of matrices; {vector} is a vector.")
+        result.update({name: replace(law, source=result[name].source, matrix=sides_of(shapes[name])) for name in names})
     return result
+
+
+def sides_of(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return rows and columns of a matrix, with all dimensions but the first flattened; (1, 1) of a vector."""
+    return (shape[0], math.prod(shape[1:])) if len(shape) >= 2 else (1, 1)

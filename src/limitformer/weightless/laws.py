@@ -1,4 +1,4 @@
-r"""`Law`: the distribution from which an initialisation draws the independent entries of a parameter."""
+r"""`Law`: the distribution from which an initialisation draws the entries of a parameter, nearly always independent."""
 
 import functools
 import math
@@ -12,6 +12,7 @@ CONSTANT = "constant"
 NORMAL = "normal"
 UNIFORM = "uniform"
 TRUNCATED = "truncated normal"
+ORTHOGONAL = "orthogonal"
 GIVEN = "given"  # computed values
 UNKNOWN = "unknown"
 
@@ -26,7 +27,8 @@ class Law:
     """Entries scale·g + shift, g standard of its kind.
 
     `normal`: g ~ N(0, 1). `uniform`: g ~ U(0, 1). `truncated normal`: g ~ N(0, 1) given low < g < high. `constant`: the
-    number `shift`. `given`: the numbers in the module. `unknown`: for the `reason`.
+    number `shift`. `given`: the numbers in the module. `unknown`: for the `reason`. `orthogonal`: scale times a Haar
+    matrix, or its first rows or columns, of the shape `matrix`; its entries depend on each other.
     """
 
     kind: str
@@ -37,11 +39,12 @@ class Law:
     reason: str = ""
     rows: dict[int, float] = field(default_factory=dict)  # constant rows, such as that of the padding
     source: int = -1  # the draw of the numbers g, equal for copies
+    matrix: tuple[int, int] = (1, 1)  # rows and columns of an orthogonal matrix
 
     @property
     def random(self) -> bool:
         """Whether the entries are random."""
-        return self.kind in (NORMAL, UNIFORM, TRUNCATED)
+        return self.kind in (NORMAL, UNIFORM, TRUNCATED, ORTHOGONAL)
 
     @property
     def gaussian(self) -> bool:
@@ -58,6 +61,8 @@ class Law:
     def std(self) -> float:
         """The standard deviation of an entry."""
         width = {NORMAL: 1.0, UNIFORM: 12**-0.5, TRUNCATED: self.truncated_moments()[1]}.get(self.kind, 0.0)
+        if self.kind == ORTHOGONAL:
+            width = max(self.matrix) ** -0.5
         return abs(self.scale) * width
 
     def truncated_moments(self) -> tuple[float, float]:
@@ -117,7 +122,8 @@ class Law:
             rows = f", {len(self.rows)} rows are constant"
         wide = self.kind == TRUNCATED and -self.low > CUT_NOTHING and self.high > CUT_NOTHING
         bounds = f" (bounds of {self.low:.3g} and {self.high:.3g} std cut nothing)" if wide else ""
-        return f"{self.kind}, {mean}std {self.std:.4g}{bounds}{rows}"
+        gain = f"gain {self.scale:.4g}, " if self.kind == ORTHOGONAL else ""
+        return f"{self.kind}, {gain}{mean}std {self.std:.4g}{bounds}{rows}"
 
 
 def normal(std: float, mean: float = 0.0) -> Law:
@@ -143,6 +149,11 @@ def truncated_normal(mean: float, std: float, low: float, high: float) -> Law:
             UNKNOWN, reason=f"its bounds {low:g} and {high:g} are more than {FARTHEST:g} std from its mean {mean:g}"
         )
     return Law(TRUNCATED, scale=std, shift=mean, low=(low - mean) / std, high=(high - mean) / std)
+
+
+def orthogonal(gain: float, rows: int, columns: int) -> Law:
+    """Return the law of `nn.init.orthogonal_`."""
+    return Law(ORTHOGONAL, scale=gain, matrix=(rows, columns))
 
 
 def constant(value: float) -> Law:

@@ -8,20 +8,15 @@ on W only through N. Let D = S P with orthonormal rows of P. Then P W̃ᵀ ~ N(0
 
 The weight's gradient is Zᵀ D, |Zᵀ D|² = |Rᵀ D|² = |Rᵀ S|². The page `weightless` proves this.
 
-Forward, W may be used any number of times (`RepeatedMap`). Let Q (k × n) span the tokens of all earlier uses, with
-N = Q W. New tokens are Z = C Q + R q, with orthonormal rows of q that are orthogonal to those of Q. Then q W ~ N(0, s²)
-is fresh, the answer is Z W = C N + R (q W), and q and q W are appended to Q and N.
+A weight that is used more than once has more products that are known (`products`).
 """
 
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
-from limitformer.weightless.roots import Root, gram, householder_root, size_of
-
-NEW = 1e-9  # least part of a float32 token, relative to its length, that is a new direction
+from limitformer.weightless.roots import Root, gram, size_of
 
 
 class Numbers(Protocol):
@@ -33,6 +28,9 @@ class Numbers(Protocol):
 
     def gaussian(self, purpose: str, rows: int, columns: int) -> Tensor:
         """Draw N(0, 1) (S, rows, columns); the same purpose gives the same numbers."""
+
+    def wishart_root(self, purpose: str, rows: int, freedom: int) -> Tensor:
+        """Draw T (S, rows, min(rows, freedom)): T Tᵀ is a Wishart matrix with this number of degrees of freedom."""
 
     def whole(self) -> Tensor:
         """Draw W (S, n, p)."""
@@ -68,51 +66,6 @@ class NeverDrawnMap(torch.autograd.Function):
         fresh = (numbers.scale * size) @ numbers.gaussian("backward", size.shape[-1], root.width)
         back = root.along(numbers.scale * (d @ n.mT) - root.onto(fresh)).add_(fresh)
         return back, None, None, None, None
-
-
-class RepeatedMap:
-    """Z W for a Gaussian W that float32 tokens use any number of times, without gradients, and that is never drawn."""
-
-    def __init__(self, turned: bool = False) -> None:
-        self.turned, self.uses = turned, 0
-        self.basis: Tensor | None = None  # Q (S, k, n)
-        self.image: Tensor | None = None  # N (S, k, p), without the factor s
-
-    def __call__(self, z: Tensor, numbers: Numbers, columns: int) -> Tensor:
-        """Return Z W (S, M, p); a token that is not finite has an answer of NaN."""
-        finite = z.isfinite().all(-1, keepdim=True)
-        rest = z.detach().where(finite, 0.0).double()
-        lengths, out = rest.norm(dim=-1), z.new_zeros(*z.shape[:-1], columns)
-        if self.basis is not None and self.image is not None:
-            rest, known = without(rest, self.basis)
-            out = known.to(z.dtype) @ self.image
-        factor, basis = householder_root(rest)
-        new = factor.diagonal(dim1=-2, dim2=-1) > NEW * lengths
-        factor, basis = factor * new[:, None], basis * new[..., None]
-        if self.basis is not None:  # the direction of a short rest is less exact
-            basis = normalize(without(basis, self.basis)[0], dim=-1)
-        fresh = numbers.gaussian(f"forward {self.uses}" if self.uses else "forward", z.shape[-2], columns)
-        out = out + factor.to(z.dtype) @ fresh
-        self.uses += 1
-        self.basis = joined(self.basis, basis.to(z.dtype))
-        self.image = joined(self.image, fresh)
-        return (numbers.scale * out).where(finite, torch.nan)
-
-
-def without(rows: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
-    """Return float64 rows (S, M, n) without their part along an orthonormal basis (S, k, n), and its coefficients.
-
-    Projecting twice removes the rounding errors of the first time.
-    """
-    wide, coefficients = basis.double(), rows.new_zeros(*rows.shape[:-1], basis.shape[-2])
-    for _ in range(2):
-        part = rows @ wide.mT
-        rows, coefficients = rows - part @ wide, coefficients + part
-    return rows, coefficients
-
-
-def joined(known: Tensor | None, new: Tensor) -> Tensor:
-    return new if known is None else torch.cat([known, new], 1)
 
 
 class RedrawnMap(torch.autograd.Function):

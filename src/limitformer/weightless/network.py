@@ -84,7 +84,8 @@ class Weightless:
         self.blueprint, self.dtype, self.device = blueprint, dtype, device
         self.limit: int | None = None  # bytes that a network of unknown size may take
         module, own_laws, rebuilt, doubts, entries = self.build()
-        self.laws = with_overrides(own_laws, overrides)
+        shapes = {name: tuple(one.shape) for name, one in module.named_parameters()}
+        self.laws = with_overrides(own_laws, overrides, shapes)
         self.overridden = [name for name, law in self.laws.items() if law is not own_laws[name]]
         self.table = table_of(blueprint, module, self.laws)
         self.module = module.eval()
@@ -92,8 +93,7 @@ class Weightless:
         self.layout = self.first_layout  # until a pass shows another
         self.stacks: dict[str, StackSize] = {}  # of the last pass
         self.reasons_to_keep: dict[str, str] = {}  # by weight, for all later passes
-        self.repeated: set[str] = set()  # those of them that passes without gradients do not keep
-        self.differentiates = False  # whether other passes have gradients, whose numbers those without them must have
+        self.repeated: set[str] = set()  # those of them that are not kept
         self.weights: list[RandomWeight] = []
         self.drawn: dict[str, str] = {}  # reasons to draw whole networks, by name
         self.rebuilt: dict[str, str] = {}  # reasons to build a network for each sample, by name
@@ -409,7 +409,7 @@ class Weightless:
         """Call `call`, or `attempt`, until every weight that needs entries is kept; return its result."""
         while True:
             run = WeightlessRun(seed, samples, inputs.rows, self.dtype, self.device, draw, loss is not None)
-            run.repeated = set() if self.differentiates or loss is not None else set(self.repeated)
+            run.repeated = set(self.repeated)
             run.reasons_to_keep = {k: reason for k, reason in self.reasons_to_keep.items() if k not in run.repeated}
             self.begin(run)
             try:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import ndtri
+from scipy.special import gammaincinv, ndtri
 from torch import Tensor
 
 from limitformer.numerics.elementary import U64
@@ -60,6 +60,23 @@ def entries(law: Law, seed: int, purpose: str, samples: range, rows: Rows, colum
         return fill_all(functools.partial(fill_truncated_rows, numbers), *where, dtype)
     g = normals(*where, dtype).mul_(law.scale)
     return g.add_(law.shift) if law.shift else g
+
+
+def wishart_root(seed: int, purpose: str, samples: range, rows: int, freedom: int, dtype: torch.dtype) -> Tensor:
+    """Draw T (samples, rows, min(rows, freedom)), of which T Tᵀ is a Wishart matrix with `freedom` degrees of freedom.
+
+    It is the triangular factor of a Gaussian matrix (rows × freedom): N(0, 1) below a diagonal of χ with `freedom`,
+    `freedom` − 1, … degrees of freedom [M. S. Bartlett, Proc. R. Soc. Edinburgh 53 (1933)]. Each χ takes one word.
+    """
+    columns = min(rows, freedom)
+    lower = normals(seed, purpose, samples, range(rows), columns, dtype).tril_(-1)
+    shares = fill_all(
+        functools.partial(fill_uniform_rows, 0.0, 1.0), seed, f"{purpose}, lengths", samples, range(1), columns,
+        torch.float64,
+    )  # fmt: skip
+    squares = 2 * gammaincinv((freedom - np.arange(columns)) / 2, shares[:, 0].numpy())
+    lower.diagonal(dim1=-2, dim2=-1).copy_(torch.from_numpy(np.sqrt(squares)))
+    return lower
 
 
 def far_points(between: NDArray[np.float64], below: float, mass: float, above: float) -> NDArray[np.float64]:

@@ -8,8 +8,8 @@ A weight is used in one of three ways:
 
 A pass begins with no weight kept. A second use, or an operation other than a linear map, raises `KeepWeightsError`, and
 the pass begins again with that weight kept (`network`). A pass notes all weights that are used more than once before it
-begins again. If they are many, then without gradients a Gaussian weight that only linear maps of float32 tokens use is
-never drawn either, where that costs less (`maps.RepeatedMap`).
+begins again. If they are many, or no Gaussian weight shall be drawn, a Gaussian weight that only linear maps use is
+never drawn either, where that costs less (`products.RepeatedMap`).
 """
 
 import re
@@ -20,10 +20,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from limitformer.base.errors import InputError, PicklesArguments
-from limitformer.weightless.laws import Law
-from limitformer.weightless.maps import RepeatedMap, squared_norm
-from limitformer.weightless.numbers import entries, normals
+from limitformer.base.errors import InputError, PicklesArguments, require
+from limitformer.weightless.laws import ORTHOGONAL, Law
+from limitformer.weightless.maps import squared_norm
+from limitformer.weightless.numbers import entries, normals, wishart_root
+from limitformer.weightless.orthogonal import haar_matrix, haar_rows, has_room
+from limitformer.weightless.products import RepeatedMap
 from limitformer.weightless.roots import Root, root_of
 from limitformer.weightless.tensors import Marks, marks, same_memory
 
@@ -84,6 +86,7 @@ class WeightlessRun:
     drawn_entries: int = 0  # of the weights that the pass begins again to keep
     kept: dict[str, Tensor] = field(default_factory=dict)  # whole weights that are kept, the last used one last
     mapped: set[str] = field(default_factory=set)  # weights and slices that a linear map has used
+    factors: dict[str, float] = field(default_factory=dict)  # by which the code multiplies weights before it uses them
     squared: dict[str, Tensor] = field(default_factory=dict)  # |∂W|² (S,)
     constants: dict[str, Tensor] = field(default_factory=dict)  # gradients of parameters with entries (S, *shape)
     read: set[Any] = field(default_factory=set)  # parameters that were read: ids, and names of those without entries
@@ -135,16 +138,13 @@ class WeightlessRun:
         before = self.uses.get(weight.name)
         self.uses[weight.name] = f"rows drawn, rest {how}" if weight.name in self.rows else before or how
 
-    def repeated_map(self, name: str, weight: RandomWeight, turned: bool) -> RepeatedMap:
-        """Return the map of all uses of a weight or its slice, which must be turned in the same way each time."""
-        result = self.repeats.setdefault(name, RepeatedMap(turned))
-        if result.turned != turned:
-            raise KeepWeightsError({weight.name: "used in several ways"})
-        return result
+    def repeated_map(self, name: str) -> RepeatedMap:
+        """Return the map of all uses of a weight or its slice."""
+        return self.repeats.setdefault(name, RepeatedMap())
 
     def repeatable(self) -> set[str]:
-        """The weights used more than once that need no entries in a pass without gradients."""
-        many = self.drawn_entries > MOST_REPEATED and self.dtype == torch.float32
+        """The weights used more than once that need no entries."""
+        many = self.drawn_entries > MOST_REPEATED or self.draw == NEVER
         return self.again.keys() - self.costly if many else set()
 
     def require_kept(self) -> None:
@@ -158,6 +158,10 @@ class WeightlessRun:
 
     def entries(self, weight: RandomWeight, rows: range | Tensor) -> Tensor:
         """Draw rows of the weight (S, rows, *rest) by its law; the same ones at every call."""
+        if weight.law.kind == ORTHOGONAL:
+            whole = self.orthogonal_entries(weight)
+            every = isinstance(rows, range) and rows == weight.rows
+            return whole if every else whole[:, torch.as_tensor(rows, device=self.device)]
         columns = 1
         for size in weight.shape[1:]:
             columns *= size
@@ -166,7 +170,45 @@ class WeightlessRun:
         for row, value in weight.law.rows.items():
             numbers = torch.as_tensor(rows) if isinstance(rows, Tensor) else torch.arange(rows.start, rows.stop)
             drawn[:, numbers.to(drawn.device) == row] = value
+        if weight.name in self.factors:
+            drawn *= self.factors[weight.name]
         return drawn.reshape(self.side_by_side, *((len(rows), *weight.shape[1:]) if weight.shape else ()))
+
+    def scale(self, weight: RandomWeight) -> float:
+        """Return the scale of the weight's law, times the factors of the code."""
+        return weight.law.scale * self.factors.get(weight.name, 1.0)
+
+    def multiply(self, weight: RandomWeight, factor: float) -> bool:
+        """Multiply a weight that the pass has not used yet by a number; return whether it could."""
+        require(
+            not self.trains,
+            f"the module multiplies its weight {weight.name} in place when it runs, which training does not follow. "
+            "Nearest: multiply the output of its map.",
+        )
+        used = any(name.partition("[")[0] == weight.name for name in self.mapped)
+        if used or weight.name in self.leaves or weight.name in self.rows:
+            return False
+        self.factors[weight.name] = self.factors.get(weight.name, 1.0) * factor
+        return True
+
+    def orthogonal_entries(self, weight: RandomWeight) -> Tensor:
+        """Draw an orthogonal weight (S, *shape)."""
+        rows, columns = weight.shape[0], prod(weight.shape[1:])
+        gaussian = self.normals(f"{weight.numbers or weight.name}: entries", range(rows), columns)
+        return haar_matrix(gaussian).mul_(self.scale(weight)).reshape(self.side_by_side, *weight.shape)
+
+    def orthogonal_rows(self, weight: RandomWeight, rows: Tensor) -> Tensor:
+        """Draw rows (S, rows, columns) of an orthogonal table that are all of it that the pass looks up."""
+        (number, columns), purpose = weight.shape, f"{weight.name}: rows"
+        if self.draw == ALWAYS or not has_room(len(rows), number, columns):
+            return self.entries(weight, rows)
+        gaussian, beyond = self.normals(purpose, rows, columns), number - columns
+        extra = self.wishart_root(purpose, len(rows), beyond) if beyond > 0 else gaussian[..., :0]
+        return haar_rows(gaussian, extra).mul_(self.scale(weight))
+
+    def wishart_root(self, purpose: str, rows: int, freedom: int) -> Tensor:
+        """Draw T (S, rows, min(rows, freedom)), of which T Tᵀ is a Wishart matrix."""
+        return wishart_root(self.seed, purpose, self.samples, rows, freedom, self.dtype).to(self.device)
 
     def normals(self, purpose: str, rows: range | Tensor, columns: int) -> Tensor:
         """Draw N(0, 1) (S, rows, columns)."""
@@ -174,7 +216,11 @@ class WeightlessRun:
 
     def leaf(self, weight: RandomWeight, rows: range | Tensor) -> Tensor:
         """Draw rows as a leaf of torch's graph, whose gradient is that of the weight."""
-        values = self.entries(weight, rows).requires_grad_(self.gradients and weight.trained)
+        if isinstance(rows, Tensor) and weight.law.kind == ORTHOGONAL:
+            values = self.orthogonal_rows(weight, rows)
+        else:
+            values = self.entries(weight, rows)
+        values = values.requires_grad_(self.gradients and weight.trained)
         self.leaves.setdefault(weight.name, []).append(values)
         return values
 
@@ -220,6 +266,8 @@ class WeightlessRun:
         if len(new):
             if weight.name in self.mapped:
                 raise KeepWeightsError({weight.name: "looked up after it was used as a head"})
+            if len(known) and weight.law.kind == ORTHOGONAL:  # the new rows depend on those
+                raise KeepWeightsError({weight.name: "orthogonal, and looked up several times"})
             drawn = self.leaf(weight, new.cpu())
             rows = drawn if rows is None else torch.cat([rows, drawn], 1)
             self.rows[weight.name] = torch.cat([known, new]), rows
@@ -229,6 +277,10 @@ class WeightlessRun:
     def gradient_norms(self) -> dict[str, Tensor]:
         """Return |∂W| (S,) of every weight that has a gradient."""
         squared = dict(self.squared)
+        for name, repeated in self.repeats.items():
+            each = repeated.squared_gradient()
+            if each is not None:
+                add_to(squared, name.partition("[")[0], each)
         for name, each in self.constants.items():
             add_to(squared, name, each.double().reshape(len(each), -1).square().sum(1))
         for name, leaves in self.leaves.items():

@@ -149,7 +149,7 @@ def run_passes(
     size = network.width_of_activations() * tokens * network.dtype.itemsize
     if recompute or (recompute is None and loss is not None and size > RECOMPUTE_BYTES):
         network.recompute()
-    network.trims, network.differentiates = size > RECOMPUTE_BYTES, loss is not None
+    network.trims = size > RECOMPUTE_BYTES
     check_scratch(largest_layer(network, tokens, loss is not None), "One layer of it", "fewer tokens")
     require_recordings(network, inputs, samples)
 

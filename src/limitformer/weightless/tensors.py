@@ -54,6 +54,18 @@ def covers_storage(tensor: Tensor) -> bool:
     return entries * tensor.element_size() == tensor.untyped_storage().nbytes()
 
 
+def stored_matrix(tensor: Tensor) -> tuple[int, int] | None:
+    """Return rows and columns of a matrix as it is in memory, with all dimensions but the first flattened.
+
+    The matrix may be the transpose of one in memory; None for anything else.
+    """
+    if tensor.dim() == 2 and not tensor.is_contiguous():
+        tensor = tensor.mT
+    if tensor.dim() < 2 or not is_whole_storage(tensor) or not tensor.numel():
+        return None
+    return tensor.shape[0], tensor.numel() // tensor.shape[0]
+
+
 def same_tensors(a: Tensor, b: Tensor) -> bool:
     """Whether both have the same shape, dtype and entries; NaN equals NaN."""
     if a.shape != b.shape or a.dtype != b.dtype or a.layout != b.layout or a.is_meta != b.is_meta:

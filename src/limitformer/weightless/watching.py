@@ -1,12 +1,12 @@
 r"""`LawWatch`, which reads the law of each parameter while a module's own code initialises it.
 
 While a module is built, every new matrix goes to the meta device, where nothing is computed or stored. The watch
-follows the operations that write to it, in their order: normal, uniform, truncated normal, constants, copies and
-multiples. A write to the whole matrix replaces earlier ones. Vectors and buffers are real. Hence no table of
+follows the operations that write to it, in their order: normal, uniform, truncated normal, orthogonal, constants,
+copies and multiples. A write to the whole matrix replaces earlier ones. Vectors and buffers are real. Hence no table of
 architectures is needed, and the laws of a model of any size can be read.
 
 Four of torch's initialisations do nothing on the meta device, so that the watch replaces them: the truncated normal;
-the orthogonal and the sparse one, whose entries depend on each other; and Dirac's.
+the orthogonal and the sparse one, of which only the first has a law that is understood; and Dirac's.
 
 A tape records how each matrix was computed. Its entries are computed from the tape if no law describes them, or if the
 code reads them.
@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from limitformer.weightless import laws
 from limitformer.weightless.laws import Law
 from limitformer.weightless.tape import Tape
-from limitformer.weightless.tensors import covers_storage, is_whole_storage, storage, tensors_in
+from limitformer.weightless.tensors import covers_storage, is_whole_storage, storage, stored_matrix, tensors_in
 
 ALLOCATIONS = ("empty", "new_empty", "empty_strided", "new_empty_strided")
 CONSTANTS = {"zeros", "ones", "full"}
@@ -318,7 +318,8 @@ class LawWatch(TorchDispatchMode):
         row = base.stride(0) if base.dim() else 0
         rows = row and part.numel() % row == 0 and part.is_contiguous() and part.storage_offset() % row == 0
         number = part.numel() // row if rows else 0
-        if before is None or not before.random or not 0 < number <= MOST_ROWS or after.kind != laws.CONSTANT:
+        independent = before is not None and before.random and before.kind != laws.ORTHOGONAL
+        if before is None or not independent or not 0 < number <= MOST_ROWS or after.kind != laws.CONSTANT:
             return Law(laws.UNKNOWN, reason="a part of it was overwritten")
         if self.widths.setdefault(before.source, row) != row:
             return Law(laws.UNKNOWN, reason="parts of it were overwritten")
@@ -346,6 +347,12 @@ class LawWatch(TorchDispatchMode):
         """Replace torch's function."""
         law = self.with_source(laws.truncated_normal(mean, std, a, b))
         return self.instead_of(TRUNCATED_NORMAL, law, tensor, mean, std, a, b, generator=generator)
+
+    def orthogonal(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Replace torch's function; a part of a larger matrix, or one in another order, has no law."""
+        gain, matrix = kwargs.get("gain", args[0] if args else 1.0), stored_matrix(tensor)
+        law = DEPENDENT if matrix is None else self.with_source(laws.orthogonal(float(gain), *matrix))
+        return self.instead_of(ORIGINALS["orthogonal_"], law, tensor, *args, **kwargs)
 
     def instead_of(self, function: Callable[..., Any], law: Law, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Note what an initialisation of torch would do, which does nothing on the meta device."""
@@ -428,7 +435,8 @@ def after_writing(name: str, before: Law | None, args: Any, kwargs: dict[str, An
         return before or Law(laws.GIVEN)
     if before is None or not (before.random or before.kind == laws.CONSTANT):
         return Law(laws.UNKNOWN, reason=f"it was changed by {name.rstrip('_')}")
-    if number is not None and name in ("mul_", "div_", "add_", "sub_"):
+    products = ("mul_", "div_") if before.kind == laws.ORTHOGONAL else ("mul_", "div_", "add_", "sub_")
+    if number is not None and name in products:
         change = {"mul_": before.times(number), "add_": before.plus(number), "sub_": before.plus(-number)}
         return before.times(1 / number) if name == "div_" else change[name]
     if name == "neg_":
@@ -493,8 +501,7 @@ WATCHES: list[LawWatch] = []  # the active one is the last
 def orthogonal_entries(tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
     from limitformer.weightless import watching
 
-    originals, law = watching.ORIGINALS, watching.DEPENDENT
-    return watching.WATCHES[-1].instead_of(originals["orthogonal_"], law, tensor, *arguments, **options)
+    return watching.WATCHES[-1].orthogonal(tensor, *arguments, **options)
 
 
 def sparse_entries(tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:

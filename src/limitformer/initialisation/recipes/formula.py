@@ -33,7 +33,7 @@ SIZES = {
     "vocabulary": "rows of the embedding of tokens",
 }
 INDICES = ("i", "j")
-LOGARITHM, SOFTPLUS, ORTHOGONAL = "log of uniform", "inverse softplus", "orthogonal"
+LOGARITHM, SOFTPLUS = "log of uniform", "inverse softplus"
 VALUES, SORTED = "values", "sorted values"
 
 OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
@@ -113,7 +113,7 @@ def constant(value: float) -> RecipeLaw:
 
 def orthogonal(gain: float, rows: float, columns: float) -> RecipeLaw:
     """Return the law of a Haar matrix times gain: an entry's variance is gain²/max(rows, columns)."""
-    return RecipeLaw(ORTHOGONAL, 0.0, float(gain) / math.sqrt(max(rows, columns)))
+    return RecipeLaw(laws.ORTHOGONAL, 0.0, float(gain) / math.sqrt(max(rows, columns)))
 
 
 def log_uniform(low: float, high: float) -> RecipeLaw:

@@ -34,18 +34,22 @@ def batches_of(
         InputError: batches are unknown, too few, or of another shape than the first.
     """
     if isinstance(batches, str) and batches in (SAME, FRESH):
-        of_steps = [first] + [first if batches == SAME else drawn_like(first, network, seed, k) for k in range(1, steps + 1)]
+        of_steps = [first] + [
+            first if batches == SAME else drawn_like(first, network, seed, k) for k in range(1, steps + 1)
+        ]
     elif isinstance(batches, Sequence) and not isinstance(batches, str):
         require(
             len(batches) in (steps, steps + 1),
             f"batches must have inputs for each of the {steps} steps, and perhaps for the loss after them; got "
-            f"{len(batches)}. Nearest: batches=\"same\".",
+            f'{len(batches)}. Nearest: batches="same".',
         )
         others = [given(each, first, network, f"batches[{k}]", batch_dim) for k, each in enumerate(batches)]
         of_steps = others if len(others) > steps else [*others, others[-1]]
     else:
         raise InputError(f'batches must be "same", "fresh" or a list of inputs; got {batches!r:.60}. Nearest: "same".')
-    other = drawn_like(first, network, seed, -1) if unseen is None else given(unseen, first, network, "unseen", batch_dim)
+    other = (
+        drawn_like(first, network, seed, -1) if unseen is None else given(unseen, first, network, "unseen", batch_dim)
+    )
     return Batches(of_steps, other)
 
 

@@ -1,24 +1,176 @@
+r"""Updates of Adam, AdamW and Lion, which are functions of each entry of the gradients, without a matrix of that size.
+
+The gradient of step s is c_s A_sᵀ B_s with few rows of A_s (m × n) and B_s (m × p). The sum U of all updates so far is
+computed in blocks, used and thrown away: one product of matrices gives a block of each gradient, and one kernel runs
+the optimiser's recursion over the steps for each entry. A product with U costs O(t m n p) operations and no memory of
+the size n p. Blocks are independent of each other, so that results have the same bits for any number of threads.
+"""
+
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import numpy as np
 import torch
-from .updates import TensorUpdate
+from numpy.typing import NDArray
+from torch import Tensor
+
+from limitformer.numerics.kernels import driver, kernel
+from limitformer.paths.replicas import usable_cores
+from limitformer.weightless.steps.optimizers import UpdateRule
+
+BLOCK_BYTES = 2**20  # of a block of one gradient
+LION = "lion"
+
+
 class EntrywiseHistory:
-    def __init__(self, rule, shape): self.r=rule; self.shape=shape; self.h=[]
-    def add(self, l, r, scale, factor): self.h.append((l,r,scale,factor))
+    """The updates U_t of a matrix W_t = a W₀ + U_t (n × p) by Adam, AdamW or Lion."""
+
+    def __init__(self, rule: UpdateRule, shape: tuple[int, int]) -> None:
+        self.rule, self.shape = rule, shape
+        self.gradients: list[tuple[Tensor, Tensor]] = []
+        self.scales: list[float] = []
+        self.rates: list[float] = []
+        self.square = 0.0
+
+    def add(self, left: Tensor | None, right: Tensor | None, scale: float, factor: float) -> None:
+        """Add a step with the gradient scale · leftᵀ right at the rule's learning rate times `factor`.
+
+        Without a gradient, as torch does, the step changes nothing.
+        """
+        if left is not None and right is not None:
+            self.gradients.append((left, right))
+            self.scales.append(scale)
+            self.rates.append(self.rule.lr * factor)
+            self.square = math.nan
+
     @property
-    def decay(self):
-        a=1.0
-        for l,_,_,f in self.h:
-            if l is not None: a*=1-self.r.lr*f*self.r.weight_decay
-        return a
-    def U(self):
-        up=TensorUpdate(self.r); w=None
-        for l,r,s,f in self.h:
-            if l is None: continue
-            g=s*l.mT@r; w=torch.zeros_like(g) if w is None else w
-            w=up.step(w,g,f)
-        return w
-    def products(self, z=None, d=None):
-        U=self.U(); x=z if z is not None else d
-        if U is None: return x.new_zeros(len(x), self.shape[1] if z is not None else self.shape[0])
-        return z@U if z is not None else d@U.mT
-    def squared(self):
-        U=self.U(); return 0.0 if U is None else float(U.square().sum())
+    def decay(self) -> float:
+        """a, the factor of weight decay."""
+        return math.prod(1.0 - rate * self.rule.weight_decay for rate in self.rates)
+
+    def times(self, z: Tensor) -> Tensor:
+        """Return Z U (m, p) of Z (m, n)."""
+        out = z.new_zeros(len(z), self.shape[1])
+
+        def use(block: Tensor, columns: slice) -> None:
+            torch.mm(z, block, out=out[:, columns])
+
+        self.each_block(1, use, z.dtype)
+        return out
+
+    def times_transpose(self, d: Tensor) -> Tensor:
+        """Return D Uᵀ (m, n) of D (m, p)."""
+        out = d.new_zeros(len(d), self.shape[0])
+
+        def use(block: Tensor, rows: slice) -> None:
+            torch.mm(d, block.mT, out=out[:, rows])
+
+        self.each_block(0, use, d.dtype)
+        return out
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Return these rows of U (r, p)."""
+        if not self.gradients:
+            return torch.zeros(len(ids), self.shape[1])
+        gradients = torch.stack([left[:, ids].mT @ right for left, right in self.gradients])
+        out = torch.empty_like(gradients[0])
+        update_block(self.recursion(out.dtype), gradients.numpy(), out.numpy())
+        return out
+
+    def squared(self) -> float:
+        """Return |U|²."""
+        if math.isnan(self.square):
+            self.each_block(1, lambda block, columns: None, self.gradients[0][0].dtype)
+        return self.square
+
+    def each_block(self, side: int, use: Callable[[Tensor, slice], None], dtype: torch.dtype) -> None:
+        """Call `use` with each block of U and its place: of columns (n, b) if `side` is 1, else rows (b, p)."""
+        if not self.gradients:
+            return
+        size, other = self.shape[side], self.shape[1 - side]
+        width = max(16, BLOCK_BYTES // (other * dtype.itemsize))
+        blocks = [slice(start, min(start + width, size)) for start in range(0, size, width)]
+        squares = np.zeros(len(blocks))
+        recursion = self.recursion(dtype)
+
+        def one(k: int) -> None:
+            place = blocks[k]
+            factors = [(a, b[:, place]) if side else (a[:, place], b) for a, b in self.gradients]
+            gradients = torch.stack([a.mT @ b for a, b in factors])
+            block = gradients.new_empty(gradients.shape[1:])
+            squares[k] = update_block(recursion, gradients.numpy(), block.numpy())
+            use(block, place)
+
+        if usable_cores() == 1 or len(blocks) == 1:
+            for k in range(len(blocks)):
+                one(k)
+        else:
+            list(pool().map(one, range(len(blocks))))
+        self.square = math.fsum(squares)
+
+    def recursion(self, dtype: torch.dtype) -> NDArray[Any]:
+        """Return the numbers of each step (t, 8): c, β₁, β₂, what m, v, ε and U are multiplied by, and the rule."""
+        (b1, b2), rule = self.rule.betas, self.rule
+        rows = []
+        for step, (scale, rate) in enumerate(zip(self.scales, self.rates, strict=True), 1):
+            keeps = 1.0 - rate * rule.weight_decay
+            if rule.kind == LION:
+                rows.append([scale, b1, b2, rate, 0.0, 0.0, keeps, 1.0])
+            else:
+                rows.append([scale, b1, b2, rate / (1 - b1**step), 1 / (1 - b2**step), rule.eps, keeps, 0.0])
+        return np.array(rows, np.float64 if dtype == torch.float64 else np.float32)
+
+
+@cache
+def pool() -> ThreadPoolExecutor:
+    """Threads for blocks; torch and kernels run without the interpreter's lock."""
+    return ThreadPoolExecutor(usable_cores(), thread_name_prefix="limitformer-updates")
+
+
+@driver
+def update_block(numbers, gradients, out):
+    """Fill `out` (n, b) with the sum of updates by gradients (t, n, b); return the sum of its squares.
+
+    Args:
+        numbers: of `EntrywiseHistory.recursion`.
+    """
+    steps, rows, columns = gradients.shape
+    m, v = np.empty(columns, gradients.dtype), np.empty(columns, gradients.dtype)
+    total = 0.0
+    for i in range(rows):
+        u = out[i]
+        m[:], v[:], u[:] = 0, 0, 0
+        for s in range(steps):
+            if numbers[s, 7] == 0:
+                adam_row(numbers[s], gradients[s, i], m, v, u)
+            else:
+                lion_row(numbers[s], gradients[s, i], m, u)
+        for j in range(columns):
+            total += np.float64(u[j]) * np.float64(u[j])
+    return total
+
+
+@kernel
+def adam_row(numbers, gradient, m, v, u):
+    scale, b1, b2, of_m, of_v, eps, keeps = (
+        numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5], numbers[6],
+    )  # fmt: skip
+    one = numbers.dtype.type(1)
+    for j in range(len(u)):
+        g = scale * gradient[j]
+        m[j] = b1 * m[j] + (one - b1) * g
+        v[j] = b2 * v[j] + (one - b2) * g * g
+        u[j] = keeps * u[j] - of_m * m[j] / (math.sqrt(of_v * v[j]) + eps)
+
+
+@kernel
+def lion_row(numbers, gradient, m, u):
+    scale, b1, b2, rate, keeps = numbers[0], numbers[1], numbers[2], numbers[3], numbers[6]
+    one = numbers.dtype.type(1)
+    for j in range(len(u)):
+        g = scale * gradient[j]
+        u[j] = keeps * u[j] - rate * np.sign(b1 * m[j] + (one - b1) * g)
+        m[j] = b2 * m[j] + (one - b2) * g

@@ -158,7 +158,9 @@ def simulate_steps(
     return result()
 
 
-def rules_of(network: Weightless, optimizer: Any, steps: int, clip: float | None, warmup: int, schedule: Any) -> StepRules:
+def rules_of(
+    network: Weightless, optimizer: Any, steps: int, clip: float | None, warmup: int, schedule: Any
+) -> StepRules:
     """Read the optimiser of a network, whose random matrices are on the meta device for as long."""
     implicit = {name: each for name, each in network.module.named_parameters() if isinstance(each, Implicit)}
     ordinary = {

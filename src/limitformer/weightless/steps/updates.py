@@ -1,49 +1,147 @@
-import torch, math
-def needs_entries(r): return r.kind == "adam" and not r.decoupled and r.weight_decay > 0
-def is_entrywise(r): return r.kind == "adam"
-def ns(G, rule, shape):
-    X = G/ G.norm().clamp(min=1e-7); a,b,c = rule.coefficients
-    t = X.shape[0] > X.shape[1]
-    X = X.mT if t else X
-    for _ in range(rule.iterations):
-        A = X@X.mT; X = a*X + (b*A + c*A@A)@X
-    X = X.mT if t else X
-    return X * (max(1, shape[0]/shape[1])**.5)
+r"""What one step of an optimiser does to a weight, in the arithmetic of torch.
+
+`TensorUpdate` changes tensors with entries. `CoreUpdate` changes W = a W₀ + QᵀK P, of which Q and P are known and W₀
+is not, by the gradient QᵀG P: for SGD, which is linear, and for Muon, whose iteration maps QᵀG P to Qᵀφ(G) P, because Q
+and P have orthonormal rows. Adam and Lion are functions of entries (`entrywise`).
+"""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from limitformer.weightless.steps.optimizers import ADAM, LION, MUON, SGD, UpdateRule
+
+LEAST_NORM = 1e-7  # by which Muon divides at least
+
+
+def is_entrywise(rule: UpdateRule) -> bool:
+    """Whether the update of an entry is a function of the entry's gradients."""
+    return rule.kind in (ADAM, LION)
+
+
+def needs_entries(rule: UpdateRule) -> bool:
+    """Whether the update is no function of the gradients of the loss alone: weight decay is part of Adam's gradient."""
+    return rule.kind == ADAM and not rule.decoupled and rule.weight_decay != 0.0
+
+
 class TensorUpdate:
-    def __init__(self, rule): self.r = rule; self.m = None; self.t = 0
-    def step(self, w, g, f):
-        r = self.r
-        if g is None: return w
-        self.t += 1
-        if r.kind == "sgd":
-            g = g + r.weight_decay*w
-            if r.momentum: self.m = g if self.m is None else r.momentum*self.m + (1-r.dampening)*g; g = g + r.momentum*self.m if r.nesterov else self.m
-            return w - r.lr*f*g
-        if r.kind == "adam":
-            w = w*(1-r.lr*f*r.weight_decay); b1,b2 = r.betas
-            if self.m is None: self.m, self.v = torch.zeros_like(w), torch.zeros_like(w)
-            self.m = b1*self.m+(1-b1)*g; self.v = b2*self.v+(1-b2)*g*g
-            return w - r.lr*f*(self.m/(1-b1**self.t))/((self.v/(1-b2**self.t)).sqrt()+r.eps)
-        if self.m is None: self.m = torch.zeros_like(w)
-        self.m = torch.lerp(self.m, g, 1-r.momentum); u = torch.lerp(g, self.m, r.momentum) if r.nesterov else self.m
-        w = w*(1-r.lr*f*r.weight_decay)
-        if w.dim()==3: return w - r.lr*f*torch.stack([ns(x, r, x.shape) for x in u])
-        return w - r.lr*f*ns(u, r, w.shape)
+    """The optimiser of one tensor."""
+
+    def __init__(self, rule: UpdateRule) -> None:
+        self.rule, self.steps = rule, 0
+        self.first: Tensor | None = None  # momentum
+        self.second: Tensor | None = None  # Adam's mean square
+
+    def step(self, value: Tensor, gradient: Tensor | None, factor: float) -> Tensor:
+        """Return the value after a step at the rule's learning rate times `factor`; without a gradient the same."""
+        if gradient is None:
+            return value
+        self.steps += 1
+        rule, rate = self.rule, self.rule.lr * factor
+        if rule.decoupled:
+            value = value * (1.0 - rate * rule.weight_decay)
+        elif rule.weight_decay:
+            gradient = gradient + rule.weight_decay * value
+        if rule.kind == SGD:
+            return value - rate * self.with_momentum(gradient)
+        if rule.kind == MUON:
+            update = self.nesterov(gradient)
+            every = update if update.dim() == 3 else update.reshape(1, len(update), -1)
+            changed = torch.stack([muon_update(each, rule, (each.shape[0], each.shape[1])) for each in every])
+            return value - rate * changed.reshape(value.shape)
+        first = self.first if self.first is not None else torch.zeros_like(gradient)
+        b1, b2 = rule.betas
+        if rule.kind == LION:
+            change = torch.sign(b1 * first + (1.0 - b1) * gradient)
+            self.first = b2 * first + (1.0 - b2) * gradient
+            return value - rate * change
+        second = self.second if self.second is not None else torch.zeros_like(gradient)
+        self.first = b1 * first + (1.0 - b1) * gradient
+        self.second = b2 * second + (1.0 - b2) * gradient.square()
+        mean, square = self.first / (1.0 - b1**self.steps), self.second / (1.0 - b2**self.steps)
+        return value - rate * mean / (square.sqrt() + rule.eps)
+
+    def with_momentum(self, gradient: Tensor) -> Tensor:
+        """Return SGD's direction; its momentum begins with the first gradient, without dampening."""
+        rule = self.rule
+        if not rule.momentum:
+            return gradient
+        known = self.first
+        self.first = gradient if known is None else rule.momentum * known + (1.0 - rule.dampening) * gradient
+        return gradient + rule.momentum * self.first if rule.nesterov else self.first
+
+    def nesterov(self, gradient: Tensor) -> Tensor:
+        """Return Muon's mean of gradients."""
+        known = self.first if self.first is not None else torch.zeros_like(gradient)
+        self.first = known.lerp(gradient, 1.0 - self.rule.momentum)
+        return gradient.lerp(self.first, self.rule.momentum) if self.rule.nesterov else self.first
+
+
 class CoreUpdate:
-    def __init__(self, rule, shape): self.r=rule; self.shape=shape; self.a=1.0; self.K=torch.zeros(0,0,dtype=torch.float64); self.B=None; self.b=None
-    def step(self, G, f):
-        r=self.r
-        if G is None: return
-        pad=lambda x: torch.nn.functional.pad(x.to(G.dtype),(0,G.shape[1]-x.shape[1],0,G.shape[0]-x.shape[0]))
-        self.K=pad(self.K)
-        if r.kind=="sgd":
-            gk, ga = G + r.weight_decay*self.K, r.weight_decay*self.a
-            if r.momentum:
-                self.B, self.b = (gk, ga) if self.B is None else (r.momentum*pad(self.B)+(1-r.dampening)*gk, r.momentum*self.b+(1-r.dampening)*ga)
-                gk, ga = (gk+r.momentum*self.B, ga+r.momentum*self.b) if r.nesterov else (self.B, self.b)
-            self.K = self.K - r.lr*f*gk; self.a -= r.lr*f*ga
-        else:
-            self.B = torch.zeros_like(G) if self.B is None else pad(self.B)
-            self.B = torch.lerp(self.B, G, 1-r.momentum); u = torch.lerp(G, self.B, r.momentum) if r.nesterov else self.B
-            d = 1-r.lr*f*r.weight_decay; self.a*=d; self.K=self.K*d
-            if u.numel(): self.K = self.K - r.lr*f*ns(u, r, self.shape)
+    """The optimiser SGD or Muon of a matrix W = a W₀ + QᵀK P.
+
+    Args:
+        shape: of the matrix, as the module stores it (out, in).
+
+    Attributes:
+        a: the factor that weight decay gives W₀.
+        core: K (k, l) in float64; Q and P may have more rows than that.
+    """
+
+    def __init__(self, rule: UpdateRule, shape: tuple[int, int]) -> None:
+        self.rule, self.shape = rule, shape
+        self.a, self.core = 1.0, torch.zeros(0, 0, dtype=torch.float64)
+        self.momentum_of_start = 0.0  # the part of SGD's momentum along W₀
+        self.momentum: Tensor | None = None
+
+    def step(self, gradient: Tensor | None, factor: float) -> None:
+        """Change the matrix by the gradient QᵀG P, of which G (k, l) is given; without a gradient not at all."""
+        if gradient is None:
+            return
+        rule, rate, g = self.rule, self.rule.lr * factor, gradient.double()
+        self.core = padded(self.core, g)
+        known = None if self.momentum is None else padded(self.momentum, g)
+        if rule.kind == MUON:
+            keeps = 1.0 - rate * rule.weight_decay
+            self.momentum = (torch.zeros_like(g) if known is None else known).lerp(g, 1.0 - rule.momentum)
+            mean = g.lerp(self.momentum, rule.momentum) if rule.nesterov else self.momentum
+            self.a *= keeps
+            self.core = keeps * self.core - rate * muon_update(mean, rule, self.shape)
+            return
+        of_start = rule.weight_decay * self.a
+        g = g + rule.weight_decay * self.core
+        if rule.momentum:
+            fresh = 1.0 - rule.dampening
+            start = of_start if known is None else rule.momentum * self.momentum_of_start + fresh * of_start
+            self.momentum = g if known is None else rule.momentum * known + fresh * g
+            self.momentum_of_start = start
+            g = g + rule.momentum * self.momentum if rule.nesterov else self.momentum
+            of_start = of_start + rule.momentum * start if rule.nesterov else start
+        self.a -= rate * of_start
+        self.core = self.core - rate * g
+
+
+def padded(matrix: Tensor, like: Tensor) -> Tensor:
+    """Fill up a core with zeros, for a basis that has grown."""
+    return pad(matrix, (0, like.shape[1] - matrix.shape[1], 0, like.shape[0] - matrix.shape[0]))
+
+
+def muon_update(mean: Tensor, rule: UpdateRule, shape: tuple[int, int]) -> Tensor:
+    """Return Muon's scaled direction of a matrix of this shape (out, in), or of its core.
+
+    The matrix is divided by its norm, and Newton–Schulz's polynomial then brings its singular values near 1. Torch
+    computes it in bfloat16; this is the formula in the precision of `mean`.
+    """
+    if not mean.numel():
+        return mean
+    a, b, c = rule.coefficients
+    x = mean / mean.norm().clamp(min=LEAST_NORM)
+    wide = x if x.shape[0] <= x.shape[1] else x.mT
+    for _ in range(rule.iterations):
+        gram = wide @ wide.mT
+        wide = a * wide + (b * gram + c * gram @ gram) @ wide
+    out, into = shape
+    scale = math.sqrt(max(1.0, out / into)) if rule.scale == "width" else 0.2 * math.sqrt(max(out, into))
+    return scale * (wide if x.shape[0] <= x.shape[1] else wide.mT)

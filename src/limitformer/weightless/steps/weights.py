@@ -25,10 +25,10 @@ from limitformer.weightless.implicit import Implicit, as_matrix
 from limitformer.weightless.laws import NORMAL
 from limitformer.weightless.maps import squared_norm, squared_product
 from limitformer.weightless.numbers import normals
+from limitformer.weightless.products import Bases, DrawnMatrix, UndrawnMatrix
 from limitformer.weightless.run import ALWAYS, NEVER, KeepWeightsError, RandomWeight, WeightlessRun, row_error
 from limitformer.weightless.steps.entrywise import EntrywiseHistory
 from limitformer.weightless.steps.optimizers import StepRules, UpdateRule
-from limitformer.weightless.steps.products import Bases, DrawnMatrix, UndrawnMatrix
 from limitformer.weightless.steps.updates import CoreUpdate, TensorUpdate, is_entrywise, needs_entries
 
 UNDRAWN, AGAIN, ROWS, ENTRIES = "undrawn", "drawn again for each product", "rows", "entries"
@@ -111,19 +111,27 @@ class TrainedMatrix:
             self.core = CoreUpdate(rule, initial.shape)
         self.uses: list[tuple[Tensor, Tensor]] = []  # of this pass: factors of the gradient, or their coefficients
 
-    def times(self, z: Tensor, transpose: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Return z W (m, p), its coefficients, and the part that the updates have made of it."""
+    def times(self, z: Tensor, transpose: bool, ids: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return z W (m, p), or z Wᵀ, its coefficients, and the part that the updates have made of it.
+
+        Args:
+            ids: if z chooses rows of W: those that it chooses.
+        """
+        z = z.detach()
         product = self.initial.product(z, *self.sides(transpose))
         change = torch.zeros_like(product.answer)
         decay = 1.0
         if self.core is not None:
-            decay, core = self.core.a, self.core.K.to(z.dtype)
+            decay, core = self.core.a, self.core.core.to(z.dtype)
             core = core.mT if transpose else core
-            here, there = self.sides(transpose)
+            _, there = self.sides(transpose)
             change = product.coefficients[:, : core.shape[0]] @ core @ there.basis[: core.shape[1]]
         elif self.history is not None:
             decay = self.history.decay
-            change = self.history.products(d=z) if transpose else self.history.products(z=z)
+            if ids is not None:
+                change = self.history.rows(ids).to(z.dtype)
+            else:
+                change = self.history.times_transpose(z) if transpose else self.history.times(z)
         answer = product.answer if decay == 1.0 else product.answer * decay
         return answer + change, product.coefficients, change
 
@@ -131,39 +139,36 @@ class TrainedMatrix:
         left, right = self.initial.left, self.initial.right
         return (right, left) if transpose else (left, right)
 
-    def note_gradient(
-        self, left: Tensor, right: Tensor, of_left: Tensor | None, of_right: Tensor | None
-    ) -> None:
+    def note_gradient(self, left: Tensor, right: Tensor, of_left: Tensor | None, of_right: Tensor | None) -> None:
         """Note a part leftᵀ right of the gradient, and the coefficients of the factors if they are known."""
         if self.core is None:
-            self.uses.append((left, right))
+            self.uses.append((left.detach(), right.detach()))
             return
-        assert of_left is not None and of_right is not None
+        assert of_left is not None
+        assert of_right is not None
         self.uses.append((of_left, of_right))
 
     def factors(self) -> tuple[Tensor, Tensor] | None:
         """Return the factors of the gradient of this pass, or their coefficients; None if nothing has used it."""
         if not self.uses:
             return None
-        if self.core is None:
-            left, right = zip(*self.uses, strict=True)
-            return torch.cat(left), torch.cat(right)
-        k, l = len(self.initial.left.basis), len(self.initial.right.basis)
-        left = torch.cat([padded_to(each, k) for each, _ in self.uses])
-        right = torch.cat([padded_to(each, l) for _, each in self.uses])
-        return left, right
+        lefts, rights = [left for left, _ in self.uses], [right for _, right in self.uses]
+        if self.core is not None:
+            lefts = [padded_to(each, len(self.initial.left.basis)) for each in lefts]
+            rights = [padded_to(each, len(self.initial.right.basis)) for each in rights]
+        return torch.cat(lefts), torch.cat(rights)
 
     def squared_gradient(self) -> float:
         found = self.factors()
         return 0.0 if found is None else float(squared_product(found[0][None], found[1][None]).detach())
 
     def step(self, scale: float, factor: float, has_gradient: bool) -> None:
-        """Change the matrix by its gradient times `scale`; `has_gradient` is of the whole weight of which it is part."""
+        """Change the matrix by its gradient times `scale`, if the weight of which it is a part has a gradient."""
         found = self.factors()
         self.uses = []
         if self.core is not None:
-            k, l = len(self.initial.left.basis), len(self.initial.right.basis)
-            gradient = torch.zeros(k, l, dtype=self.initial.dtype) if found is None else scale * found[0].mT @ found[1]
+            size = len(self.initial.left.basis), len(self.initial.right.basis)
+            gradient = torch.zeros(size, dtype=self.initial.dtype) if found is None else scale * found[0].mT @ found[1]
             self.core.step(gradient if has_gradient else None, factor)
         elif self.history is not None and not has_gradient:
             self.history.add(None, None, scale, factor)
@@ -175,7 +180,7 @@ class TrainedMatrix:
     def change(self) -> tuple[float, float]:
         """Return |U| and its largest singular value; the second is NaN where U is not of low rank."""
         if self.core is not None:
-            values = torch.linalg.svdvals(self.core.K.double()) if self.core.K.numel() else torch.zeros(1)
+            values = torch.linalg.svdvals(self.core.core.double()) if self.core.core.numel() else torch.zeros(1)
             return float(values.square().sum().sqrt()), float(values.max())
         return (math.sqrt(self.history.squared()), math.nan) if self.history is not None else (0.0, 0.0)
 
@@ -218,7 +223,9 @@ class TrainedRows:
         if not self.read:
             return 0.0
         initial = torch.stack(list(self.read.values()))
-        change = self.now(torch.tensor(list(self.read)), initial) - decay(self.rule, self.gradients, self.factors) * initial
+        gradients = [each is not None for each in self.gradients]
+        start = decay(self.rule, gradients, self.factors) * initial
+        change = self.now(torch.tensor(list(self.read)), initial) - start
         return float(change.double().norm())
 
 
@@ -240,8 +247,7 @@ class TrainedEntries:
     @property
     def moved(self) -> Tensor:
         """W_t − a W₀."""
-        steps = [None if not each else each for each in self.gradients]
-        return self.value - decay(self.rule, steps, self.factors) * self.initial
+        return self.value - decay(self.rule, self.gradients, self.factors) * self.initial
 
     def change(self) -> tuple[float, float]:
         """Return |W_t − a W₀| and its largest singular value, which is NaN for all but small matrices."""
@@ -250,7 +256,7 @@ class TrainedEntries:
         return float(moved.norm()), float(torch.linalg.matrix_norm(moved, 2)) if small else math.nan
 
 
-def decay(rule: UpdateRule | None, gradients: list[Any], factors: list[float]) -> float:
+def decay(rule: UpdateRule | None, gradients: list[bool], factors: list[float]) -> float:
     """Return a of W_t = a W₀ + U_t after steps, of which those without a gradient change nothing."""
     if rule is None or rule.weight_decay == 0.0 or needs_entries(rule):
         return 1.0
@@ -259,11 +265,11 @@ def decay(rule: UpdateRule | None, gradients: list[Any], factors: list[float]) -
         return math.prod(
             1.0 - rule.lr * factor * rule.weight_decay
             for gradient, factor in zip(gradients, factors, strict=True)
-            if gradient is not None
+            if gradient
         )
     core = CoreUpdate(rule, (1, 1))
     for gradient, factor in zip(gradients, factors, strict=True):
-        core.step(None if gradient is None else empty, factor)
+        core.step(empty if gradient else None, factor)
     return core.a
 
 
@@ -307,6 +313,7 @@ class TrainedWeights:
         """
         if weight.name in self.rows:
             self.forms.tied.add(weight.name)
+            del self.forms.forms[weight.name]
             raise KeepWeightsError({})
         form = self.forms.of_matrix(weight, self.rule(weight.name), rows)
         if form == ENTRIES:
@@ -331,6 +338,7 @@ class TrainedWeights:
             return weight.run.entries(weight, rows)[0].reshape(matrix)
 
         initial: UndrawnMatrix = DrawnMatrix(matrix, whole, self.dtype, self.bases)
+        assert form in (UNDRAWN, AGAIN)
         if form == UNDRAWN:
             initial = UndrawnMatrix(matrix, weight.law.scale, draw, self.dtype, self.bases)
             initial.know_rows(weight.law.rows if part is None else {})
@@ -406,7 +414,9 @@ class TrainedRun(WeightlessRun):
         matrix = self.trained.matrix(weight, tensor.part, z.shape[-2])
         if matrix is not None:
             noted = self.trained.note_effect if self.measured else None
-            out: Tensor = TrainedMap.apply(z[0], self.anchor, matrix, transpose, tensor.frozen, weight.name, noted)
+            out: Tensor = TrainedMap.apply(
+                z[0], self.anchor, matrix, transpose, tensor.frozen, weight.name, noted, None
+            )
             return out[None]
         entries = as_matrix(self.part_of(self.whole(weight), tensor), transpose)
         if self.measured and z.isfinite().all():
@@ -448,7 +458,7 @@ class TrainedRun(WeightlessRun):
         if matrix is not None:
             choice = torch.zeros(len(distinct), weight.shape[0], dtype=self.dtype)
             choice[torch.arange(len(distinct)), distinct] = 1.0
-            rows = TrainedMap.apply(choice, self.anchor, matrix, False, not weight.trained, name, None)[None]
+            rows = TrainedMap.apply(choice, self.anchor, matrix, False, not weight.trained, name, None, distinct)[None]
         elif tied or trained.forms.forms.get(name) == ENTRIES:
             rows = self.whole(weight)[:, distinct]
         else:
@@ -465,10 +475,11 @@ class TrainedMap(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, z: Tensor, anchor: Tensor, matrix: TrainedMatrix, transpose: bool, frozen: bool, name: str, noted: Any
-    ) -> Tensor:
+        ctx: Any, z: Tensor, anchor: Tensor, matrix: TrainedMatrix, transpose: bool, frozen: bool, name: str,
+        noted: Any, ids: Tensor | None,
+    ) -> Tensor:  # fmt: skip
         """Return z W (M, p), or z Wᵀ."""
-        answer, coefficients, change = matrix.times(z, transpose)
+        answer, coefficients, change = matrix.times(z, transpose, ids)
         ctx.matrix, ctx.transpose, ctx.frozen = matrix, transpose, frozen
         ctx.save_for_backward(z, coefficients)
         if noted is not None:
@@ -477,7 +488,7 @@ class TrainedMap(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, None, None, None, None, None, None]:
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, None, None, None, None, None, None, None]:
         """Return the gradient of z, and note that of W."""
         (z, of_z), matrix, back = ctx.saved_tensors, ctx.matrix, None
         of_d: Tensor | None = None
@@ -486,4 +497,4 @@ class TrainedMap(torch.autograd.Function):
         if not ctx.frozen:
             factors = (d, z, of_d, of_z) if ctx.transpose else (z, d, of_z, of_d)
             matrix.note_gradient(*factors)
-        return back, None, None, None, None, None, None
+        return back, None, None, None, None, None, None, None

@@ -15,11 +15,13 @@ The page `steps` proves it. A use costs O(m (k + l) (n + p)), and the memory is 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from limitformer.weightless.maps import squared_product
 from limitformer.weightless.roots import cholesky, householder, inverse_of
 from limitformer.weightless.tensors import same_memory
 
@@ -71,6 +73,21 @@ class Side:
     @property
     def image(self) -> Tensor:
         return self.products.first(self.products.count)
+
+
+class SampleNumbers(Protocol):
+    """The random numbers of a weight for several samples."""
+
+    @property
+    def scale(self) -> float:
+        """The standard deviation of an entry."""
+
+    @property
+    def samples(self) -> int:
+        """The number of samples side by side."""
+
+    def rows_of(self, sample: int, purpose: str, rows: Tensor, columns: int) -> Tensor:
+        """Draw N(0, 1) of these rows (r, columns) for the k-th of the samples."""
 
 
 class Extension(NamedTuple):
@@ -236,3 +253,57 @@ def orthonormal(unit: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     q = torch.from_numpy(inverse_of(root, rows)[:, rows]).mT @ unit
     gram = torch.linalg.cholesky(q @ q.mT)
     return torch.linalg.solve_triangular(gram, q, upper=False), torch.from_numpy(rows)
+
+
+class RepeatedMap:
+    """The maps Z W and D Wᵀ, by an undrawn matrix for each sample, of all uses of a weight in a pass."""
+
+    def __init__(self) -> None:
+        self.matrices: list[UndrawnMatrix] = []
+        self.factors: list[tuple[Tensor, Tensor]] = []  # of the gradient Σ Zᵀ D (S, M, n), (S, M, p)
+
+    def of_samples(self, numbers: SampleNumbers, shape: tuple[int, int], dtype: torch.dtype) -> list[UndrawnMatrix]:
+        if not self.matrices:
+            self.matrices = [
+                UndrawnMatrix(shape, numbers.scale, partial(numbers.rows_of, sample), dtype, Bases())
+                for sample in range(numbers.samples)
+            ]
+        return self.matrices
+
+    def squared_gradient(self) -> Tensor | None:
+        """Return |∂W|² (S,) after a backward pass, None without one."""
+        if not self.factors:
+            return None
+        left, right = (torch.cat(each, 1) for each in zip(*self.factors, strict=True))
+        return squared_product(left, right)
+
+
+class RepeatedUse(torch.autograd.Function):
+    """One use of a `RepeatedMap`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, z: Tensor, anchor: Tensor, repeated: RepeatedMap, matrices: list[UndrawnMatrix], transpose: bool,
+        frozen: bool,
+    ) -> Tensor:  # fmt: skip
+        """Return Z W (S, M, p), or Z Wᵀ."""
+        ctx.repeated, ctx.matrices, ctx.transpose, ctx.frozen = repeated, matrices, transpose, frozen
+        ctx.save_for_backward(z)
+        return products_of(matrices, z, transpose)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, None, None, None, None, None]:
+        """Return D Wᵀ (S, M, n), or D W, and note the factors of the weight's gradient."""
+        (z,) = ctx.saved_tensors
+        if not ctx.frozen:
+            factors = (d, z) if ctx.transpose else (z, d)
+            ctx.repeated.factors.append((factors[0].detach(), factors[1].detach()))
+        back = products_of(ctx.matrices, d, not ctx.transpose) if ctx.needs_input_grad[0] else None
+        return back, None, None, None, None, None
+
+
+def products_of(matrices: list[UndrawnMatrix], z: Tensor, transpose: bool) -> Tensor:
+    """Return the product of each sample's rows (S, M, ·) with its matrix, or the transpose."""
+    each = zip(matrices, z, strict=True)
+    return torch.stack([(w.times_transpose(rows) if transpose else w.times(rows)).answer for w, rows in each])

@@ -1,0 +1,148 @@
+r"""`exponent`: the power of the size with which a measure grows, with its interval, from samples at several sizes.
+
+For sample i and size n_j let y_ij = log of the measure and x_j = log n_j. The exponent of a sample is its least-squares
+slope, b_i = Σ_j c_j y_ij with c_j = (x_j − x̄)/Σ(x − x̄)². The answer is the mean of the b_i, and its interval that of
+Student with samples − 1 degrees of freedom. This is exact for logs that are jointly normal, whatever their variances,
+and whether sizes share seeds (which correlates them) or not; weights by variances would be estimates, and spoil that.
+
+Logs of samples, not the log of their mean: few rare networks dominate a mean, and its log is biased at few samples.
+The exponent is that of the typical (geometric mean) network.
+
+If the measure is a power, the samples' residuals have mean zero. Each polynomial contrast of degree 2 and more in x is
+tested by Student's test, at level `CURVED`, shared by the contrasts. If one fails there is no one exponent, and the
+interval includes those between all neighbouring sizes, each with its own interval.
+"""
+
+from dataclasses import dataclass
+from math import inf, isfinite
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import stdtr, stdtrit
+
+from limitformer.base.errors import require
+
+LEVEL = 0.95  # of the intervals
+CURVED = 0.01  # the level of the test of a pure power; a choice of limitformer's
+SIZE_FREE = 0.05  # |exponent| of a measure that does not depend on the size; a choice of limitformer's
+ROUNDING = 1e-6  # of a log: float32 measures have no smaller standard error
+LEAST_SIZES = 2
+
+
+@dataclass(frozen=True)
+class Exponent:
+    """A power of the size.
+
+    Attributes:
+        value: the exponent of the typical network.
+        low, high: its interval, which contains it in 95 % of repetitions.
+        fits: whether the measure is a pure power, as far as samples show; None: this cannot be tested.
+    """
+
+    value: float
+    low: float
+    high: float
+    fits: bool | None
+
+    def __str__(self) -> str:
+        """Return the exponent with half its interval, such as `0.98 ± 0.03`."""
+        if not isfinite(self.low) or not isfinite(self.high):
+            return f"{self.value:.2f}, of unknown error"
+        if self.fits is False:
+            return f"{self.low:.2f} to {self.high:.2f}, not one power"
+        return f"{self.value:.2f} ± {max(self.high - self.value, self.value - self.low):.2f}"
+
+
+def exponent(
+    values: Annotated[ArrayLike, "samples sizes"], sizes: Annotated[ArrayLike, "sizes"], name: str = "the measure"
+) -> Exponent:
+    """Return the exponent of a positive measure over the size.
+
+    Args:
+        values: of each sample at each size; a row has a NaN where a sample is missing, and is left out.
+        sizes: two or more different ones.
+        name: of the measure, for errors.
+
+    Raises:
+        InputError: the shapes do not agree, or a value is not positive.
+
+    >>> print(exponent([[1.0, 2.1, 3.9], [1.1, 2.0, 4.2], [0.9, 2.0, 4.0]], [10, 20, 40]))
+    1.01 ± 0.15
+    """
+    x, y = logs(values, sizes, name)
+    value, low, high = interval(slopes(x, y), len(x), x, y)
+    fits = is_power(x, y)
+    if fits is False:
+        for j in range(len(x) - 1):
+            each = slopes(x[j : j + 2], y[:, j : j + 2])
+            _, lowest, highest = interval(each, 2, x[j : j + 2], y[:, j : j + 2])
+            low, high = min(low, lowest), max(high, highest)
+    return Exponent(value, low, high, fits)
+
+
+def logs(values: ArrayLike, sizes: ArrayLike, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the logs of ascending sizes, and those of the values of whole samples."""
+    n, v = np.asarray(sizes, dtype=float), np.asarray(values, dtype=float)
+    require(n.ndim == 1, f"sizes must be a list of numbers; got shape {n.shape}.")
+    enough = len(set(n.tolist())) == len(n) >= LEAST_SIZES and bool(np.all((n > 0) & np.isfinite(n)))
+    require(enough, f"sizes must be two or more different positive numbers; got {n.tolist()}.")
+    require(v.shape == (*v.shape[:1], len(n)), f"{name} must be (samples, {len(n)}); got {v.shape}.")
+    v = v[~np.isnan(v).any(axis=1)]
+    require(len(v) > 0, f"{name} has no sample with a value at every size.")
+    for size, column in zip(n, v.T, strict=True):
+        bad = column[~((column > 0) & np.isfinite(column))]
+        require(not len(bad), f"{name} must be positive and finite; got {[*bad, 0][0]:g} at size {size:g}.")
+    order = np.argsort(n)
+    return np.log(n[order]), np.log(v[:, order])
+
+
+def slopes(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the least-squares slope of each sample."""
+    centred = x - x.mean()
+    result: NDArray[np.float64] = y @ (centred / (centred @ centred))
+    return result
+
+
+def interval(
+    each: NDArray[np.float64], sizes: int, x: NDArray[np.float64], y: NDArray[np.float64]
+) -> tuple[float, float, float]:
+    """Return the mean slope and its interval; of one sample, by its residuals."""
+    value, samples = float(each.mean()), len(each)
+    centred = x - x.mean()
+    if samples > 1:
+        error, freedom = standard_error(each), samples - 1
+    elif sizes > LEAST_SIZES:
+        residuals = y[0] - y[0].mean() - value * centred
+        freedom = sizes - 2
+        error = float(np.sqrt(residuals @ residuals / freedom / (centred @ centred)))
+    else:
+        return value, -inf, inf
+    half = error * float(stdtrit(freedom, (1 + LEVEL) / 2))
+    return value, value - half, value + half
+
+
+def standard_error(each: NDArray[np.float64]) -> float:
+    return float(each.std(ddof=1) / np.sqrt(len(each)))
+
+
+def is_power(x: NDArray[np.float64], y: NDArray[np.float64]) -> bool | None:
+    """Whether the mean logs are on a line, as far as samples show; None: one sample, or two sizes, cannot show it."""
+    samples, sizes = y.shape
+    if samples < 2 or sizes <= LEAST_SIZES:
+        return None
+    basis, _ = np.linalg.qr(np.vander((x - x.mean()) / np.ptp(x), sizes, increasing=True))
+    contrasts = y @ basis[:, 2:]
+    errors = np.maximum(contrasts.std(axis=0, ddof=1) / np.sqrt(samples), ROUNDING)
+    chance = 2 * stdtr(samples - 1, -np.abs(contrasts.mean(axis=0)) / errors)
+    return bool(chance.min() * (sizes - 2) > CURVED)
+
+
+def is_size_free(result: Exponent, threshold: float = SIZE_FREE) -> bool | None:
+    """Whether a measure does not depend on the size: its interval is within ± the threshold.
+
+    None: the interval has exponents on both sides of the threshold, so that more samples are needed.
+    """
+    if -threshold <= result.low and result.high <= threshold:
+        return True
+    return False if result.low > threshold or result.high < -threshold else None

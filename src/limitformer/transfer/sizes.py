@@ -1,0 +1,362 @@
+"""`at_size`: a model at another width or depth.
+
+A configuration grows by its fields (`fields`), in proportion: a head keeps its size, so that the number of heads grows
+with the width; lists by layer continue in their own period. Any other name is one field of the configuration, or one
+argument of a function that builds a module, and nothing else changes.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import partial, update_wrapper
+from math import gcd
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from limitformer.base.errors import InputError, nearest, printable, require, require_count
+from limitformer.base.foreign import one_line
+from limitformer.models import Transformer
+from limitformer.transfer.fields import (
+    BY_LAYER,
+    DEPTHS,
+    GROWS_WITH_DEPTH,
+    GROWS_WITH_WIDTH,
+    HEADS,
+    INTO_TEXT,
+    KEEPS_ITS_DEPTH,
+    KEEPS_ITS_WIDTH,
+    NOT_BY_LAYER,
+    SHARES_LAYERS,
+    TEXT_PARTS,
+    WIDTHS,
+)
+from limitformer.weightless.configurations import check_sizes, config_of
+from limitformer.weightless.models import Blueprint, blueprint_of, is_config
+from limitformer.weightless.sizes import size_of
+
+WIDTH, DEPTH = "width", "depth"
+LEAST_SIZES = 2
+Changes = dict[str, tuple[Any, Any]]
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A model at a size.
+
+    Attributes:
+        model: what `limitformer.weightless.simulate` takes.
+        changes: old and new value by the name of a field or argument; a field inside another configuration has both
+            names, such as `text_config.hidden_size`.
+    """
+
+    model: Any
+    changes: Changes
+
+
+def sizes_over(over: Any) -> tuple[str, tuple[int, ...]]:
+    """Return the name in `over`, such as width, and its ascending sizes.
+
+    Raises:
+        InputError: there is not one name, or not two or more different sizes.
+    """
+    valid = isinstance(over, Mapping) and len(over) == 1 and isinstance(next(iter(over)), str)
+    require(valid, f'over must have one name, such as {{"width": [256, 1024]}}; got {over!r:.80}.')
+    ((name, values),) = over.items()
+    listed = hasattr(values, "__iter__") and not isinstance(values, str | bytes | Mapping)
+    require(listed, f"over[{name!r}] must be a list of sizes; got {values!r:.80}.")
+    sizes = sorted(require_count(f"each of over[{name!r}]", value) for value in values)
+    enough = len(set(sizes)) == len(sizes) >= LEAST_SIZES
+    require(enough, f"over[{name!r}] must have two or more different sizes; got {sizes}.")
+    return name, tuple(sizes)
+
+
+def at_size(model: Any, over: str, size: int) -> Sized:
+    """Return a model at another size.
+
+    Args:
+        model: a configuration of transformers, its folder, JSON or public name, a function that builds a module, a
+            `limitformer.Transformer`, or a module of transformers.
+        over: "width" or "depth"; else one field of the configuration, or one argument of the function.
+        size: of that.
+
+    Raises:
+        InputError: the model has no such size, or is not built in proportion.
+
+    >>> at_size({"model_type": "gpt2"}, "width", 256).changes
+    {'n_embd': (768, 256), 'n_head': (12, 4)}
+    """
+    size = require_count(over, size)
+    if isinstance(model, str | Path | dict):
+        model = config_of(model)
+    if isinstance(model, Transformer):
+        return transformer_at(model, over, size)
+    if isinstance(model, nn.Module):
+        model = blueprint_of(model)
+    if isinstance(model, Blueprint) and model.config is not None and model.kind is not None:
+        config, changes = config_at(model.config, over, size)
+        grown = replace(model, config=config, factory=partial(model.kind, config))
+        check_growth(model, grown, over, size)
+        return Sized(grown, changes)
+    if is_config(model):
+        new, changes = config_at(model, over, size)
+        check_growth(model, new, over, size)
+        return Sized(new, changes)
+    factory = model.factory if isinstance(model, Blueprint) else model
+    if not callable(factory):
+        blueprint_of(model)  # raises the error for what is not a model
+    return factory_at(factory, over, size)
+
+
+def present_size(model: Any, over: str) -> int | None:
+    """Return the present size of a model; None for an argument of a function without a default."""
+    if isinstance(model, str | Path | dict):
+        model = config_of(model)
+    model = getattr(model, "config", None) if isinstance(model, nn.Module) else model
+    model = model.config if isinstance(model, Blueprint) and model.config is not None else model
+    if isinstance(model, Transformer):
+        return size_of_transformer(model, over)
+    if is_config(model):
+        return main_field(model, over)[2]
+    default = arguments_of(model).get(over)
+    return default if isinstance(default, int) and not isinstance(default, bool) else None
+
+
+def size_of_transformer(model: Transformer, over: str) -> int:
+    names = (WIDTH, DEPTH)
+    require(over in names, f"a Transformer has no size {over!r}; it has width and depth.{nearest(over, names)}")
+    return model.width if over == WIDTH else model.depth
+
+
+def transformer_at(model: Transformer, over: str, size: int) -> Sized:
+    present = size_of_transformer(model, over)
+    if over == DEPTH:
+        return Sized(replace(model, depth=size), {DEPTH: (present, size)})
+    changes: Changes = {WIDTH: (model.width, size)}
+    values: dict[str, int | None] = {
+        "attention.heads": getattr(model.attention, "heads", None),
+        "feedforward.hidden": getattr(model.feedforward, "hidden", None),
+    }
+    grown = {name: value for name, value in values.items() if value is not None}
+    require_whole(size, model.width, grown, "Transformer", over)
+    parts: dict[str, Any] = {}
+    for name, value in grown.items():
+        part, field = name.split(".")
+        changes[name] = (value, value * size // model.width)
+        parts[part] = replace(getattr(model, part), **{field: changes[name][1]})
+    return Sized(replace(model, width=size, **parts), changes)
+
+
+def factory_at(factory: Callable[..., Any], over: str, size: int) -> Sized:
+    known = arguments_of(factory)
+    name = getattr(factory, "__name__", type(factory).__name__)
+    if over not in known and ANY not in known:
+        has = f"its arguments are {', '.join(known)}" if known else "it has no arguments"
+        raise InputError(f"{printable(name)} has no argument {over!r}; {has}.{nearest(over, known)}")
+    at = partial(factory, **{over: size})
+    update_wrapper(at, factory, assigned=("__name__", "__qualname__", "__doc__"), updated=())
+    return Sized(at, {over: (known.get(over), size)})
+
+
+ANY = "**"  # stands for arguments of any name
+
+
+def arguments_of(factory: Any) -> dict[str, Any]:
+    """Return the defaults of the arguments that a function takes by name; None: it has no default."""
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    known = {p.name: None if p.default is p.empty else p.default for p in parameters if p.kind in named}
+    return known | ({ANY: None} if any(p.kind is p.VAR_KEYWORD for p in parameters) else {})
+
+
+def config_at(config: Any, over: str, size: int) -> tuple[Any, Changes]:
+    """Return a configuration at another size, and what was changed."""
+    with one_line(f"{config.model_type} cannot have {over} {size}"):
+        _, field, present = main_field(config, over)
+        new, changes = deepcopy(config), dict[str, tuple[Any, Any]]()
+        for prefix, part, own in changed_fields(config, over, size, field, present):
+            before = vars(part)
+            changes |= {f"{prefix}{name}": (before[name], value) for name, value in own.items()}
+            target = new
+            for name in prefix.split(".")[:-1]:
+                target = getattr(target, name)
+            for name, value in own.items():
+                setattr(target, name, value)
+        check_sizes(new.to_dict(), config.model_type)
+        new.validate()
+    return new, {name: pair for name, pair in changes.items() if pair[0] != pair[1]}
+
+
+def changed_fields(
+    config: Any, over: str, size: int, field: str, present: int
+) -> list[tuple[str, Any, dict[str, Any]]]:
+    """Return each part of a configuration with its prefix and the new values of its fields."""
+    if over not in (WIDTH, DEPTH):
+        part = main_field(config, over)[0]
+        return [(prefix, each, {field: size}) for prefix, each in parts_that_grow(config) if each is part]
+    parts = list(parts_that_grow(config))
+    values = {f"{prefix}{name}": v for prefix, part in parts for name, v in growing_fields(part, over).items()}
+    require_whole(size, present, values, config.model_type, over)
+    result = []
+    for prefix, part in parts:
+        own = {name: scaled(value, size, present) for name, value in growing_fields(part, over).items()}
+        own |= lists_by_layer(part, size, present) if over == DEPTH else {}
+        result.append((prefix, part, own))
+    if over == WIDTH:
+        for name in config.sub_configs or ():
+            other = getattr(config, name, None)
+            if is_config(other) and not any(other is part for _, part in parts):
+                joined = {key: size for key in INTO_TEXT if vars(other).get(key) == present}
+                result.append((f"{name}.", other, joined))
+    return result
+
+
+def main_field(config: Any, over: str) -> tuple[Any, str, int]:
+    """Return the part of a configuration with the size `over`, its field, and its value."""
+    parts = [part for _, part in parts_that_grow(config)]
+    if over not in (WIDTH, DEPTH):
+        for part in parts:
+            field = type(part).attribute_map.get(over, over)
+            value = vars(part).get(field)
+            if isinstance(value, int) and not isinstance(value, bool):
+                return part, field, value
+        known = [name for part in parts for name in number_fields(part)]
+        close = nearest(over, [WIDTH, DEPTH, *known]) or f" Nearest: {WIDTH} or {DEPTH}."
+        raise InputError(f"{config.model_type} has no size {over!r}.{close}")
+    names = WIDTHS if over == WIDTH else DEPTHS
+    for part in [*parts[1:], parts[0]] if len(parts) > 1 else parts:  # the parts that read text first
+        fields = [type(part).attribute_map.get(name, name) for name in names]
+        for field in fields:
+            value = vars(part).get(field)
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                return part, field, value
+    raise InputError(
+        f"{config.model_type} has no one field for its {over} ({', '.join(names[:3])} …). "
+        f"Nearest: a function with an argument for it, that builds the module."
+    )
+
+
+def number_fields(config: Any) -> list[str]:
+    return [name for name, value in vars(config).items() if isinstance(value, int) and not isinstance(value, bool)]
+
+
+def parts_that_grow(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield a configuration and those inside it that grow with it, with the prefixes of their fields.
+
+    A configuration with a text part is that of a language model; its other parts (images, sound) keep their sizes.
+    """
+    yield prefix, config
+    inside = [name for name in config.sub_configs or () if is_config(getattr(config, name, None))]
+    text = [name for name in inside if name in TEXT_PARTS]
+    for name in text or inside:
+        yield from parts_that_grow(getattr(config, name), f"{prefix}{name}.")
+
+
+def growing_fields(config: Any, over: str) -> dict[str, Any]:
+    """Return the fields of one configuration that grow: positive whole numbers, and lists of them."""
+    found = {}
+    for name, value in vars(config).items():
+        short = name.lower()
+        if over == WIDTH:
+            grows = HEADS.fullmatch(short) or (
+                GROWS_WITH_WIDTH.fullmatch(short) and not KEEPS_ITS_WIDTH.fullmatch(short)
+            )
+        else:
+            grows = GROWS_WITH_DEPTH.fullmatch(short) and not KEEPS_ITS_DEPTH.fullmatch(short)
+        if grows and numbers_of(value):
+            found[name] = value
+    return found
+
+
+def numbers_of(value: Any) -> list[int]:
+    """Return the positive whole numbers in a number or a list of them; nothing of anything else."""
+    listed = list(value) if isinstance(value, list | tuple) else [value]
+    valid = all(isinstance(each, int) and not isinstance(each, bool) and each > 0 for each in listed)
+    return listed if valid else []
+
+
+def scaled(value: Any, size: int, present: int) -> Any:
+    numbers = [each * size // present for each in numbers_of(value)]
+    return type(value)(numbers) if isinstance(value, list | tuple) else numbers[0]
+
+
+def require_whole(size: int, present: int, values: Mapping[str, Any], name: str, over: str) -> None:
+    """Raise `InputError` unless every value times size/present is a whole number; the error has the nearest sizes."""
+    unit, first = 1, ""
+    for field, value in values.items():
+        for number in numbers_of(value):
+            step = present // gcd(present, number)
+            if size % step and not first:
+                first = f"{field} would be {Fraction(number * size, present)}"
+            unit = unit * step // gcd(unit, step)
+    below, above = size // unit * unit, -(-size // unit) * unit
+    close = " or ".join(str(each) for each in (below, above) if each > 0)
+    require(not first, f"{name} at {over} {size}: {first}, in proportion to {over} {present}. Nearest: {close}.")
+
+
+def lists_by_layer(config: Any, size: int, present: int) -> dict[str, Any]:
+    """Return the lists with an entry for each layer, and those of numbers of layers, at another depth."""
+    depths = {each for value in growing_fields(config, DEPTH).values() for each in numbers_of(value)}
+    most, result = max(depths, default=0), dict[str, Any]()
+    for name, value in vars(config).items():
+        if not isinstance(value, list | tuple) or not value or name in NOT_BY_LAYER:
+            continue
+        whole = all(isinstance(each, int) and not isinstance(each, bool) for each in value)
+        if BY_LAYER.search(name) and whole and list(value) == sorted(set(value)):
+            if value[-1] < most:
+                grown = continued([layer in value for layer in range(most)], most * size // present)
+                result[name] = type(value)(layer for layer, mark in enumerate(grown) if mark)
+        elif len(value) in depths and (BY_LAYER.search(name) or all(isinstance(each, str) for each in value)):
+            result[name] = type(value)(continued(list(value), len(value) * size // present))
+    return result
+
+
+def continued(values: list[Any], length: int) -> list[Any]:
+    """Return a list at another length: after its first entries it repeats its shortest period."""
+    if length <= len(values):
+        return values[:length]
+    pairs = ((start, end - start) for end in range(1, len(values) + 1) for start in range(end))
+    start, period = next((start, period) for start, period in pairs if repeats(values, start, period))
+    return [values[k] if k < len(values) else values[start + (k - start) % period] for k in range(length)]
+
+
+def repeats(values: list[Any], start: int, period: int) -> bool:
+    return all(values[k] == values[k - period] for k in range(start + period, len(values)))
+
+
+def shapes_of(model: Any) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each parameter of a model, by all its names, without memory for them."""
+    blueprint = blueprint_of(model)
+    return size_of(blueprint.factory, blueprint.name).names
+
+
+def check_growth(before: Any, after: Any, over: str, size: int) -> None:
+    """Raise `InputError` unless parameters grow as they should.
+
+    Over width each dimension stays, grows in proportion, or less where a part of a joined matrix stays. Over depth
+    there are more parameters, unless layers share them.
+    """
+    if over not in (WIDTH, DEPTH):
+        return
+    old, new = shapes_of(before), shapes_of(after)
+    name, present = blueprint_of(before).name, present_size(before, over)
+    assert present is not None
+    if over == DEPTH:
+        grows = len(new) != len(old) or size == present or name in SHARES_LAYERS
+        require(grows, f"{name} has the same layers at depth {size}. Nearest: its own field for them.")
+        return
+    ratio = Fraction(size, present)
+    for key, shape in old.items():
+        require(key in new and len(new[key]) == len(shape), f"{name} has no parameter {key} at width {size}.")
+        pairs = zip(shape, new[key], strict=True)
+        fits = all(0 <= (b - a) * (ratio - 1) <= a * (ratio - 1) ** 2 for a, b in pairs)
+        require(
+            fits, f"{name} does not grow in proportion: {key} is {shape} at {present}, and {new[key]} at width {size}."
+        )
+    require(size == present or old != new, f"{name} has the same parameters at width {size}.")

@@ -1,0 +1,189 @@
+"""Factors of the rules: the numbers of the package mup, and those of the tables."""
+
+import pytest
+import torch
+from torch import nn
+
+import limitformer as lf
+from limitformer import InputError
+from limitformer.transfer.parametrisation import parametrise
+from limitformer.transfer.roles import kind_of
+from limitformer.transfer.rules import RULES, Powers
+
+# What mup.MuSGD and mup.MuAdam (MuAdamW has the same numbers) give for lr = weight_decay = 1, and set_base_shapes for
+# standard deviations over those of the base, of this network from (64, 32) to (256, 64): github.com/microsoft/mup,
+# commit 1981497. Its readout is a MuReadout, whose input it multiplies by 0.5.
+MUP_NETWORK = {
+    "0.weight": ((4.0, 0.25), (1.0, 1.0)),
+    "0.bias": ((4.0, 0.25), (1.0, 1.0)),
+    "2.weight": ((0.5, 2.0), (0.25, 4.0)),
+    "2.bias": ((2.0, 0.5), (1.0, 1.0)),
+    "4.weight": ((2.0, 0.5), (1.0, 1.0)),
+    "4.bias": ((1.0, 1.0), (1.0, 1.0)),
+}
+MUP_STD = {"0.weight": 1.0, "0.bias": 1.0, "2.weight": 0.5, "2.bias": 1.0, "4.weight": 1.0, "4.bias": 1.0}
+LLAMA = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 50}
+LLAMA |= {"num_key_value_heads": 2, "intermediate_size": 96}
+GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 4, "vocab_size": 50}
+
+
+def perceptron(scale):
+    return nn.Sequential(
+        nn.Linear(30, 64 * scale**2),
+        nn.ReLU(),
+        nn.Linear(64 * scale**2, 32 * scale),
+        nn.ReLU(),
+        nn.Linear(32 * scale, 10),
+    )
+
+
+@pytest.mark.parametrize(("kind", "place"), [("sgd", 0), ("adam", 1), ("adamw", 1), ("lion", 1)])
+def test_mup_factors_are_those_of_the_package(kind, place):
+    result = parametrise(perceptron, "scale", 2, 1, "mup", kind)
+    own = {name: (result.lr_factors[name], result.decay_factors[name]) for name in result.lr_factors}
+    assert own == {name: pairs[place] for name, pairs in MUP_NETWORK.items()}
+    assert result.multipliers == {"4": 0.5}
+
+
+def test_mup_laws_are_those_of_the_package():
+    result = parametrise(perceptron, "scale", 2, 1, "mup", "adam")
+    base = {"0.weight": 30, "0.bias": 30, "2.weight": 64, "2.bias": 64, "4.weight": 32, "4.bias": 32}
+    own = {"0.weight": 30, "0.bias": 30, "2.weight": 256, "2.bias": 256, "4.weight": 64, "4.bias": 64}
+    for name, ratio in MUP_STD.items():
+        expected = (3 * base[name]) ** -0.5 * ratio  # torch's linear map draws uniform numbers up to fan_in^-½
+        law = result.overrides.get(name)
+        std = (3 * own[name]) ** -0.5 if law is None else law.std
+        assert std == pytest.approx(expected, rel=1e-6), name
+    assert "2.weight" not in result.overrides  # its own law has the right power
+
+
+def test_readout_multiplier_changes_the_input_of_the_matrix_alone():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = parametrise(perceptron, "scale", 2, 1, "mup", "adam").model.factory()
+        x = torch.randn(3, 64)
+        assert torch.allclose(module[4](x), (x * 0.5) @ module[4].weight.T + module[4].bias)
+
+
+def by_kind(values):
+    return {kind_of(name): each for name, each in values.items()}
+
+
+def test_completep_factors_are_those_of_its_table():
+    result = parametrise(LLAMA, "depth", 16, 4, "completep", "adamw")
+    assert set(result.lr_factors.values()) == {1.0}  # m_L^(α − 1) at α = 1
+    assert set(result.decay_factors.values()) == {1.0}
+    assert result.multipliers == {"residual branches": 0.25}
+    eps = by_kind(result.eps_factors)
+    assert eps["model.layers.*.mlp.up_proj.weight"] == eps["model.layers.*.input_layernorm.weight"] == 0.25
+    assert eps["model.embed_tokens.weight"] == eps["model.norm.weight"] == eps["lm_head.weight"] == 1.0
+
+
+def test_depth_mup_factors_are_those_of_its_table():
+    result = parametrise(GPT2, "depth", 16, 4, "depth-mup", "adam")
+    rate, eps = by_kind(result.lr_factors), by_kind(result.eps_factors)
+    inside = ("attn.c_attn.weight", "attn.c_attn.bias", "ln_1.weight", "mlp.c_proj.weight")
+    assert {rate[f"transformer.h.*.{name}"] for name in inside} == {0.5}
+    assert {eps[f"transformer.h.*.{name}"] for name in inside} == {0.5}
+    assert rate["transformer.wte.weight"] == rate["transformer.ln_f.weight"] == eps["transformer.ln_f.weight"] == 1.0
+    assert result.multipliers == {"residual branches": 0.5}
+    assert set(parametrise(GPT2, "depth", 16, 4, "depth-mup", "sgd").lr_factors.values()) == {1.0}
+
+
+def test_completep_has_the_width_of_mup():
+    own, mup = (parametrise(LLAMA, "width", 256, 64, rule, "adamw") for rule in ("completep", "mup"))
+    assert own.lr_factors == mup.lr_factors
+    assert own.decay_factors == mup.decay_factors
+    assert own.overrides == mup.overrides
+    assert own.multipliers == mup.multipliers == {"lm_head": 0.25}
+    assert by_kind(own.decay_factors)["model.layers.*.mlp.up_proj.weight"] == 4.0
+    assert by_kind(own.eps_factors)["model.layers.*.mlp.up_proj.weight"] == 0.25
+    assert by_kind(own.roles)["lm_head.weight"] == "output"
+
+
+def test_depth_rule_keeps_laws_of_the_base():
+    laws = parametrise(GPT2, "depth", 16, 4, "completep", "adamw").overrides
+    stds = {name: law.std for name, law in laws.items()}
+    # the code draws these by the depth, 0.02/√(2 L); the multiplier takes its place
+    assert stds == pytest.approx(dict.fromkeys(stds, 0.02 / 8**0.5))
+    assert set(stds) == {"transformer.h.*.attn.c_proj.weight", "transformer.h.*.mlp.c_proj.weight"} or len(stds) == 32
+
+
+def test_standard_rule_changes_nothing():
+    result = parametrise(LLAMA, "width", 256, 64, "standard", "muon")
+    assert (result.overrides, result.multipliers) == ({}, {})
+    factors = (result.lr_factors, result.decay_factors, result.eps_factors)
+    assert {value for each in factors for value in each.values()} == {1.0}
+
+
+@pytest.mark.parametrize("rule", ["mup", "completep", "depth-mup"])
+def test_every_factor_is_one_at_the_base(rule):
+    result = parametrise(GPT2, "width", 64, 64, rule, "adamw")
+    assert (result.overrides, result.multipliers) == ({}, {})
+    assert {v for each in (result.lr_factors, result.decay_factors, result.eps_factors) for v in each.values()} == {1.0}
+
+
+def test_tied_head_has_a_multiplier_and_a_note():
+    result = parametrise({**LLAMA, "tie_word_embeddings": True}, "width", 256, 64, "mup", "adamw")
+    assert result.multipliers == {"lm_head": 0.25}
+    assert result.lr_factors["model.embed_tokens.weight"] == 1.0
+    assert any("lm_head.weight is tied to model.embed_tokens.weight" in note for note in result.notes)
+
+
+def test_router_has_its_multiplier_in_its_law_and_rate():
+    config = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4}
+    adam, sgd = (parametrise(config, "width", 256, 64, "mup", kind) for kind in ("adamw", "sgd"))
+    name = "model.layers.0.mlp.gate.weight"
+    # Table 3 of the paper, equivalent: variance 1/fan_in², rates of SGD and Adam 1/fan_in
+    assert (adam.lr_factors[name], sgd.lr_factors[name]) == (0.25, 0.25)
+    assert (adam.decay_factors[name], sgd.decay_factors[name]) == (4.0, 4.0)
+    assert adam.overrides["model.layers.*.mlp.gate.weight"].std == pytest.approx(0.02 / 4)
+    assert by_kind(adam.roles)["model.layers.*.mlp.experts.down_proj"] == "hidden"
+
+
+def test_rule_for_each_parameter_has_its_own_optimiser():
+    kinds = {name: "sgd" if "norm" in name else "adamw" for name in parametrise(LLAMA, "width", 64, 64, "mup").roles}
+    rates = parametrise(LLAMA, "width", 256, 64, "mup", kinds).lr_factors
+    assert rates["model.norm.weight"] == 4.0
+    assert rates["model.layers.0.mlp.up_proj.weight"] == 0.25
+    trained = {"model.norm.weight": "sgd"}
+    assert set(parametrise(LLAMA, "width", 256, 64, "mup", trained).lr_factors.values()) == {1.0, 4.0}
+
+
+@pytest.mark.parametrize(
+    ("rule", "kind", "message"),
+    [
+        ("mpu", "adamw", "rule must be one of standard, mup, completep, depth-mup; got 'mpu'. Nearest: mup"),
+        ("mup", "adamm", "optimizer_kind must be one of .*; got 'adamm'. Nearest: adam"),
+        ("mup", "muon", "the rule mup has no entry for muon .* Nearest: one of sgd, adam, adamw, lion"),
+        ("completep", "sgd", "the rule completep has no entry for sgd"),
+        ("mup", {"model.norm.wieght": "adamw"}, "the model has no parameter .* Nearest: model.norm.weight"),
+    ],
+)
+def test_parametrise_refuses_rules_and_optimisers(rule, kind, message):
+    with pytest.raises(InputError, match=message):
+        parametrise(LLAMA, "width", 128, 64, rule, kind)
+
+
+def test_transformer_has_its_own_parametrisation():
+    model = lf.Transformer(width=16, depth=2, gamma=0.5, feedforward=lf.ReLU())
+    assert parametrise(model, "width", 32, 16, "standard").model.width == 32
+    with pytest.raises(InputError, match="divides by √width in its code, which is another parametrisation than mup"):
+        parametrise(model, "width", 32, 16, "mup")
+
+
+def test_roles_are_known_over_depth_and_at_the_base():
+    for over, size in (("depth", 8), ("width", 64)):
+        roles = by_kind(parametrise(GPT2, over, size, {"depth": 4, "width": 64}[over], "mup").roles)
+        assert roles["transformer.wte.weight"] == "input"
+        assert roles["transformer.h.*.attn.c_attn.weight"] == "hidden"
+        assert roles["transformer.h.*.ln_1.bias"] == "vector"
+    assert by_kind(parametrise(LLAMA, "depth", 8, 4, "mup").roles)["lm_head.weight"] == "output"
+
+
+def test_every_rule_names_its_source():
+    assert all("arXiv" in rule.source for name, rule in RULES.items() if name != "standard")
+
+
+def test_powers_multiply_the_three_ratios():
+    assert Powers(fan_in=-1.0, fan_out=1.0, depth=0.5).factor(2.0, 8.0, 9.0) == 12.0

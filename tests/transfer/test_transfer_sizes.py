@@ -1,0 +1,225 @@
+"""Models at another width or depth: changed fields, shapes, and refusals."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import limitformer as lf
+from limitformer import InputError
+from limitformer.transfer.sizes import at_size, continued, present_size, shapes_of, sizes_over
+from limitformer.weightless.shapes import SHAPES
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "vocab_size": 50,
+}
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.map = nn.LayerNorm(width), nn.Linear(width, width)
+
+    def forward(self, x):
+        return x + self.map(self.norm(x))
+
+
+def network(width, depth=2, *, vocab=30):
+    return nn.Sequential(
+        nn.Embedding(vocab, width), *(Block(width) for _ in range(depth)), nn.Linear(width, vocab, bias=False)
+    )
+
+
+def test_width_of_llama_changes_these_fields():
+    changes = at_size(LLAMA, "width", 128).changes
+    assert changes == {
+        "hidden_size": (64, 128),
+        "intermediate_size": (96, 192),
+        "num_attention_heads": (4, 8),
+        "num_key_value_heads": (2, 4),
+    }
+
+
+def test_depth_continues_lists_by_layer_in_their_period():
+    kinds = ["sliding_attention"] * 3 + ["full_attention"]
+    config = {"model_type": "gemma3_text", "num_hidden_layers": 8, "layer_types": 2 * kinds, "hidden_size": 64}
+    config |= {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64, "head_dim": 16}
+    deeper = at_size(config, "depth", 12)
+    assert deeper.changes["layer_types"][1] == 3 * kinds
+    assert deeper.model.num_hidden_layers == 12
+    assert at_size(config, "depth", 4).changes["layer_types"][1] == kinds
+
+
+def test_depth_continues_numbers_of_layers():
+    config = {"model_type": "bamba", "num_hidden_layers": 4, "attn_layer_indices": [1, 3], "vocab_size": 50}
+    config |= {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config |= {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16}
+    assert at_size(config, "depth", 8).changes["attn_layer_indices"] == ([1, 3], [1, 3, 5, 7])
+
+
+@pytest.mark.parametrize(
+    ("values", "length", "expected"),
+    [
+        (["d", "s", "s", "s"], 6, ["d", "s", "s", "s", "s", "s"]),  # a first layer of another kind
+        (["a", "b", "a", "b", "a"], 8, ["a", "b", "a", "b", "a", "b", "a", "b"]),
+        (["a", "b"], 5, ["a", "b", "a", "b", "a"]),
+        (["a", "b", "c"], 2, ["a", "b"]),
+    ],
+)
+def test_list_continues_in_its_shortest_period(values, length, expected):
+    assert continued(values, length) == expected
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "gpt2", "bert-base", "t5-base", "mixtral-8x7b", "gemma-2-9b"])
+def test_public_shapes_grow_in_proportion(name):
+    shape = next(key for key in SHAPES if key == name or key.startswith(name))
+    present = present_size(shape, "width")
+    before, after = (shapes_of(at_size(shape, "width", size).model) for size in (present // 2, present))
+    assert before.keys() == after.keys()
+    dims = [pair for key, own in before.items() for pair in zip(own, after[key], strict=True)]
+    assert {b / a for a, b in dims} == {1.0, 2.0}
+    depth = present_size(shape, "depth")
+    deeper = shapes_of(at_size(shape, "depth", 2 * depth).model)
+    assert len(deeper) > 1.8 * len(after)
+    assert all(deeper[key] == own for key, own in after.items())
+
+
+def test_width_of_vocabulary_and_experts_stays():
+    config = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4}
+    wider = at_size(config, "width", 128).model
+    assert (wider.vocab_size, wider.num_local_experts, wider.num_hidden_layers) == (50, 4, 2)
+
+
+def test_encoder_and_decoder_grow_together():
+    config = {"model_type": "bart", "d_model": 64, "encoder_layers": 2, "decoder_layers": 3, "vocab_size": 50}
+    config |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 96}
+    assert at_size(config, "depth", 4).changes == {"encoder_layers": (2, 4), "decoder_layers": (3, 6)}
+    assert at_size(config, "width", 32).changes["decoder_ffn_dim"] == (96, 48)
+
+
+def test_text_part_grows_and_images_keep_their_sizes():
+    config = {"model_type": "llava", "text_config": LLAMA, "vision_config": {"model_type": "clip_vision_model"}}
+    changes = at_size(config, "width", 128).changes
+    assert changes["text_config.hidden_size"] == (64, 128)
+    assert not any(name.startswith("vision_config") for name in changes)
+
+
+def test_exact_field_changes_alone():
+    assert at_size(LLAMA, "intermediate_size", 200).changes == {"intermediate_size": (96, 200)}
+    assert at_size({"model_type": "gpt2"}, "n_embd", 384).changes == {"n_embd": (768, 384)}
+
+
+def test_factory_is_called_with_its_argument():
+    sized = at_size(network, "width", 48)
+    assert sized.changes == {"width": (None, 48)}
+    assert sized.model()[0].weight.shape == (30, 48)
+    assert at_size(network, "vocab", 40).changes == {"vocab": (30, 40)}
+    assert at_size(lambda **sizes: network(**sizes), "width", 8).model()[0].weight.shape == (30, 8)
+
+
+def test_configuration_file_name_and_module_have_sizes(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    assert at_size(tmp_path, "depth", 4).changes == {"num_hidden_layers": (2, 4)}
+    assert at_size(json.dumps(LLAMA), "depth", 4).changes == {"num_hidden_layers": (2, 4)}
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        module = AutoModelForCausalLM.from_config(AutoConfig.for_model(**LLAMA))
+    sized = at_size(module, "width", 128)
+    assert shapes_of(sized.model)["lm_head.weight"] == (50, 128)
+    assert sized.model.kind is type(module)
+
+
+def test_transformer_has_width_and_depth():
+    model = lf.Transformer(
+        width=32, depth=4, gamma=0.5, attention=lf.ShapedAttention(tau0=1.0, heads=4), feedforward=lf.ReLU(hidden=64)
+    )
+    wider = at_size(model, "width", 64)
+    assert wider.changes == {"width": (32, 64), "attention.heads": (4, 8), "feedforward.hidden": (64, 128)}
+    assert (wider.model.attention.heads, wider.model.feedforward.hidden) == (8, 128)
+    assert at_size(model, "depth", 9).model.depth == 9
+    assert present_size(model, "depth") == 4
+    with pytest.raises(InputError, match=r"has no size 'dept'; it has width and depth. Nearest: depth"):
+        at_size(model, "dept", 9)
+
+
+def test_at_size_leaves_the_model_alone():
+    from transformers import AutoConfig
+
+    config = AutoConfig.for_model(**LLAMA)
+    before = config.to_dict()
+    at_size(config, "width", 128)
+    assert config.to_dict() == before
+
+
+@pytest.mark.parametrize(
+    ("over", "size", "message"),
+    [
+        ("width", 100, r"num_attention_heads would be 25/4, .* Nearest: 96 or 128"),
+        ("width", 8, r"llama at width 8: .* Nearest: 32\.$"),
+        ("width", 0, "width must be at least 1; got 0"),
+        ("depth", -3, "depth must be at least 1; got -3"),
+        ("depth", 2.5, "depth must be a whole number; got 2.5"),
+        ("widht", 128, "llama has no size 'widht'. Nearest: width"),
+        ("hiden_size", 128, "llama has no size 'hiden_size'. Nearest: hidden_size"),
+        ("depth", 100_000, "num_hidden_layers of llama must be at most 4,096; got more"),
+    ],
+)
+def test_configuration_refuses_sizes(over, size, message):
+    with pytest.raises(InputError, match=message):
+        at_size(LLAMA, over, size)
+
+
+def test_factory_without_the_argument_names_its_own():
+    with pytest.raises(InputError, match=r"network has no argument 'widths'; .* width, depth, vocab. Nearest: width"):
+        at_size(network, "widths", 8)
+    with pytest.raises(InputError, match="<lambda> has no argument 'width'; it has no arguments"):
+        at_size(lambda: network(8), "width", 8)
+
+
+def test_network_of_several_stages_is_refused_by_name():
+    with pytest.raises(InputError, match="convnext has no one field for its width"):
+        at_size({"model_type": "convnext"}, "width", 8)
+    with pytest.raises(InputError, match="swin has the same layers at depth 8"):
+        at_size({"model_type": "swin"}, "depth", 8)
+
+
+def test_number_is_not_a_model():
+    with pytest.raises(InputError, match="The model must be a configuration"):
+        at_size(3, "width", 8)
+
+
+@pytest.mark.parametrize(
+    ("over", "message"),
+    [
+        ({}, "over must have one name"),
+        ({"width": [1, 2], "depth": [1, 2]}, "over must have one name"),
+        ([1, 2], "over must have one name"),
+        ({"width": 64}, r"over\['width'\] must be a list of sizes; got 64"),
+        ({"width": [64]}, "two or more different sizes"),
+        ({"width": [64, 64]}, "two or more different sizes"),
+        ({"width": [64, -1]}, "at least 1; got -1"),
+        ({"width": [64, 0]}, "at least 1; got 0"),
+    ],
+)
+def test_over_refuses_names_and_sizes(over, message):
+    with pytest.raises(InputError, match=message):
+        sizes_over(over)
+
+
+def test_present_size_is_that_of_the_default_or_unknown():
+    assert present_size(network, "depth") == 2
+    assert present_size(network, "width") is None
+    assert present_size(LLAMA, "width") == 64
+    assert present_size(LLAMA, "num_attention_heads") == 4
+
+
+def test_over_sorts_its_sizes():
+    assert sizes_over({"width": (256, 64)}) == ("width", (64, 256))

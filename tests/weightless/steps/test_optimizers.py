@@ -1,0 +1,172 @@
+"""Optimisers as they are named, and as users' own code makes them."""
+
+import inspect
+
+import pytest
+import torch
+from torch import nn
+
+from limitformer.base.errors import InputError
+from limitformer.weightless.steps.optimizers import UpdateRule, read_optimizer
+
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.hidden = nn.Embedding(11, 4), nn.Linear(4, 4)
+        self.norm, self.head = nn.LayerNorm(4), nn.Linear(4, 11, bias=False)
+
+
+def read(optimizer, module=None, **options):
+    return read_optimizer(optimizer, module or Small().to("meta"), steps=3, **options)
+
+
+def test_named_optimisers_have_torchs_defaults():
+    for name, kind in {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}.items():
+        by_torch = read(lambda module, kind=kind: kind(module.parameters()))
+        assert dict(read(name).rules) == dict(by_torch.rules)
+        assert len(by_torch.rules) == 6
+    lion = read("lion").rules["hidden.weight"]
+    assert (lion.kind, lion.betas, lion.lr) == ("lion", (0.9, 0.99), 1e-4)
+
+
+def test_muon_by_name_takes_hidden_matrices_only():
+    rules = read({"name": "muon", "lr": 0.05, "adam_lr": 0.001}).rules
+    assert {name for name, rule in rules.items() if rule.kind == "muon"} == {"hidden.weight"}
+    assert {rule.lr for rule in rules.values() if rule.kind == "adam"} == {0.001}
+
+
+def configure_optimizers(self, weight_decay=0.1, learning_rate=6e-4, betas=(0.9, 0.95), device_type="cpu"):
+    """The grouping of small language-model code: matrices decay, vectors do not; fused where there is a GPU."""
+    params = {name: p for name, p in self.named_parameters() if p.requires_grad}
+    groups = [
+        {"params": [p for p in params.values() if p.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in params.values() if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    fused = "fused" in inspect.signature(torch.optim.AdamW).parameters and device_type == "cuda"
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, **({"fused": True} if fused else {}))
+
+
+def test_parameter_groups_of_users_code_are_read():
+    rules = read(configure_optimizers)
+    assert rules.rules["hidden.weight"] == UpdateRule("adam", 6e-4, 0.1, True, betas=(0.9, 0.95))
+    assert rules.rules["norm.weight"].weight_decay == 0.0
+    with pytest.raises(InputError, match="AdamW has fused=True"):
+        read(lambda module: torch.optim.AdamW(module.parameters(), fused=True), Small())
+
+
+def test_rates_keep_the_ratios_of_groups():
+    def groups(module):
+        return torch.optim.AdamW(
+            [{"params": module.head.parameters(), "lr": 1e-4}, {"params": module.hidden.parameters()}], lr=1e-3
+        )
+
+    rules = read(groups).with_rate(0.1).rules
+    assert rules["head.weight"].lr == pytest.approx(0.01)
+    assert rules["hidden.bias"].lr == pytest.approx(0.1)
+    assert "norm.weight" not in rules
+
+
+def test_several_optimisers_share_the_parameters():
+    def both(module):
+        matrices = [module.hidden.weight]
+        rest = [p for p in module.parameters() if p is not matrices[0]]
+        return torch.optim.Muon(matrices, lr=0.02, ns_steps=6), torch.optim.AdamW(rest, lr=3e-4)
+
+    rules = read(both).rules
+    assert (rules["hidden.weight"].kind, rules["hidden.weight"].iterations) == ("muon", 6)
+    assert rules["head.weight"].kind == "adam"
+    with pytest.raises(InputError, match=r"hidden.weight is in two groups or optimisers"):
+        read(
+            lambda module: [torch.optim.SGD(module.parameters(), lr=0.1), torch.optim.SGD([module.hidden.weight], lr=1)]
+        )
+
+
+class Lion(torch.optim.Optimizer):
+    def __init__(self, params, lr=1e-4, betas=(0.9, 0.99), weight_decay=0.0):
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+
+class SingleDeviceMuonWithAuxAdam(torch.optim.Optimizer):
+    def __init__(self, groups):
+        super().__init__(groups, {"lr": 0.02})
+
+
+def test_known_classes_outside_torch_are_read():
+    rule = read(lambda module: Lion(module.parameters(), weight_decay=0.2)).rules["head.weight"]
+    assert rule == UpdateRule("lion", 1e-4, 0.2, True, betas=(0.9, 0.99))
+
+    def muon(module):
+        hidden = {"params": [module.hidden.weight], "use_muon": True, "lr": 0.02, "momentum": 0.95, "weight_decay": 0.0}
+        rest = {"params": [module.head.weight], "use_muon": False, "lr": 3e-4, "betas": (0.9, 0.95), "eps": 1e-10}
+        return SingleDeviceMuonWithAuxAdam([hidden, rest])
+
+    rules = read(muon).rules
+    assert rules["hidden.weight"] == UpdateRule("muon", 0.02, 0.0, True, momentum=0.95, nesterov=True)
+    assert rules["head.weight"] == UpdateRule("adam", 3e-4, 0.0, True, betas=(0.9, 0.95), eps=1e-10)
+
+
+class Changed(torch.optim.AdamW):
+    def step(self, closure=None):
+        """Do something else."""
+
+
+class Renamed(torch.optim.AdamW):
+    """Only the name is new."""
+
+
+def with_hook(module):
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    optimizer.register_step_post_hook(lambda *_: None)
+    return optimizer
+
+
+def fails(module):
+    raise KeyError("lost")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        ("adamm", r"unknown optimizer 'adamm'; there are sgd, adam, adamw, lion, muon. Nearest: adam"),
+        ({"name": "sgd", "momentun": 0.9}, r"sgd has no option 'momentun'; .* Nearest: momentum"),
+        ({"lr": 0.1}, "unknown optimizer None"),
+        (lambda m: torch.optim.LBFGS(m.parameters()), "the optimiser LBFGS is not understood"),
+        (lambda m: torch.optim.SparseAdam(m.parameters()), "the optimiser SparseAdam is not understood"),
+        (lambda m: Changed(m.parameters()), "the optimiser Changed is not understood"),
+        (lambda m: torch.optim.AdamW(m.parameters(), capturable=True), "AdamW has capturable=True"),
+        (lambda m: torch.optim.AdamW(m.parameters(), amsgrad=True), "AdamW has amsgrad=True"),
+        (lambda m: torch.optim.SGD(m.parameters(), lr=1e6), r"SGD has the learning rate 1000000.0; it must be"),
+        (lambda m: torch.optim.SGD([nn.Parameter(torch.ones(3))], lr=0.1), r"SGD has a parameter \(3,\) that the mod"),
+        (lambda m: torch.optim.Muon([m.norm.weight]), r"the function for the optimizer fails: ValueError"),
+        (with_hook, "SGD has hooks on its steps"),
+        (fails, "the function for the optimizer fails: KeyError: 'lost'"),
+        (lambda m: None, "must return an optimiser of torch, or several; got NoneType"),
+        (torch.optim.SGD([nn.Parameter(torch.ones(3))], lr=0.1), "optimizer must be one of"),
+        ({"name": "adamw", "betas": (0.9, 1.0)}, r"adamw has betas=\(0.9, 1.0\)"),
+        ({"name": "sgd", "momentum": -0.1}, "momentum=-0.1"),
+        ({"name": "muon", "scale": "spectral"}, "scale='spectral'"),
+    ],
+)  # fmt: skip
+def test_what_is_not_understood_is_refused_by_name(optimizer, message):
+    with pytest.raises(InputError, match=message):
+        read(optimizer)
+
+
+def test_a_subclass_that_keeps_the_step_is_understood():
+    assert read(lambda module: Renamed(module.parameters())).rules["head.weight"].kind == "adam"
+
+
+@pytest.mark.parametrize("rate", [0, -1e-3, 1e6, float("nan"), True, "fast"])
+def test_rates_that_cannot_be_are_refused(rate):
+    with pytest.raises(InputError, match="a learning rate must be above 0 and at most 100"):
+        read("sgd").with_rate(rate)
+
+
+def test_schedules_multiply_the_rates():
+    assert read("sgd", warmup=2).schedule == (0.5, 1.0, 1.0)
+    assert read("sgd", warmup=2, schedule=lambda step: 10.0 - step).schedule == (5.0, 9.0, 8.0)
+    assert read("sgd", schedule=[3, 2, 1, 0]).schedule == (3.0, 2.0, 1.0)
+    for options in ({"warmup": -1}, {"schedule": [1.0]}, {"schedule": lambda step: -1.0}, {"clip": 0.0}):
+        with pytest.raises(InputError, match=next(iter(options))):
+            read("sgd", **options)

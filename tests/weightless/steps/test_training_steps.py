@@ -1,0 +1,247 @@
+"""Training steps in law against networks that torch trains: in law, and number by number where matrices are drawn."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import ks_2samp
+from torch import nn
+
+import limitformer as lf
+import training_networks
+from limitformer.base.errors import InputError
+from limitformer.weightless.inputs import inputs_of
+from limitformer.weightless.losses import default_loss
+from limitformer.weightless.models import blueprint_of
+from limitformer.weightless.network import Weightless
+from limitformer.weightless.run import WeightlessRun
+from limitformer.weightless.steps import trajectory, weights
+from limitformer.weightless.steps.updates import CoreUpdate
+from training_networks import (
+    BATCHES,
+    MODELS,
+    OPTIMIZERS,
+    UNSEEN,
+    Custom,
+    next_token,
+    train,
+    trained_by_law,
+    trained_by_torch,
+)
+from weightless_families import CONFIGS
+
+SAMPLES = 100
+COMBINATIONS = [("llama", "adamw"), ("mixtral", "sgd"), ("albert", "adamw"), ("custom", "muon")]
+
+
+def drawn_module(model, seed, sample):
+    """The module whose matrices have the entries that a simulation draws for this seed and sample."""
+    blueprint = blueprint_of(MODELS[model][0]())
+    module = blueprint.factory().double().eval()
+    network = Weightless(blueprint, torch.float64, torch.device("cpu"))
+    run = WeightlessRun(seed, range(sample, sample + 1), 1, torch.float64, torch.device("cpu"))
+    random = {weight.name: run.entries(weight, weight.rows)[0] for weight in network.weights}
+    for name, parameter in module.named_parameters():
+        parameter.data = random[name] if name in random else dict(network.module.named_parameters())[name].data.clone()
+    return module
+
+
+def by_torch(model, optimizer, seed, sample):
+    module = drawn_module(model, seed, sample)
+    blueprint = blueprint_of(MODELS[model][0]())
+    factory, clip = OPTIMIZERS[optimizer]
+    loss = next_token if model == "custom" else default_loss(blueprint.task)
+    batches = [inputs_of(each, blueprint).of(0, range(1), torch.float64) for each in [*BATCHES, UNSEEN]]
+    return train(module, factory(module), clip, loss, batches, *MODELS[model][1:])
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("model", ["llama", "gpt2", "mixtral", "albert", "custom"])
+@pytest.mark.parametrize("form", [weights.ENTRIES, weights.AGAIN])
+def test_steps_of_a_drawn_network_are_those_of_torch(model, optimizer, form, monkeypatch):
+    """With entries the optimiser is torch's formula; drawn again, it is the products, cores and blocks of the law."""
+    if form == weights.AGAIN:
+        monkeypatch.setattr(weights.Forms, "fits", lambda self, weight: len(weight.shape) < 2)
+    mine = trained_by_law(model, optimizer, 2, seed=4, draw="always")
+    for sample in range(2):
+        for name, value in by_torch(model, optimizer, 4, sample).items():
+            if name in mine:
+                assert mine[name][sample] == pytest.approx(value, rel=1e-7), name
+
+
+@pytest.mark.parametrize(("model", "optimizer"), COMBINATIONS)
+def test_steps_in_law_have_the_law_of_networks_that_torch_trains(model, optimizer):
+    mine, theirs = trained_by_law(model, optimizer, SAMPLES), trained_by_torch(model, optimizer, 3 * SAMPLES)
+    p = {name: ks_2samp(mine[name], theirs[name]).pvalue for name in mine}
+    assert len(p) >= 12
+    assert min(p.values()) > 1e-4, min(p, key=p.get)
+
+
+def forgetting(self, q, rows, side, other):
+    return self.draw(f"{side.name} {side.uses}", rows, other.basis.shape[-1]) * self.scale
+
+
+def uncorrected(self, dtype):
+    numbers = np.array([[1.0, *self.rule.betas, 0, 0, self.rule.eps, 1, 0] for _ in self.rates])
+    numbers[:, 0], numbers[:, 3], numbers[:, 4] = self.scales, self.rates, 1.0
+    numbers[:, 6] = 1 - self.rates[0] * self.rule.weight_decay
+    return numbers
+
+
+def transposed(self, gradient, factor):
+    """The step by the transposed core: Newton–Schulz on the wrong side."""
+    wrong = None if gradient is None else nn.functional.pad(gradient.mT, (0, 0, 0, 0))
+    size = None if gradient is None else gradient.shape
+    if wrong is not None:
+        wide = gradient.new_zeros(size)
+        rows, columns = min(size[0], wrong.shape[0]), min(size[1], wrong.shape[1])
+        wide[:rows, :columns] = wrong[:rows, :columns]
+        wrong = wide
+    STEP(self, wrong, factor)
+
+
+STEP = CoreUpdate.step
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "target", "name", "wrong"),
+    [
+        ("sgd", "limitformer.weightless.products.UndrawnMatrix", "image_of", forgetting),
+        ("adamw", "limitformer.weightless.steps.entrywise.EntrywiseHistory", "recursion", uncorrected),
+        ("muon", "limitformer.weightless.steps.updates.CoreUpdate", "step", transposed),
+    ],
+)
+def test_wrong_twins_are_rejected(optimizer, target, name, wrong, monkeypatch):
+    theirs = trained_by_torch("llama", optimizer, 3 * SAMPLES)
+    monkeypatch.setattr(f"{target}.{name}", wrong)
+    twin = trained_by_law("llama", optimizer, SAMPLES)
+    assert min(ks_2samp(twin[key], theirs[key]).pvalue for key in twin) < 1e-6
+
+
+def test_coupled_decay_is_another_law():
+    theirs = trained_by_torch("gpt2", "adamw", 3 * SAMPLES)
+    coupled = (lambda module: torch.optim.Adam(module.parameters(), lr=0.02, betas=(0.9, 0.95), weight_decay=0.5), 1.0)
+    twin = trained_by_law("gpt2", coupled, SAMPLES, draw="auto")
+    assert min(ks_2samp(twin[key], theirs[key]).pvalue for key in twin) < 1e-6
+
+
+def test_clipping_is_by_the_norm_of_all_weights_together(monkeypatch):
+    """The step of plain SGD has the length lr · clip; clipping each weight by itself gives a longer one."""
+    sgd = (lambda module: torch.optim.SGD(module.parameters(), lr=0.3), 1.0)
+    monkeypatch.setitem(training_networks.OPTIMIZERS, "clipped", sgd)
+    options = {"optimizer": sgd[0], "clip": 1.0, "dtype": torch.float64, "draw": "never"}
+    data = simulate(CONFIGS["gpt2"](), samples=3, **options).isel(rate=0)
+    assert (data.gradient_norm[:, 0] > 2.0).all()
+    np.testing.assert_allclose(data.clipping[:, 0], 1 / (data.gradient_norm[:, 0] + 1e-6))
+    length = ((data.weight_change * data.weight_size)[:, 1] ** 2).sum("weight") ** 0.5
+    moved = ~np.isfinite(data.weight_change[:, 1]).all("sample")  # biases, whose size at the start is zero
+    assert (length <= 0.3 * 1.0001).all()
+    assert (length > 0.25).all()
+    assert bool(moved.any())
+
+
+class ZeroProjections(Custom):
+    """Output projections that start at zero."""
+
+    def __init__(self):
+        super().__init__(width=32)
+        self.head = nn.Linear(32, 40, bias=False)
+        nn.init.normal_(self.head.weight, std=0.2)
+        for block in self.blocks:
+            nn.init.zeros_(block.out.weight)
+            nn.init.zeros_(block.down.weight)
+
+
+def simulate(model, inputs=None, **options):
+    options = {"samples": 2, "seed": 0, "progress": False, "optimizer": "sgd"} | options
+    return lf.weightless.simulate_steps(model, BATCHES[0] if inputs is None else inputs, **options)
+
+
+def test_projections_of_zero_move_first_and_what_is_behind_them_one_step_later():
+    data = simulate(ZeroProjections, loss=next_token, optimizer={"name": "sgd", "lr": 0.1}).isel(rate=0, sample=0)
+    change = data.weight_change * 1.0
+    moved = {name: change.sel(weight=name).values for name in data.weight.values}
+    assert (moved["head.weight"][1:] > 0).all()
+    for name in ("blocks.0.out.weight", "blocks.1.down.weight"):
+        assert moved[name][1] == np.inf  # relative to zero
+    for name in ("blocks.0.up.weight", "blocks.0.value.weight"):
+        assert moved[name][1] == 0.0
+        assert moved[name][2] > 0.0
+    assert (data.branch_change[1:] == np.inf).all()
+    assert data.stream_change[1, -1] > 0
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lion", "muon"])
+def test_samples_and_rates_have_the_same_numbers_alone_and_together(optimizer):
+    options = {"optimizer": optimizer, "batches": "fresh"}
+    both = simulate(CONFIGS["gpt2"](), samples=3, rates=[1e-3, 1e-2], **options)
+    alone = simulate(CONFIGS["gpt2"](), samples=2, rates=[1e-2], **options)
+    same = both.sel(rate=0.01).isel(sample=slice(2))
+    for name in ("loss", "loss_unseen", "stream_change", "weight_change"):
+        np.testing.assert_array_equal(same[name], alone[name].isel(rate=0))
+    assert (both.loss[0, :, 0] == both.loss[1, :, 0]).all()
+    assert (both.loss[0, :, 1] != both.loss[1, :, 1]).all()
+
+
+def test_a_rate_that_explodes_ends_in_nan_and_leaves_the_others_alone():
+    data = simulate(CONFIGS["llama"](), rates=[1e-3, 100.0], steps=4)
+    assert data.loss.sel(rate=1e-3).notnull().all()
+    last = data.loss.sel(rate=100.0)[:, -1]
+    assert (last.isnull() | (last > data.loss.sel(rate=100.0)[:, 0])).all()
+
+
+def test_weights_of_large_matrices_are_not_drawn_and_small_ones_are():
+    large = {"model_type": "llama", "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 1}
+    large |= {"num_attention_heads": 8, "vocab_size": 512}
+    assert simulate(large, 4, samples=1).attrs["weights"].startswith("1 rows, 8 undrawn")
+    assert "undrawn" not in simulate(CONFIGS["llama"](), samples=1).attrs["weights"]
+
+
+def test_module_is_left_as_it_was():
+    made = []
+
+    def factory():
+        made.append(Custom())
+        return made[-1]
+
+    first = simulate(factory, loss=next_token)
+    again = simulate(factory, loss=next_token)
+    np.testing.assert_array_equal(first.loss, again.loss)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"inputs": 1}, "the loss of the next token needs two tokens or more"),
+        ({"rates": []}, "rates must have at least one"),
+        ({"rates": [0.0]}, "a learning rate must be above 0"),
+        ({"rates": [1e6]}, "a learning rate must be above 0 and at most 100"),
+        ({"steps": 0}, "steps must be at least 1"),
+        ({"samples": 0}, "samples must be at least 1"),
+        ({"batches": [[1, 2, 3]] * 3}, r"batches\[0\] must have the shapes of the first batch, input_ids \(1, 5\)"),
+        ({"batches": [BATCHES[0]]}, "batches must have inputs for each of the 3 steps"),
+        ({"batches": "other"}, 'batches must be "same", "fresh" or a list'),
+        ({"unseen": [1, 2]}, "unseen must have the shapes of the first batch"),
+        ({"clip": -1.0}, "clip must be a number above 0"),
+        ({"draw": "sometimes"}, 'draw must be "auto", "never" or "always"'),
+        ({"dtype": torch.float16}, "dtype must be torch.float32 or torch.float64"),
+    ],
+)
+def test_bad_arguments_give_one_clear_error(options, message):
+    options = {"inputs": BATCHES[0]} | options
+    with pytest.raises(InputError, match=message):
+        simulate(CONFIGS["gpt2"](), **options)
+
+
+def test_ctrl_c_keeps_finished_networks(monkeypatch):
+    arrays, calls = trajectory.Trajectory.arrays, []
+
+    def interrupted(self):
+        calls.append(self.sample)
+        if self.sample == 2:
+            raise KeyboardInterrupt
+        return arrays(self)
+
+    monkeypatch.setattr(trajectory.Trajectory, "arrays", interrupted)
+    with pytest.raises(lf.Interrupted) as stopped:
+        simulate(CONFIGS["gpt2"](), samples=4)
+    assert stopped.value.partial.sizes["sample"] == 2

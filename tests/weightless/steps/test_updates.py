@@ -1,0 +1,179 @@
+"""The arithmetic of optimisers against torch's own, on tensors, on cores and by blocks."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from limitformer.weightless.steps import entrywise
+from limitformer.weightless.steps.entrywise import EntrywiseHistory
+from limitformer.weightless.steps.optimizers import UpdateRule
+from limitformer.weightless.steps.updates import CoreUpdate, TensorUpdate, muon_update
+from training_networks import full_precision
+
+SHAPE, STEPS = (7, 5), 5
+SKIPPED = 2  # the step without a gradient
+ADAMW = UpdateRule("adam", 0.03, 0.4, True, betas=(0.8, 0.9), eps=1e-6)
+RULES = {
+    "sgd": (UpdateRule("sgd", 0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
+    "momentum": (
+        UpdateRule("sgd", 0.1, 0.3, momentum=0.8, dampening=0.2),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.8, dampening=0.2, weight_decay=0.3),
+    ),
+    "nesterov": (
+        UpdateRule("sgd", 0.1, 0.3, momentum=0.8, nesterov=True),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.8, nesterov=True, weight_decay=0.3),
+    ),
+    "adam": (UpdateRule("adam", 0.03, 0.4), lambda p: torch.optim.Adam(p, lr=0.03, weight_decay=0.4)),
+    "adamw": (ADAMW, lambda p: torch.optim.AdamW(p, lr=0.03, weight_decay=0.4, betas=(0.8, 0.9), eps=1e-6)),
+    "muon": (
+        UpdateRule("muon", 0.03, 0.4, True, momentum=0.8, nesterov=True),
+        lambda p: torch.optim.Muon(p, lr=0.03, weight_decay=0.4, momentum=0.8),
+    ),
+    "muon rms": (
+        UpdateRule("muon", 0.03, 0.1, True, momentum=0.8, scale="rms"),
+        lambda p: torch.optim.Muon(
+            p, lr=0.03, weight_decay=0.1, momentum=0.8, nesterov=False, adjust_lr_fn="match_rms_adamw"
+        ),
+    ),
+}
+LION = UpdateRule("lion", 0.03, 0.4, True, betas=(0.9, 0.95))
+
+
+def gradients(rank=3):
+    """Factors of a gradient for each step, A (rank, 7) and B (rank, 5)."""
+    generator = torch.Generator().manual_seed(1)
+    return [
+        tuple(torch.randn(rank, size, generator=generator, dtype=torch.float64) for size in SHAPE) for _ in range(STEPS)
+    ]
+
+
+def start():
+    return torch.randn(SHAPE, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+
+def by_tensor(rule):
+    """The values after each step, at rates that change, one step being without a gradient."""
+    update, value, values = TensorUpdate(rule), start(), []
+    for step, (a, b) in enumerate(gradients()):
+        value = update.step(value, None if step == SKIPPED else a.mT @ b, 1.0 + 0.5 * step)
+        values.append(value)
+    return values
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_steps_on_a_tensor_are_those_of_torch(name):
+    rule, make = RULES[name]
+    parameter = torch.nn.Parameter(start())
+    optimizer = make([parameter])
+    with full_precision():
+        for step, ((a, b), mine) in enumerate(zip(gradients(), by_tensor(rule), strict=True)):
+            parameter.grad = None if step == SKIPPED else a.mT @ b
+            optimizer.param_groups[0]["lr"] = rule.lr * (1.0 + 0.5 * step)
+            optimizer.step()
+            torch.testing.assert_close(mine, parameter.detach(), rtol=1e-12, atol=1e-12)
+
+
+def test_steps_of_lion_are_those_of_its_paper():
+    value, momentum = start(), torch.zeros(SHAPE, dtype=torch.float64)
+    for step, ((a, b), mine) in enumerate(zip(gradients(), by_tensor(LION), strict=True)):
+        if step != SKIPPED:
+            g, rate = a.mT @ b, 0.03 * (1.0 + 0.5 * step)
+            value = value - rate * (torch.sign(0.9 * momentum + 0.1 * g) + 0.4 * value)
+            momentum = 0.95 * momentum + 0.05 * g
+        torch.testing.assert_close(mine, value, rtol=1e-12, atol=1e-12)
+
+
+def by_core(rule, twin=None):
+    """The values after each step of a W₀ + QᵀK P, with bases that grow."""
+    generator = torch.Generator().manual_seed(3)
+    q, p = (torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))[0].mT for size in SHAPE)
+    update, values = CoreUpdate(rule, SHAPE), []
+    for step, (a, b) in enumerate(gradients(1)):
+        a, b = a @ q[: step + 2].mT, b @ p[: step + 1].mT  # coefficients in the bases of now
+        gradient = None if step == SKIPPED else a.mT @ b
+        update.step(gradient.mT if twin and gradient is not None else gradient, 1.0 + 0.5 * step)
+        k, l = update.core.shape
+        values.append(update.a * start() + q[:k].mT @ update.core @ p[:l])
+    return values, (q, p)
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "nesterov", "muon", "muon rms"])
+def test_steps_on_a_core_are_those_on_the_matrix(name):
+    rule = RULES[name][0]
+    values, (q, p) = by_core(rule)
+    update, value = TensorUpdate(rule), start()
+    for step, ((a, b), mine) in enumerate(zip(gradients(1), values, strict=True)):
+        a, b = a @ q[: step + 2].mT @ q[: step + 2], b @ p[: step + 1].mT @ p[: step + 1]
+        value = update.step(value, None if step == SKIPPED else a.mT @ b, 1.0 + 0.5 * step)
+        torch.testing.assert_close(mine, value, rtol=1e-10, atol=1e-10)
+    buffer_without_decay = replace(rule, weight_decay=0.0)
+    if rule.weight_decay:
+        assert not torch.allclose(by_core(buffer_without_decay)[0][-1], value, atol=1e-3)
+
+
+def test_muon_of_a_matrix_is_muon_of_its_core():
+    rule, generator = RULES["muon"][0], torch.Generator().manual_seed(0)
+    q, p = (torch.linalg.qr(torch.randn(size, 3, generator=generator, dtype=torch.float64))[0].mT for size in (40, 30))
+    core = torch.randn(3, 3, generator=generator, dtype=torch.float64)
+    whole = muon_update(q.mT @ core @ p, rule, (40, 30))
+    torch.testing.assert_close(q.mT @ muon_update(core, rule, (40, 30)) @ p, whole, rtol=1e-10, atol=1e-10)
+    assert float(torch.linalg.svdvals(whole)[2]) > 0.6  # brought near 1
+    one_sided = core @ core.mT @ core  # the twin: the polynomial of the wrong Gram matrix is another
+    assert not torch.allclose(q.mT @ muon_update(one_sided, rule, (40, 30)) @ p, whole, atol=1e-2)
+
+
+def by_history(rule, dtype=torch.float64):
+    history = EntrywiseHistory(rule, SHAPE)
+    for step, (a, b) in enumerate(gradients()):
+        factors = (None, None) if step == SKIPPED else (a.to(dtype), 0.5 * b.to(dtype))
+        history.add(*factors, 2.0, 1.0 + 0.5 * step)
+    return history
+
+
+@pytest.mark.parametrize("rule", [ADAMW, LION, replace(ADAMW, weight_decay=0.0)], ids=["adamw", "lion", "adam"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_products_with_updates_by_entries_are_those_of_the_whole_matrix(rule, dtype):
+    history, value = by_history(rule, dtype), by_tensor(rule)[-1]
+    update = (value - history.decay * start()).to(dtype)
+    z, d = (torch.randn(4, size, generator=torch.Generator().manual_seed(9), dtype=dtype) for size in SHAPE)
+    close = {"rtol": 1e-10, "atol": 1e-10} if dtype == torch.float64 else {"rtol": 2e-4, "atol": 1e-5}
+    torch.testing.assert_close(history.times(z), z @ update, **close)
+    torch.testing.assert_close(history.times_transpose(d), d @ update.mT, **close)
+    torch.testing.assert_close(history.rows(torch.tensor([4, 1])), update[[4, 1]], **close)
+    assert history.squared() == pytest.approx(float(update.double().square().sum()), rel=1e-4)
+
+
+def test_twins_without_bias_correction_or_with_coupled_decay_are_others():
+    right = by_tensor(ADAMW)[-1]
+    coupled = by_tensor(replace(ADAMW, decoupled=False))[-1]
+    uncorrected = EntrywiseHistory(ADAMW, SHAPE)
+    for a, b in gradients()[:2]:
+        uncorrected.add(a, b, 1.0, 1.0)
+    numbers = uncorrected.recursion(torch.float64)
+    numbers[:, 3], numbers[:, 4] = 0.03, 1.0
+    stacked = torch.stack([a.mT @ b for a, b in gradients()[:2]]).numpy()
+    out, true = np.empty(SHAPE), np.empty(SHAPE)
+    entrywise.update_block(numbers, stacked, out)
+    entrywise.update_block(uncorrected.recursion(torch.float64), stacked, true)
+    assert np.abs(out - true).max() > 0.01
+    assert float((coupled - right).abs().max()) > 0.01
+
+
+@pytest.mark.parametrize("cores", [1, 2, 4])
+def test_blocks_have_the_same_bits_for_any_number_of_threads(cores, monkeypatch):
+    rule, generator = ADAMW, torch.Generator().manual_seed(5)
+    history = EntrywiseHistory(rule, (96, 300))
+    for _ in range(2):
+        history.add(*(torch.randn(6, size, generator=generator) for size in (96, 300)), 1.0, 1.0)
+    z, d = (torch.randn(3, size, generator=generator) for size in (96, 300))
+    monkeypatch.setattr(entrywise, "BLOCK_BYTES", 2**13)
+    before = history.times(z), history.times_transpose(d), history.squared()
+    monkeypatch.setattr(entrywise, "usable_cores", lambda: cores)
+    entrywise.pool.cache_clear()
+    after = history.times(z), history.times_transpose(d), history.squared()
+    entrywise.pool.cache_clear()
+    assert torch.equal(before[0], after[0])
+    assert torch.equal(before[1], after[1])
+    assert before[2] == after[2]
