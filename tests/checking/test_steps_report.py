@@ -326,7 +326,7 @@ def test_clipping_verdict_names_steps_and_factors():
     assert (one.grade, one.value) == ("note", 0.25)
     assert "clipping acts at step 2 at a rate of 0.001: it multiplies the gradients by 0.25" in one.said
     one = verdict(changed(dataset(), "clipping", np.s_[:, :, :3], 0.05), "clipped")
-    assert one.grade == "watch"
+    assert (one.grade, one.value) == ("note", 0.05)
     assert "at every step" in one.said
     assert verdict(dataset(), "clipped") is None
 
@@ -470,11 +470,11 @@ def test_grades_of_reports():
 
 
 def test_failed_verdicts_are_watch_or_broken():
-    data = changed(dataset(falls=(0,) * 4), "clipping", np.s_[:, :, 1], 0.05)
-    report = report_of(data)
-    assert [one.name for one in report.failed("any")] == ["rate", "clipped"]
+    data = changed(dataset(falls=(0,) * 4), "largest_logit", np.s_[:, :, 1], 200.0)
+    report = report_of(changed(data, "clipping", np.s_[:, :, 1], 0.05))
+    assert [one.name for one in report.failed("any")] == ["rate", "logits"]
     assert [one.name for one in report.failed("broken")] == ["rate"]
-    assert [one.name for one in report.failed("clipped,still")] == ["clipped"]
+    assert [one.name for one in report.failed("logits,still,clipped")] == ["logits"]
     assert report.failed(None) == []
     assert report_of(dataset()).failed("rate") == []
     with pytest.raises(lf.InputError, match=r"no verdict 'ratee'.*Nearest: rate"):
@@ -615,6 +615,7 @@ def test_ticks_of_rates_are_powers_of_ten():
     assert svg.powers(3e-4, 2e-1) == pytest.approx([1e-3, 1e-2, 1e-1])
     assert svg.powers(1e-8, 1e4) == pytest.approx([1e-8, 1e-5, 1e-2, 1e1, 1e4])
     assert svg.powers(2e-3, 8e-3) == [2e-3, 8e-3]
+    assert svg.decades(0.3, 4e4) == [10.0, 1e3]  # 10, 20, 50 and 1,000, 2,000, 5,000 would leave gaps between them
     text = pages.rates(report_of(dataset(rates=[1e-5, 1e-4, 1e-3, 1e-2])))
     figure = text[: text.index("</figure>")]
     ticks = re.findall(r'<text x="([\d.]+)" y="190.0" text-anchor="middle">([^<]*)</text>', figure)

@@ -106,7 +106,7 @@ def test_interrupted_steps_print_and_write_the_finished_networks(steps, folder, 
     monkeypatch.setattr(Trajectory, "arrays", arrays)
     result = steps("--out", "out")
     assert result.exit_code == 130
-    assert "1 of 2 networks" in result.stdout
+    assert "1 of 2 networks" in " ".join(result.stdout.split())
     assert "PARTIAL" in result.stdout
     assert result.stderr == "Interrupted; this is about the finished network.\n"
     assert lf.load(folder / "out" / "steps.nc").sizes["sample"] == 1

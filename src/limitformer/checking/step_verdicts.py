@@ -475,12 +475,11 @@ def clipped_verdict(data: xr.Dataset, rate: float) -> StepVerdict | None:
         " …" if len(steps) > NAMED else ""
     )
     return StepVerdict(
-        CLIPPED, WATCH if smallest < limit("clipping") else NOTE,
+        CLIPPED, NOTE,
         f"clipping acts at {every} at a rate of {number_text(rate)}: it multiplies the gradients by {factors}",
-        value=smallest, threshold=limit("clipping"), source=STEP_THRESHOLDS["clipping"].source, rate=rate,
+        value=smallest, rate=rate,
         why="Under SGD it scales the step. The first step of Adam, Lion and Muon does not depend on the scale of the "
-        "gradient; later ones depend on its changes.",
-        mends="A larger norm to clip at, if every step is clipped that much." if smallest < limit("clipping") else "",
+        "gradient; later ones depend on its changes. A larger batch has a smaller gradient, which is clipped less.",
     )  # fmt: skip
 
 

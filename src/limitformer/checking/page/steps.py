@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from limitformer.checking.steps import StepsReport
 
 LAW = (
-    "These are training steps in law: of networks as their own code draws them, by the optimiser's own formulas. No "
-    "network was trained on data other than these tokens."
+    "These are training steps in law: networks as their own code draws them, and steps by the optimiser's own formulas."
 )
 LOW, HIGH = 0.05, 0.95  # of the bands
 BAND = "median of networks, and 5 to 95 %"

@@ -99,9 +99,10 @@ def multiples(low: float, high: float, factors: Sequence[float] = (1, 2, 2.5, 5,
 def decades(low: float, high: float) -> list[float]:
     """Return powers of ten, and 2 and 5 times those if there are few."""
     first, last = math.floor(math.log10(low)), min(math.ceil(math.log10(high)), 308)
-    powers = [10.0**power for power in range(first, last + 1, max(1, math.ceil((last - first) / TICKS)))]
+    step = max(1, math.ceil((last - first) / TICKS))
+    powers = [10.0**power for power in range(first, last + 1, step)]
     inside = [each for each in powers if low <= each <= high]
-    if len(inside) > 2:
+    if len(inside) > 2 or (step > 1 and len(inside) == 2):
         return inside
     return [each * factor for each in powers for factor in (1, 2, 5) if low <= each * factor <= high]
 
