@@ -27,6 +27,7 @@ EXTRAS = {
     "design",
     "recipes",
     "shapes",
+    "steps",
 }
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from limitformer.base.errors import NoLimitError as NoLimitError
     from limitformer.checking.check import check as check
     from limitformer.checking.comparison import compare as compare
+    from limitformer.checking.steps import steps as steps
     from limitformer.covariance.limit import CovarianceFlow as CovarianceFlow
     from limitformer.covariance.limit import CovarianceLimit as CovarianceLimit
     from limitformer.designing import design as design
@@ -153,6 +154,7 @@ HOMES = {
     "designing": ("design",),  # these, and three of the modules below, need an extra
     "checking.check": ("check",),
     "checking.comparison": ("compare",),
+    "checking.steps": ("steps",),
     "initialisation.recipes.recipe": ("recipes",),
     "transfer.transfer": ("transfer",),
     "weightless.shapes": ("shapes",),

@@ -15,6 +15,7 @@ import limitformer as lf
 import limitformer_papers
 from limitformer.base.errors import PicklesArguments
 from limitformer.base.lock import CannotLockError
+from limitformer.checking.steps import StepsInterrupted, StepsReport
 from limitformer.designing import DesignInterrupted
 from limitformer.sweep import SweepInterrupted
 from limitformer.weightless.lengths import RowsMeasured
@@ -35,6 +36,10 @@ MADE = {
     lf.Interrupted: (lambda: lf.Interrupted(PART), lambda error: error.partial.to_dict()),
     DesignInterrupted: (lambda: DesignInterrupted(REGION), lambda error: error.partial.to_dict()),
     KeepWeightsError: (lambda: KeepWeightsError({"a.weight": "used twice"}), lambda error: error.reasons),
+    StepsInterrupted: (
+        lambda: StepsInterrupted(StepsReport("small", xr.Dataset({"loss": ("sample", [1.0])}), [])),
+        lambda error: (error.report.name, error.partial.to_dict()),
+    ),
     SweepInterrupted: (lambda: SweepInterrupted(Path("a.zarr"), 1, 3), lambda error: error.resumes),
     RowsMeasured: (lambda: RowsMeasured({"seen": torch.ones(2)}), lambda error: error.values["seen"].tolist()),
     UnclearBlocksError: (lambda: UnclearBlocksError(measured=True), lambda error: error.measured),

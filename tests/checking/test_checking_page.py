@@ -8,9 +8,7 @@ import hashlib
 import json
 import os
 import re
-from contextlib import contextmanager
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +27,7 @@ from limitformer.checking.report import Report
 from limitformer.checking.thresholds import THRESHOLDS
 from limitformer.checking.verdicts import Verdict
 from limitformer.initialisation.weight_by_weight import initialisation
+from pages_read import CONTRAST, PageParser, intruders, opened
 
 SIZES = {"vocab_size": 60, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 24, "bos_token_id": 1}
 SIZES |= {"eos_token_id": 2, "initializer_range": 0.15}
@@ -78,35 +77,6 @@ def hostile(network):
     result = replace(network, name=HOSTILE, curves=curves, band=band, data=data, laws=laws, verdicts=[verdict])
     about = {**network.about, HOSTILE: HOSTILE}
     return replace(result, about=about, against=replace(network.against, name=HOSTILE))
-
-
-class PageParser(HTMLParser):
-    """A parser that collects tags with attributes, and text."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.text, self.scripts, self.inside = [], [], [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes)))
-        self.inside.append(tag)
-
-    def handle_endtag(self, tag):
-        if tag in self.inside:
-            while self.inside.pop() != tag:
-                pass
-
-    def handle_data(self, data):
-        (self.scripts if self.inside[-1:] == ["script"] else self.text).append(data)
-
-    @property
-    def words(self):
-        """All text, joined."""
-        return " ".join(" ".join(self.text).split())
-
-    def count(self, name):
-        return sum(tag == name for tag, _ in self.tags)
 
 
 def data_of(text):
@@ -176,17 +146,6 @@ def test_page_lists_findings_on_the_weights(network, network_page, law_page):
 
 
 # Escaping
-
-
-def intruders(text):
-    """Return what a page must not hold: other scripts, pictures, handlers, addresses."""
-    seen = PageParser(text)
-    result = ["script"] * (seen.count("script") - 2) + ["img"] * seen.count("img") + ["b"] * seen.count("b")
-    for tag, attributes in seen.tags:
-        result += [f"{tag} {name}" for name in attributes if name.startswith("on")]
-        places = [attributes.get(name) or "" for name in ("src", "href", "action", "data")]
-        result += [f"{tag} {place}" for place in places if place and place != "data:,"]
-    return result
 
 
 def test_hostile_names_stay_text(hostile):
@@ -397,22 +356,6 @@ def browser():
         yield result
 
 
-@contextmanager
-def opened(browser, text, folder, width=1280, scheme="light"):
-    """Open the page at a width; `.troubles` collects console messages and requests."""
-    place = folder / "check.html"
-    place.write_text(text, encoding="utf-8")
-    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True)
-    tab = context.new_page()
-    tab.troubles = []
-    tab.on("console", lambda message: tab.troubles.append(message.text))
-    tab.on("pageerror", lambda error: tab.troubles.append(str(error)))
-    tab.on("request", lambda request: tab.troubles.append(request.url) if request.url != place.as_uri() else None)
-    tab.goto(place.as_uri())
-    yield tab
-    context.close()
-
-
 UNDRAWN = """() => {
   const empty = [];
   for (const plot of document.querySelectorAll("svg[role=img]")) {
@@ -512,27 +455,6 @@ def test_page_fits_the_screen_with_enough_contrast(browser, which, width, scheme
         folder = os.environ.get("LIMITFORMER_SCREENSHOTS")
         if folder:
             tab.screenshot(path=Path(folder) / f"check-{which}-{width}-{scheme}.png", full_page=True)
-
-
-CONTRAST = """() => {
-  const light = (text) => {
-    const parts = text.match(/[\\d.]+/g).slice(0, 3).map((part) => part / 255);
-    const [r, g, b] = parts.map((part) => (part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const behind = (each) => {
-    const colour = getComputedStyle(each).backgroundColor;
-    return colour === "rgba(0, 0, 0, 0)" ? behind(each.parentElement) : colour;
-  };
-  const found = {};
-  for (const each of document.querySelectorAll("h1, p, .kind, .card h3, dt, dd, td, th, figcaption span, svg text")) {
-    const style = getComputedStyle(each);
-    const ink = each.namespaceURI.endsWith("svg") ? style.fill : style.color;
-    const [a, b] = [light(ink), light(behind(each))];
-    found[`${each.tagName} ${ink}`] = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-  }
-  return found;
-}"""
 
 
 def test_print_is_dark_on_white(browser, network_page, tmp_path):

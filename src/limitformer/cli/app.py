@@ -48,9 +48,13 @@ COMMANDS = {
         "limitformer.cli.design:design",
         "Find settings for a sound network at initialisation, with their risk, and print the lines to paste.",
     ),
+    "steps": (
+        "limitformer.cli.steps:steps",
+        "Compute the first training steps in law: which learning rates a network takes, and what moves.",
+    ),
     "transfer": (
         "limitformer.cli.transfer:transfer",
-        "Tell whether a learning rate transfers over width or depth: the first training steps in law, at several sizes.",
+        "Tell whether a learning rate transfers over width or depth: the first training steps at several sizes.",
     ),
     "simulate": (
         "limitformer.cli.simulate:simulate",
@@ -83,7 +87,11 @@ def commands_of(entry: EntryPoint) -> dict[str, tuple[str, str]]:
 for entry in entry_points(group="limitformer.commands"):  # `limitformer_papers` has two
     COMMANDS = COMMANDS | commands_of(entry) | COMMANDS  # none replaces ours
 
-ONCE = ("check", "design")  # they write several files; in other commands the last of two values counts, as usual
+ONCE = (
+    "check",
+    "design",
+    "steps",
+)  # they write several files; in other commands the last of two values counts, as usual
 
 
 class Once(TyperCommand):

@@ -51,7 +51,7 @@ def transfer(
         str | None, typer.Option(metavar="PATH", help="Folder for transfer.json, .csv, .nc and .png.")
     ] = None,
 ) -> None:
-    """Tell whether a learning rate transfers over width or depth: the first training steps in law, at several sizes.
+    """Tell whether a learning rate transfers over width or depth: the first training steps at several sizes.
 
     For example: limitformer transfer gpt2 --widths 256,512,1024 --optimizer adamw --rate 1e-3 --rule mup
     """

@@ -36,7 +36,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """One plot: `axis` names x, `band` is x, low and high; `linear` axes are never logarithmic."""
+    """One plot: `axis` names x, `band` is x, low and high.
+
+    The axis of y is logarithmic if the values span much, but never if it is `linear`; that of x only if it is `log`.
+    """
 
     title: str
     note: str
@@ -44,6 +47,7 @@ class Panel:
     lines: tuple[Line, ...]
     band: tuple[Array, Array, Array] | None = None
     linear: bool = False
+    log: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,11 +99,19 @@ def multiples(low: float, high: float, factors: Sequence[float] = (1, 2, 2.5, 5,
 def decades(low: float, high: float) -> list[float]:
     """Return powers of ten, and 2 and 5 times those if there are few."""
     first, last = math.floor(math.log10(low)), min(math.ceil(math.log10(high)), 308)
-    powers = [10.0**power for power in range(first, last + 1, max(1, math.ceil((last - first) / TICKS)))]
+    step = max(1, math.ceil((last - first) / TICKS))
+    powers = [10.0**power for power in range(first, last + 1, step)]
     inside = [each for each in powers if low <= each <= high]
-    if len(inside) > 2:
+    if len(inside) > 2 or (step > 1 and len(inside) == 2):
         return inside
     return [each * factor for each in powers for factor in (1, 2, 5) if low <= each * factor <= high]
+
+
+def powers(first: float, last: float) -> list[float]:
+    """Return at most TICKS + 1 powers of ten between two numbers, or the numbers if there are fewer than two."""
+    low, high = math.ceil(math.log10(first) - 1e-6), math.floor(math.log10(last) + 1e-6)
+    step = max(1, math.ceil((high - low) / TICKS))
+    return [10.0**power for power in range(low, high + 1, step)] if high > low else [first, last]
 
 
 def plot(panel: Panel) -> str:
@@ -107,7 +119,8 @@ def plot(panel: Panel) -> str:
     ranges = [line.y for line in panel.lines] + list(panel.band[1:] if panel.band else ())
     y = scale_of(np.concatenate(ranges), HEIGHT - BOTTOM, TOP, panel.linear)
     at = np.unique(np.concatenate([line.x for line in panel.lines]))
-    x = AxisScale(at[0] - 1e-9, at[-1] + 1e-9, False, LEFT + 4, WIDTH - RIGHT - 4)
+    low, high = (at[0] * (1 - 1e-9), at[-1] * (1 + 1e-9)) if panel.log else (at[0] - 1e-9, at[-1] + 1e-9)
+    x = AxisScale(low, high, panel.log, LEFT + 4, WIDTH - RIGHT - 4)
     head, rows = table(panel, at)
     parts = [axes(x, y, at[0], at[-1], panel.axis)]
     if panel.band is not None:
@@ -131,9 +144,13 @@ def axes(x: AxisScale, y: AxisScale, first: float, last: float, name: str) -> st
     for at, label in y.ticks():
         marks.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
         marks.append(text(LEFT - 5, at + 4, label, "end"))
-    whole = [each for each in multiples(first, last, (1, 2, 5, 10)) if each.is_integer()] if last > first else [first]
+    whole = [first]
+    if last > first and x.log:
+        whole = powers(first, last)
+    elif last > first:
+        whole = [each for each in multiples(first, last, (1, 2, 5, 10)) if each.is_integer()]
     for tick, position in zip(whole, x(np.array(whole)), strict=True):
-        marks.append(text(float(position), HEIGHT - BOTTOM + 14, f"{tick:g}", "middle"))
+        marks.append(text(float(position), HEIGHT - BOTTOM + 14, number(tick, 6) if x.log else f"{tick:g}", "middle"))
     marks.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, name, "middle"))
     return "".join(marks)
 

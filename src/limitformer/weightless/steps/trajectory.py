@@ -94,7 +94,7 @@ class Trajectory:
             scale = 1.0
             if self.rules.clip is not None and squares:
                 scale = min(1.0, self.rules.clip / (total + CLIPPED))
-            arrays["clipping"] = number(scale if squares else math.nan)
+            arrays["clipping"] = number(scale if math.isfinite(total) else math.nan)
             measures.append(arrays)
             if step < steps and not (math.isfinite(now.loss) and math.isfinite(total)):
                 break
@@ -142,7 +142,10 @@ class Trajectory:
     def measured(self, start: Pass, now: Pass) -> Arrays:
         """Return the measures of a pass, and how they have changed since the start."""
         arrays, covariance = now.arrays, now.arrays["covariance"][0]
-        sizes = np.sqrt(np.nanmean(np.diagonal(covariance, axis1=-2, axis2=-1), -1))
+        variances = np.diagonal(covariance, axis1=-2, axis2=-1)
+        known = ~np.isnan(variances)
+        with np.errstate(invalid="ignore", divide="ignore"):  # a stream that is not finite has no size
+            sizes = np.sqrt(np.where(known, variances, 0.0).sum(-1) / known.sum(-1))
         result: Arrays = {
             "stream": sizes,
             "stream_change": np.array([ratio(a, b) for a, b in zip(now.streams, start.streams, strict=True)]),

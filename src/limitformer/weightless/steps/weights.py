@@ -160,7 +160,7 @@ class TrainedMatrix:
 
     def squared_gradient(self) -> float:
         found = self.factors()
-        return 0.0 if found is None else float(squared_product(found[0][None], found[1][None]))
+        return 0.0 if found is None else float(squared_product(found[0][None], found[1][None]).detach())
 
     def step(self, scale: float, factor: float, has_gradient: bool) -> None:
         """Change the matrix by its gradient times `scale`, if the weight of which it is a part has a gradient."""

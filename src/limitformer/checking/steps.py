@@ -1,0 +1,342 @@
+"""`steps`: the first training steps of a network, in law, with verdicts, a page and data."""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+
+from limitformer.base.errors import require
+from limitformer.base.files import check_writable, local_path, write_whole
+from limitformer.base.foreign import readable_name
+from limitformer.checking.remote import has_code, with_code
+from limitformer.checking.report import finite_values, wrapped
+from limitformer.checking.step_thresholds import NOTE, STEP_THRESHOLDS, failing_steps, valid_rate
+from limitformer.checking.step_verdicts import GIVEN, GRADES, StepVerdict, by_rate, failed_steps, step_verdicts
+from limitformer.checking.subject import Subject, inputs_for, with_fields
+from limitformer.checking.thresholds import FINE
+from limitformer.checking.verdicts import number_text
+from limitformer.results.storage import save
+from limitformer.simulation.simulate import Interrupted
+from limitformer.weightless.inputs import Inputs, inputs_of
+from limitformer.weightless.layout import Chosen
+from limitformer.weightless.losses import Loss
+from limitformer.weightless.models import Blueprint, blueprint_of
+from limitformer.weightless.run import AUTO
+from limitformer.weightless.simulate import token_count
+from limitformer.weightless.steps.batches import SAME
+from limitformer.weightless.steps.simulate import simulate_steps
+
+COLUMNS: Mapping[str, tuple[str, str]] = {  # of the table by rate: the head in the terminal, and the meaning
+    "rate": ("rate", "learning rate"),
+    "falls": ("falls", "networks whose loss falls, while that of the unseen batch does not explode"),
+    "falls_alone": ("falls alone", "networks whose loss falls, whatever that of the unseen batch does"),
+    "share": ("share", "their share"),
+    "low": ("low", "of Wilson's interval of the share, 95 %"),
+    "high": ("high", "of that interval"),
+    "explodes": ("explodes", "networks whose loss is not finite, or above a multiple of its start, at some step"),
+    "unseen_explodes": ("unseen explodes", "networks for which the same is true of the loss of the unseen batch"),
+    "loss_first": ("loss", "of the batch of the first step, before it; median over networks, as all that follow"),
+    "loss_last": ("after", "loss of the batch after the last step"),
+    "unseen_first": ("unseen", "loss of a batch that no step sees, before the first step"),
+    "unseen_last": ("after", "loss of that batch after the last step"),
+    "gradient_first": ("gradient", "norm of all gradients together, before the first step"),
+    "clipping_least": ("clipping", "smallest factor of clipped gradients; 1: they are not clipped"),
+    "stream_change": ("stream", "change of the stream at the last layer over its size at the start"),
+    "output_change": ("output", "root mean square of the change of the output"),
+    "largest": ("largest", "largest |x| of the stream of all layers, after the last step"),
+    "largest_logit": ("logit", "largest logit of all heads, after the last step"),
+}
+SHOWN = ("falls", "explodes", "loss_first", "loss_last", "unseen_first", "unseen_last", "stream_change", "largest")
+
+
+@dataclass(frozen=True)
+class StepsReport:
+    """The result of `limitformer.steps`.
+
+    Attributes:
+        name: the network's name.
+        data: what was measured, by rate, sample and step: the dataset of `limitformer.weightless.simulate_steps`.
+        verdicts: statements about the rates and the first steps, in a fixed order.
+        about: provenance; `batch` is the size of the first batch, `asked` the number of networks asked for.
+    """
+
+    name: str
+    data: xr.Dataset
+    verdicts: list[StepVerdict]
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def grade(self) -> str:
+        """fine, watch or broken, the worst of all verdicts; a note counts as fine."""
+        worst = max((one.grade for one in self.verdicts), key=GRADES.index, default=FINE)
+        return FINE if worst == NOTE else worst
+
+    @property
+    def partial(self) -> bool:
+        """Whether networks that were asked for are missing."""
+        return self.data.sizes["sample"] < int(self.about.get("asked", 0))
+
+    @property
+    def heading(self) -> str:
+        """Optimiser, rates, steps, networks and tokens."""
+        rates, steps, count = (self.data.sizes[name] for name in ("rate", "step", "sample"))
+        of = f" of {self.about['asked']}" if self.partial else ""
+        rule = re.sub(r"\(lr [^,)]+,? ?", "(", str(self.about.get("optimizer", "an optimiser")))  # the rates replace it
+        parts = [
+            f"{rule.removesuffix(' ()')}, {rates} rate{'' if rates == 1 else 's'}",
+            f"{steps - 1} step{'' if steps == 2 else 's'}",
+            f"{count}{of} network{'' if count == 1 and not of else 's'}",
+            f"{self.about.get('batch', 'a batch')}, {self.about.get('batches', SAME)} batches",
+        ]
+        partly = "; PARTIAL, as it was interrupted" if self.partial else ""
+        return ", ".join(parts) + partly
+
+    @property
+    def caveat(self) -> str:
+        """The limits of these numbers, in one sentence."""
+        size = str(self.about.get("batch", "tokens"))
+        return (
+            f"Gradients come from {'this' if size.startswith('1 ') else 'these'} {size}; a larger batch has other "
+            "gradients (Adam's signs, Muon's directions), and nothing is said about later steps."
+        )
+
+    def table(self) -> xr.Dataset:
+        """Return counts and medians by rate; `columns()` says what they mean."""
+        return by_rate(self.data)
+
+    def rows(self) -> list[dict[str, float]]:
+        """Return the table by rate, a row for each rate."""
+        table = self.table()
+        names = [name for name in COLUMNS if name in table or name == "rate"]
+        return [{name: table[name].values[k].item() for name in names} for k in range(table.sizes["rate"])]
+
+    @staticmethod
+    def columns() -> dict[str, str]:
+        """Return what the columns of the table by rate mean."""
+        return {name: meaning for name, (_, meaning) in COLUMNS.items()}
+
+    def failed(self, names: str | None = "any") -> list[StepVerdict]:
+        """Return the verdicts of the grade watch or broken that have these names or grades, with commas between.
+
+        Raises:
+            InputError: there is no verdict or grade of that name.
+        """
+        return failed_steps(self.verdicts, failing_steps(names))
+
+    def __str__(self) -> str:
+        """Return the verdicts with their reasons, and the table by rate, on lines of at most 80 characters."""
+        lines = wrapped(f"{self.name}: {self.heading}", "")
+        for one in self.verdicts:
+            lines += wrapped(f"  {one.sign} {one.grade}: {one.said}", "    ")
+            lines += wrapped(f"    why: {one.why}", "      ") if one.why else []
+            lines += wrapped(f"    fix: {one.mends}", "      ") if one.mends else []
+        head = f"{'rate':>8}" + "".join(f"{COLUMNS[name][0]:>9}" for name in SHOWN)
+        rows = [
+            f"{number_text(row['rate']):>8}" + "".join(f"{cell(row[name]):>9}" for name in SHOWN) for row in self.rows()
+        ]
+        return "\n".join([*lines, "", head, *(row.rstrip() for row in rows), "", *wrapped(self.caveat, "")])
+
+    def csv(self) -> str:
+        """Return the table by rate as CSV; numbers that are not finite are written as nan and inf."""
+        out = io.StringIO()
+        rows = self.rows()
+        writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return out.getvalue()
+
+    def record(self) -> dict[str, Any]:
+        """Return the report as JSON holds it: numbers that are not finite are left out."""
+        return {
+            "name": self.name,
+            "grade": self.grade,
+            "partial": self.partial,
+            "heading": self.heading,
+            "caveat": self.caveat,
+            "verdicts": [finite_values(asdict(verdict)) for verdict in self.verdicts],
+            "rates": [finite_values(row) for row in self.rows()],
+            "thresholds": {name: asdict(each) for name, each in STEP_THRESHOLDS.items()},
+            "about": finite_values(self.about),
+        }
+
+    def page(self) -> str:
+        """Return the report as one HTML page that needs no other file."""
+        from limitformer.checking.page.steps import page
+
+        return page(self)
+
+    def save(self, folder: str | Path) -> list[Path]:
+        """Write steps.html, .csv, .json and .nc into a folder, each whole or not at all; return paths.
+
+        Raises:
+            InputError: the folder cannot be written.
+        """
+        place = local_path(folder)
+        check_writable(place)
+        record = json.dumps(self.record(), indent=2, ensure_ascii=False, allow_nan=False)
+        texts = {"steps.html": self.page(), "steps.csv": self.csv(), "steps.json": record}
+        for name, text in texts.items():
+            write_whole(place / name, partial(Path.write_text, data=text, encoding="utf-8"))
+        return [*(place / name for name in texts), save(self.dataset(), place / "steps.nc")]
+
+    def dataset(self) -> xr.Dataset:
+        """Return the data as NetCDF holds them, with the provenance."""
+        data = self.data
+        flags = {name: each.astype(np.int8) for name, each in data.variables.items() if each.dtype == bool}
+        data = data.assign_coords({name: (each.dims, each.values) for name, each in flags.items()})
+        return data.assign_attrs(finite_values(self.about))
+
+    def _repr_html_(self) -> str:
+        """Return the page in a frame, for notebooks."""
+        return f'<iframe srcdoc="{escape(self.page())}" width="100%" height="900" style="border:0"></iframe>'
+
+
+class StepsInterrupted(Interrupted):
+    """Ctrl-C during `steps`; `report` is that of the finished networks, and `partial` has their data."""
+
+    def __init__(self, report: StepsReport) -> None:
+        super().__init__(report.data)
+        self.report, self.pickled_arguments = report, (report,)
+
+
+def cell(value: float) -> str:
+    """Return a number of the table; "–" if it is unknown."""
+    return "–" if np.isnan(value) else number_text(value)
+
+
+def steps(
+    model: Any,
+    inputs: Any = 64,
+    *,
+    optimizer: Any,
+    rates: Sequence[float] | None = None,
+    steps: int = 3,
+    samples: int,
+    seed: int,
+    batches: Any = SAME,
+    unseen: Any = None,
+    loss: Loss | None = None,
+    clip: float | None = None,
+    warmup: int = 0,
+    schedule: Any = None,
+    overrides: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    draw: str = AUTO,
+    dtype: torch.dtype = torch.float32,
+    batch_dim: int = 0,
+    blocks: Chosen | None = None,
+    trust_remote_code: bool = False,
+    progress: bool = True,
+) -> StepsReport:
+    """Simulate the first training steps of a network in law, and tell which learning rates it takes.
+
+    The gradients come from the tokens of `inputs` alone. A larger batch has other gradients: under Adam other signs,
+    under Muon other directions. Nothing is said about later steps.
+
+    Args:
+        model: a configuration of transformers, its folder, JSON or public name, a function that builds a
+            `torch.nn.Module`, or a `limitformer.Transformer`.
+        inputs: the first batch, as for `limitformer.weightless.simulate`.
+        optimizer: "sgd", "adam", "adamw", "lion" or "muon"; a dictionary with such a "name" and its options; or a
+            function that takes the module and returns its optimiser, or several.
+        rates: learning rates, each of which begins with the same networks. None: that of the optimiser.
+        steps: number of steps.
+        samples: number of networks; 35 or more can show that a loss falls in nine of ten.
+        seed: the same seed gives the same numbers.
+        batches: "same" for the first batch at every step, "fresh" for random ids, or a list of inputs for each step.
+            With "same" the loss of the batch is compared before and after, otherwise that of the unseen batch.
+        unseen: a batch that no step sees; None draws it.
+        loss: a function of the module's output and its inputs that returns one number a sequence; None: the loss of
+            the model's task.
+        clip: the largest norm of all gradients together; None does not clip.
+        warmup: number of steps over which the learning rate rises linearly.
+        schedule: a function of the step, or numbers, that multiply the learning rates.
+        overrides: laws that replace the module's: {pattern of names: standard deviation or `Law`}.
+        settings: fields of the configuration to change: {"initializer_range": 0.01}.
+        draw: whether Gaussian matrices are drawn: "never", "always", or "auto", whichever costs less.
+        dtype: torch.float32 or torch.float64.
+        batch_dim: the dimension of the inputs in which sequences lie.
+        blocks: the modules to measure, as for `limitformer.check`.
+        trust_remote_code: whether the Python code in the folder of a configuration (`auto_map`) may run.
+        progress: whether the terminal shows work of more than two seconds.
+
+    Raises:
+        InputError: an argument cannot be used, or the module's code cannot run.
+        StepsInterrupted: Ctrl-C after the first network; it holds the report of the finished networks.
+
+    >>> import limitformer as lf
+    >>> small = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 99}
+    >>> def sgd(module):
+    ...     return torch.optim.SGD(module.parameters(), lr=0.1)
+    >>> report = lf.steps(small, 8, optimizer=sgd, rates=[0.1, 1.0], steps=1, samples=2, seed=0, progress=False)
+    >>> report.table()["falls"].values.tolist()
+    [2, 2]
+    """
+    every = None if rates is None else [valid_rate(f"rates[{k}]", rate) for k, rate in enumerate(rates)]
+    blueprint = step_blueprint(model, settings, trust_remote_code)
+    first = inputs_of(inputs, blueprint)
+    size = batch_size(first.with_batch_dim(batch_dim))
+
+    def report(data: xr.Dataset) -> StepsReport:
+        data = data.assign_attrs(unseen="drawn" if unseen is None else GIVEN)
+        about = {**data.attrs, "batch": size, "asked": samples}
+        return StepsReport(title_of(blueprint, settings), data, step_verdicts(data), about)
+
+    try:
+        data = simulate_steps(
+            blueprint, first, optimizer=optimizer, rates=every, steps=steps, samples=samples, seed=seed,
+            batches=batches, unseen=unseen, loss=loss, clip=clip, warmup=warmup, schedule=schedule,
+            overrides=None if overrides is None else dict(overrides), draw=draw, dtype=dtype, batch_dim=batch_dim,
+            blocks=blocks, progress=progress,
+        )  # fmt: skip
+    except Interrupted as interrupt:
+        raise StepsInterrupted(report(interrupt.partial)) from interrupt
+    return report(data)
+
+
+def step_blueprint(model: Any, settings: Mapping[str, Any] | None, trust_remote_code: bool) -> Blueprint:
+    """Return how a model is built, under the name that the user has for it."""
+    path = isinstance(model, str | Path) and not str(model).lstrip().startswith("{")
+    name = readable_name(Path(model)) if path else None
+    if trust_remote_code and path and has_code(Path(model)):
+        built = with_code(Path(model), False)
+        require(isinstance(built, Blueprint), f"{name} cannot be built from its configuration.")
+        model = built
+    blueprint = blueprint_of(with_fields(model, settings) if settings else model)
+    return blueprint if name is None else replace(blueprint, name=name)
+
+
+def title_of(blueprint: Blueprint, settings: Mapping[str, Any] | None) -> str:
+    changes = ", ".join(f"{key}={value}" for key, value in (settings or {}).items())
+    return f"{blueprint.name} with {changes}" if changes else blueprint.name
+
+
+def step_inputs(blueprint: Blueprint, text: Any, tokens: int) -> Inputs:
+    """Return the first tokens of a text as inputs of a model; None: unrelated tokens."""
+    return inputs_for(Subject(blueprint.name, blueprint), text, tokens)
+
+
+def batch_size(inputs: Inputs) -> str:
+    """Return the size of a batch in words: its tokens without padding, or the inputs if it has no dimension of tokens.
+
+    >>> batch_size(Inputs({"ids": torch.ones(2, 8)}, {}, 2)), batch_size(Inputs({"x": torch.ones(1, 3, 9, 9)}, {}, 1))
+    ('16 tokens', '1 input')
+    """
+    first = next(iter(inputs.fixed.values()), None)
+    if inputs.counted is not None:
+        number, unit = int(inputs.counted.sum()), "token"
+    elif first is None or first.dim() in (2, 3):
+        number, unit = inputs.rows * token_count(inputs), "token"
+    else:
+        number, unit = inputs.rows, "input"
+    return f"{number} {unit}{'' if number == 1 else 's'}"

@@ -1,0 +1,260 @@
+"""`limitformer steps`: the first training steps in law, and which learning rates a network takes."""
+
+import math
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from limitformer.base.errors import InputError, require, require_count
+from limitformer.cli.check_options import Settings, Text, Tokens, assignments, require_known, require_readable
+from limitformer.cli.check_report import COLOURS
+from limitformer.cli.endings import INTERRUPTED, begin_work
+from limitformer.cli.report import errors, errors_in_one_line, print_plain, screen
+from limitformer.cli.user_code import names_code, user_inputs, user_object
+
+if TYPE_CHECKING:
+    from limitformer.checking import StepsReport
+
+FAILED = 1
+OPTIMIZERS = ("sgd", "adam", "adamw", "lion", "muon")
+ALSO = {"nadam": "adam", "adamax": "adam", "adagrad": "adam", "rmsprop": "adam", "shampoo": "muon", "soap": "muon"}
+BATCHES = ("same", "fresh")
+MOST_RATES = 100
+
+
+def steps(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="WHAT",
+            help="A public shape ('limitformer check list' shows them), a configuration's JSON or folder, or a "
+            "function that builds a module: path/to/model.py:NAME or package.module:NAME.",
+        ),
+    ],
+    optimizer: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="sgd, adam, adamw, lion, muon, or a function of the module that returns its optimiser: FILE.py:NAME.",
+        ),
+    ],
+    rates: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LOW:HIGH:N",
+            help="Learning rates, N of them from LOW to HIGH by equal factors, or several with commas.",
+            show_default="the optimiser's own",
+        ),
+    ] = None,
+    rate: Annotated[float | None, typer.Option(help="One learning rate, instead of --rates.")] = None,
+    steps: Annotated[int, typer.Option(help="Number of steps.")] = 3,
+    samples: Annotated[int, typer.Option(help="Networks; 35 can show that a loss falls in nine of ten.")] = 8,
+    tokens: Tokens = 32,
+    text: Text = None,
+    inputs: Annotated[
+        str | None,
+        typer.Option(metavar="WHAT", help="Instead of --text: a number of tokens, a file of text, or FILE.py:NAME."),
+    ] = None,
+    settings: Settings = None,
+    clip: Annotated[
+        float | None, typer.Option(help="Largest norm of all gradients together.", show_default="none")
+    ] = None,
+    weight_decay: Annotated[
+        float | None, typer.Option(help="Weight decay.", show_default="the optimiser's own")
+    ] = None,
+    betas: Annotated[
+        str | None,
+        typer.Option(metavar="B1,B2", help="Of adam, adamw, lion and muon.", show_default="the optimiser's own"),
+    ] = None,
+    momentum: Annotated[float | None, typer.Option(help="Of sgd and muon.", show_default="the optimiser's own")] = None,
+    warmup: Annotated[int, typer.Option(help="Steps over which the rate rises linearly.")] = 0,
+    batches: Annotated[str, typer.Option(help="same, or fresh for random tokens at every step.")] = "same",
+    fail_on: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="Verdicts that end with exit code 1: rate,still, or broken, watch, any."),
+    ] = None,
+    out: Annotated[str | None, typer.Option(metavar="DIR", help="Folder for steps.html, .csv, .json and .nc.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed; the same seed gives the same numbers.")] = 0,
+    blocks: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN", help="Measure the modules of these names, such as 'h.*'.")
+    ] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run the Python code in the folder of a configuration.")
+    ] = False,
+) -> None:
+    """Compute the first training steps in law: which learning rates a network takes, and what moves.
+
+    For example: limitformer steps gpt2 --optimizer adamw --rates 1e-5:1e-1:5 --steps 3 --out steps
+
+    Gradients come from these tokens alone; a larger batch has other gradients, and nothing is said about later steps.
+    """
+    with errors_in_one_line():
+        fails_on(fail_on)
+        require(rates is None or rate is None, "--rates and --rate cannot both be given.")
+        every = rates_of(rates) if rate is None else [checked_rate(rate, "--rate")]
+        options: dict[str, Any] = {
+            "rates": every,
+            "steps": require_count("--steps", steps),
+            "samples": require_count("--samples", samples),
+            "clip": clip if clip is None else positive("--clip", clip),
+            "warmup": require_count("--warmup", warmup, least=0),
+            "batches": one_batch(batches),
+            "settings": assignments(settings, "--set"),
+            "seed": seed,
+            "trust_remote_code": trust_remote_code,
+            "blocks": blocks or None,
+        }
+        require_count("--tokens", tokens, least=2)
+        rule = optimizer_of(optimizer, {"weight_decay": weight_decay, "betas": betas, "momentum": momentum})
+        if not names_code(what):
+            require_known(what)
+        require_readable(text)
+        require(text is None or inputs is None, "--text and --inputs cannot both be given.")
+        require(out is None or bool(out.strip()), "--out must be a folder; got ''. Nearest: --out . for this one.")
+        place = None if out is None else Path(out)
+        from limitformer.base.files import check_writable
+        from limitformer.base.progress import suggest_quicker
+        from limitformer.checking import StepsInterrupted
+        from limitformer.checking import steps as run_steps
+        from limitformer.checking.steps import step_blueprint, step_inputs
+
+        # isort: split
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()  # errors are raised in one line
+        if place is not None:
+            check_writable(place)
+        begin_work()
+        if isinstance(rule, str):
+            rule = user_object(rule, "--optimizer")
+        model = user_object(what, "WHAT") if names_code(what) else what
+        given = text if inputs is None else user_inputs(inputs)
+        changes = options.pop("settings")
+        blueprint = step_blueprint(model, changes, options.pop("trust_remote_code"))
+        batch = step_inputs(
+            blueprint, None if isinstance(given, int) else given, given if isinstance(given, int) else tokens
+        )
+        name_and_rates = f"{samples} networks at {len(every)} rates" if every else f"{samples} networks"
+        quicker = f"{name_and_rates}; --samples {samples // 2} takes about half." if samples > 1 else name_and_rates
+        try:
+            with suggest_quicker(quicker):
+                report = run_steps(blueprint, batch, optimizer=rule, **options)
+        except StepsInterrupted as interrupt:
+            finish(interrupt.report, place)
+            count = interrupt.report.data.sizes["sample"]
+            networks = f"the {count} finished networks" if count > 1 else "the finished network"
+            errors.print(f"Interrupted; this is about {networks}.", markup=False, highlight=False, soft_wrap=True)
+            raise typer.Exit(INTERRUPTED) from interrupt
+        finish(report, place)
+        if report.failed(fail_on):
+            raise typer.Exit(FAILED)
+
+
+def finish(report: "StepsReport", place: Path | None) -> None:
+    """Save and print a report."""
+    from rich.text import Text as Coloured
+
+    written = [] if place is None else report.save(place)
+    shown = Coloured()
+    for line in str(report).splitlines():
+        sign = line[2:3] if line.startswith("  ") else ""
+        length = line.find(":") + 1 if sign in COLOURS and ":" in line else 0
+        shown.append(line[:length], COLOURS.get(sign, ""))
+        shown.append(line[length:] + "\n")
+    screen.print(shown, soft_wrap=True, end="")
+    if written:
+        print_plain("Wrote " + ", ".join(map(str, written)))
+
+
+def fails_on(names: str | None) -> None:
+    """Raise `InputError` unless there are verdicts or grades of these names."""
+    from limitformer.checking.step_thresholds import failing_steps
+
+    try:
+        failing_steps(names)
+    except InputError as error:
+        raise InputError(f"--fail-on: {error}") from error
+
+
+def rates_of(text: str | None) -> list[float] | None:
+    """Read LOW:HIGH:N, or rates with commas between.
+
+    >>> rates_of("1e-4:1e-2:3"), rates_of("0.1,0.2")
+    ([0.0001, 0.001, 0.01], [0.1, 0.2])
+    """
+    if text is None:
+        return None
+    if ":" not in text:
+        result = [checked_rate(each, "--rates") for each in text.split(",")]
+        require(len(set(result)) == len(result), f"--rates gives a rate twice; got {text!r}.")
+    else:
+        parts = text.split(":")
+        require(len(parts) == 3, f"--rates takes LOW:HIGH:N, such as 1e-5:1e-2:7, or 1e-4,1e-3; got {text!r}.")
+        low, high = (checked_rate(each, "--rates") for each in parts[:2])
+        require(
+            low < high,
+            f"--rates takes LOW:HIGH:N with LOW below HIGH; got {text!r}. Nearest: {high:g}:{low:g}:{parts[2]}",
+        )
+        require(parts[2].strip().isdigit(), f"--rates takes a whole number N in LOW:HIGH:N; got {parts[2]!r}.")
+        count = require_count("N in --rates LOW:HIGH:N", int(parts[2][:9]), least=2)
+        require(count <= MOST_RATES, f"--rates takes at most {MOST_RATES} rates; got {count}.")
+        factor = math.log(high / low) / (count - 1)
+        result = [float(f"{low * math.exp(k * factor):.6g}") for k in range(count)]
+    require(len(result) <= MOST_RATES, f"--rates takes at most {MOST_RATES} rates; got {len(result)}.")
+    return result
+
+
+def checked_rate(value: str | float, option: str) -> float:
+    """Return a learning rate as a number."""
+    from limitformer.checking.step_thresholds import valid_rate
+
+    try:
+        number = float(value)
+    except ValueError as error:
+        raise InputError(f"{option} takes numbers, such as 1e-3; got {value!r}.") from error
+    return valid_rate(option, number)
+
+
+def positive(option: str, value: float) -> float:
+    require(0 < value < math.inf, f"{option} must be above 0 and finite; got {value:g}.")
+    return value
+
+
+def one_batch(text: str) -> str:
+    near = get_close_matches(text, BATCHES, 1)
+    hint = f" Nearest: {near[0]}." if near else ""
+    require(text in BATCHES, f"--batches must be same or fresh; got {text!r}.{hint}")
+    return text
+
+
+def optimizer_of(name: str, options: dict[str, Any]) -> Any:
+    """Return the optimiser as a dictionary of its options, or the text that names a user's function."""
+    given = {key: value for key, value in options.items() if value is not None}
+    if names_code(name):
+        used = ", ".join(f"--{key.replace('_', '-')}" for key in given)
+        require(not given, f"{used}: a function sets its options itself; {name} is one.")
+        return name
+    near = get_close_matches(name.lower(), OPTIMIZERS, 1, 0.4) or [ALSO.get(name.lower(), "adamw")]
+    known = f"{', '.join(OPTIMIZERS)}, or FILE.py:NAME"
+    require(name in OPTIMIZERS, f"--optimizer has no {name!r}; there are {known}. Nearest: {near[0]}.")
+    if "betas" in given:
+        require(name != "sgd", "--betas is for adam, adamw, lion and muon; sgd has --momentum.")
+        given["betas"] = betas_of(given["betas"])
+    if "momentum" in given:
+        require(name in ("sgd", "muon"), f"--momentum is for sgd and muon; {name} has --betas.")
+        require(0 <= given["momentum"] < 1, f"--momentum must lie in [0, 1); got {given['momentum']:g}.")
+    decay = given.get("weight_decay", 0.0)
+    require(0 <= decay < math.inf, f"--weight-decay must be 0 or above, and finite; got {decay:g}.")
+    return {"name": name, **given}
+
+
+def betas_of(text: str) -> tuple[float, float]:
+    try:
+        betas = [float(each) for each in text.split(",")]
+    except ValueError as error:
+        raise InputError(f"--betas takes two numbers, such as 0.9,0.95; got {text!r}.") from error
+    fits = len(betas) == 2 and all(0 <= each < 1 for each in betas)
+    require(fits, f"--betas takes two numbers in [0, 1), such as 0.9,0.95; got {text!r}.")
+    return betas[0], betas[1]

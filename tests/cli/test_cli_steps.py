@@ -1,0 +1,236 @@
+"""`limitformer steps`: its report, files and exit codes, and one line for every wrong option."""
+
+import json
+
+import pytest
+
+import limitformer as lf
+from limitformer.cli.steps import optimizer_of, rates_of
+from limitformer.weightless.steps.trajectory import Trajectory
+
+SMALL = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 30, "n_positions": 16}
+CODE = """
+import torch
+from torch import nn
+
+def sgd(module):
+    return torch.optim.SGD(module.parameters(), lr=0.5)
+
+def frozen(module):
+    return torch.optim.SGD(module.parameters(), lr=1e-30)
+
+def ids():
+    return torch.tensor([[1, 2, 3, 1, 2, 3]])
+
+class Tiny(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(20, 8), nn.Linear(8, 20)
+        self.blocks = nn.ModuleList([nn.Linear(8, 8)])
+
+    def forward(self, ids, targets=None):
+        logits = self.head(self.blocks[0](self.table(ids)))
+        loss = None if targets is None else nn.functional.cross_entropy(logits.mT, targets)
+        return logits, loss
+"""
+QUICK = ("--steps", "1", "--samples", "2", "--tokens", "6")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Return a folder, the current one, with a configuration and the user's functions."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.json").write_text(json.dumps(SMALL), encoding="utf-8")
+    (tmp_path / "mine.py").write_text(CODE, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def steps(run, folder):
+    """Run `limitformer steps small.json` by the user's SGD."""
+    return lambda *arguments: run("steps", "small.json", "--optimizer", "mine.py:sgd", *QUICK, *arguments)
+
+
+def test_steps_prints_verdicts_table_and_caveat(steps):
+    result = steps("--rates", "0.01,0.1,100")
+    words = " ".join(result.stdout.split())
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("small.json: ")
+    assert "SGD (momentum 0, dampening 0, weight_decay 0), 3 rates, 1 step, 2 networks, 6 tokens, same batches" in words
+    assert "the loss of the batch falls within 1 step up to a rate of 0.1, in 2 of 2 networks" in words
+    assert [line.split()[0] for line in result.stdout.splitlines()[-6:-3]] == ["0.01", "0.1", "100"]
+    assert "nothing is said about later steps" in words
+
+
+def test_steps_of_the_command_are_those_of_the_function(steps, folder):
+    result = steps("--rate", "0.1", "--seed", 3, "--clip", 0.5, "--set", "n_layer=2", "--out", "new/out")
+    assert result.exit_code == 0, result.output
+    names = ["steps.html", "steps.csv", "steps.json", "steps.nc"]
+    assert result.stdout.splitlines()[-1] == "Wrote " + ", ".join(f"new/out/{name}" for name in names)
+    data = lf.load(folder / "new" / "out" / "steps.nc")
+    import mine  # that the command has imported
+
+    options = {"optimizer": mine.sgd, "rates": [0.1], "steps": 1, "samples": 2, "seed": 3, "clip": 0.5}
+    report = lf.steps(str(folder / "small.json"), 6, settings={"n_layer": 2}, progress=False, **options)
+    assert data["loss"].values.tolist() == report.data["loss"].values.tolist()
+    assert data["clipping"].values[0, 0, 0] < 1
+    assert data.sizes["block"] == 2
+
+
+def test_function_builds_model_and_inputs(run, folder):
+    result = run("steps", "mine.py:Tiny", "--optimizer", "mine.py:sgd", "--inputs", "mine.py:ids", *QUICK)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("Tiny: ")
+    assert "6 tokens" in result.stdout
+
+
+def test_words_of_a_text_are_the_tokens(steps, folder):
+    (folder / "words.txt").write_text("the cat sat on the mat and the dog", encoding="utf-8")
+    assert "6 tokens" in steps("--text", "words.txt").stdout
+    assert "4 tokens" in steps("--inputs", "4").stdout
+
+
+def test_fail_on_ends_with_one(run, steps, folder):
+    still = run("steps", "small.json", "--optimizer", "mine.py:frozen", *QUICK, "--fail-on", "rate")
+    assert still.exit_code == 1, still.output
+    assert "does not fall within 1 step at a rate of 1e-30" in still.stdout
+    assert steps("--fail-on", "rate").exit_code == 0
+
+
+def test_interrupted_steps_print_and_write_the_finished_networks(steps, folder, monkeypatch):
+    def arrays(self, real=Trajectory.arrays):
+        if self.sample == 1:
+            raise KeyboardInterrupt
+        return real(self)
+
+    monkeypatch.setattr(Trajectory, "arrays", arrays)
+    result = steps("--out", "out")
+    assert result.exit_code == 130
+    assert "1 of 2 networks" in " ".join(result.stdout.split())
+    assert "PARTIAL" in result.stdout
+    assert result.stderr == "Interrupted; this is about the finished network.\n"
+    assert lf.load(folder / "out" / "steps.nc").sizes["sample"] == 1
+    monkeypatch.setattr(Trajectory, "arrays", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+    result = steps("--out", "other")
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert result.stderr == "Interrupted; nothing was written.\n"
+    assert list((folder / "other").iterdir()) == []
+
+
+def test_long_work_prints_its_estimate_after_the_first_network(steps, monkeypatch):
+    monkeypatch.setattr("limitformer.base.progress.PATIENCE", 0.0)
+    monkeypatch.setattr("limitformer.base.progress.LONG", 0.0)
+    result = steps("--rates", "0.1:1:3")
+    assert "in all; 2 networks at 3 rates; --samples 1 takes about half." in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1e-5:1e-2:4", [1e-5, 1e-4, 1e-3, 1e-2]),
+        ("1:4:3", [1.0, 2.0, 4.0]),
+        ("0.3", [0.3]),
+        ("0.3, 1e-3", [0.3, 1e-3]),
+        (None, None),
+    ],
+)
+def test_rates_are_read(text, expected):
+    assert rates_of(text) == expected
+
+
+def test_optimizers_are_those_that_are_understood():
+    from limitformer.checking.step_thresholds import LARGEST_RATE
+    from limitformer.cli.steps import OPTIMIZERS
+    from limitformer.weightless.steps.optimizers import DEFAULTS, MOST_RATE
+
+    assert tuple(DEFAULTS) == OPTIMIZERS
+    assert LARGEST_RATE == MOST_RATE
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "lion", "muon"])
+def test_optimizers_by_name_train(run, folder, name):
+    result = run("steps", "small.json", "--optimizer", name, *QUICK, "--rate", "1e-3", "--weight-decay", 0.1)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith(f"small.json: {name} (")
+    assert "falls within 1 step at a rate of 0.001, in 2 of 2 networks" in " ".join(result.stdout.split())
+
+
+def test_options_of_the_optimizer_are_read():
+    options = {"weight_decay": 0.1, "betas": "0.9,0.95", "momentum": None}
+    assert optimizer_of("adamw", options) == {"name": "adamw", "weight_decay": 0.1, "betas": (0.9, 0.95)}
+    assert optimizer_of("sgd", {"momentum": 0.9}) == {"name": "sgd", "momentum": 0.9}
+    assert optimizer_of("mine.py:sgd", {"betas": None}) == "mine.py:sgd"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--optimizer", "adamW2"), r"--optimizer has no 'adamW2'; there are .*Nearest: adamw\."),
+        (("--optimizer", "sgdm"), r"Nearest: sgd\."),
+        (("--optimizer", "soap"), r"Nearest: muon\."),
+        (("--optimizer", "xyz"), r"Nearest: adamw\."),
+        (("--rate", "0"), r"--rate must be above 0 and at most 100; got 0\. Nearest: rates from 1e-5 to 1\."),
+        (("--rate", "-0.1"), r"--rate must be above 0"),
+        (("--rates", "1e6"), r"--rates must be above 0 and at most 100; got 1e\+06\."),
+        (("--rates", "1e-3,nan"), r"--rates must be above 0 .*got nan"),
+        (("--rates", "1e-3,0.001"), r"--rates gives a rate twice"),
+        (("--rates", "1e-3:1e-2"), r"--rates takes LOW:HIGH:N, such as 1e-5:1e-2:7"),
+        (("--rates", "1e-2:1e-3:4"), r"LOW below HIGH.*Nearest: 0\.001:0\.01:4"),
+        (("--rates", "1e-3:1e-2:1"), r"N in --rates LOW:HIGH:N must be at least 2; got 1"),
+        (("--rates", "1e-3:1e-2:1e3"), r"a whole number N"),
+        (("--rates", "1e-3:1e-2:1000"), r"at most 100 rates"),
+        (("--rates", "low"), r"--rates takes numbers, such as 1e-3; got 'low'"),
+        (("--rates", "1e-3", "--rate", "1e-3"), r"--rates and --rate cannot both be given"),
+        (("--tokens", "1"), r"--tokens must be at least 2; got 1"),
+        (("--samples", "0"), r"--samples must be at least 1; got 0"),
+        (("--steps", "0"), r"--steps must be at least 1; got 0"),
+        (("--warmup", "-1"), r"--warmup must be at least 0; got -1"),
+        (("--clip", "0"), r"--clip must be above 0 and finite; got 0"),
+        (("--batches", "frehs"), r"--batches must be same or fresh; got 'frehs'\. Nearest: fresh\."),
+        (("--betas", "0.9"), r"--betas takes two numbers"),
+        (("--betas", "0.9,1"), r"--betas takes two numbers in \[0, 1\)"),
+        (("--betas", "a,b"), r"--betas takes two numbers"),
+        (("--momentum", "0.9"), r"--momentum is for sgd and muon; adamw has --betas"),
+        (
+            ("--optimizer", "sgd", "--betas", "0.9,0.9"),
+            r"--betas is for adam, adamw, lion and muon; sgd has --momentum",
+        ),
+        (("--optimizer", "sgd", "--momentum", "1"), r"--momentum must lie in \[0, 1\)"),
+        (("--weight-decay", "-1"), r"--weight-decay must be 0 or above"),
+        (("--optimizer", "mine.py:sgd", "--weight-decay", "1"), r"--weight-decay: a function sets its options itself"),
+        (("--optimizer", "none.py:sgd"), r"there is no file none\.py"),
+        (("--fail-on", "rats"), r"--fail-on: there is no verdict 'rats'.*Nearest: rate"),
+        (("--text", "none.txt"), r"Cannot read the text none\.txt"),
+        (("--text", "small.json", "--inputs", "4"), r"--text and --inputs cannot both be given"),
+        (("--set", "n_layer"), r"--set takes KEY=VALUE"),
+        (("--set", "n_layers=2"), r"no field 'n_layers'"),
+        (("--out", " "), r"--out must be a folder"),
+        (("--samples", "2", "--samples", "3"), r"--samples is given twice"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_wrong_options_give_one_line(refused, folder, arguments, says):
+    optimizer = () if "--optimizer" in arguments else ("--optimizer", "adamw")
+    refused("steps", "small.json", *optimizer, *arguments, says=says)
+
+
+def test_unknown_networks_give_one_line(refused, folder):
+    refused("steps", "gpt3", "--optimizer", "adamw", says=r"no public shape.*Nearest: gpt2")
+    refused("steps", "mine.py", "--optimizer", "adamw", says=r"mine\.py is Python\. Nearest: mine\.py:NAME")
+    refused(
+        "steps", "mine.py:Tinny", "--optimizer", "mine.py:sgd", says=r"WHAT: mine\.py has no 'Tinny'\. Nearest: Tiny"
+    )
+    refused("steps", "small.json", says="Missing option '--optimizer'")
+
+
+def test_wrong_options_are_found_before_torch_is_imported():
+    import subprocess
+    import sys
+
+    code = (
+        "import sys\nfrom limitformer.cli import main\n"
+        "sys.argv = ['limitformer', 'steps', 'gpt2', '--optimizer', 'adamw', '--rate', '0', '--fail-on', 'rate']\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    print(end.code, 'torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
+    assert done.stdout.split() == ["2", "False"]
