@@ -181,6 +181,14 @@ def test_roles_are_known_over_depth_and_at_the_base():
     assert by_kind(parametrise(LLAMA, "depth", 8, 4, "mup").roles)["lm_head.weight"] == "output"
 
 
+def test_lists_that_do_not_grow_with_depth_are_not_blocks():
+    config = {"model_type": "wav2vec2", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config |= {"intermediate_size": 64, "conv_dim": [32] * 7, "num_conv_pos_embedding_groups": 4, "vocab_size": 20}
+    eps = parametrise(config, "depth", 4, 2, "completep").eps_factors
+    assert {value for name, value in eps.items() if "encoder.layers." in name} == {0.5}
+    assert {value for name, value in eps.items() if "encoder.layers." not in name} == {1.0}
+
+
 def test_every_rule_names_its_source():
     assert all("arXiv" in rule.source for name, rule in RULES.items() if name != "standard")
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from limitformer.base.errors import require
 from limitformer.transfer.branches import Change, scale_branches, scale_input, scale_output
-from limitformer.transfer.roles import Role, kind_of, partners
+from limitformer.transfer.roles import Role, block_names, kind_of, partners
 from limitformer.transfer.rules import (
     ATTENTION_FIELDS,
     BRANCH_FIELDS,
@@ -20,7 +20,7 @@ from limitformer.transfer.rules import (
     Fields,
     ScalingRule,
 )
-from limitformer.weightless.layout import is_callable, outermost_list
+from limitformer.weightless.layout import is_callable
 from limitformer.weightless.models import Blueprint, as_plain_formulas
 
 SCALES = ("scaling", "scale", "softmax_scale", "norm_factor", "attn_scale")  # attributes: factors of the logits q·k
@@ -145,15 +145,14 @@ class Effect:
         if self.set_field(BRANCH_FIELDS, factor):
             return
         self.notes.append(f"multiply residual branches by {factor:g} in your own code: {self.plain.name} has no field")
-        for block in outermost_list(self.module).blocks:
-            for name in block.members:
-                called = is_callable(self.module.get_submodule(name))
-                require(
-                    called,
-                    f"{name} is a list of modules, and its sums with the stream are outside of it, where they have no "
-                    "multiplier. Nearest: a module for each block, that returns x + f(x).",
-                )
-                self.changes.append((name, partial(scale_branches, name, factor=factor)))
+        for name in block_names(self.module, self.base_module):
+            called = is_callable(self.module.get_submodule(name))
+            require(
+                called,
+                f"{name} is a list of modules, and its sums with the stream are outside of it, where they have no "
+                "multiplier. Nearest: a module for each block, that returns x + f(x).",
+            )
+            self.changes.append((name, partial(scale_branches, name, factor=factor)))
 
     def own_branch(self) -> float:
         """Return the multiplier that the family's own code gives branches, over that of the base."""

@@ -93,7 +93,7 @@ def parametrise(
     at_base = blueprint_of(at_size(model, over, base).model)
     base_module, base_laws = build_without_weights(at_base, torch.float32)
     shapes, base_shapes = shapes_in(module), matched(shapes_in(base_module), names)
-    roles = roles_of(module, shapes, base_shapes, wider_shapes(blueprint, shapes, base_shapes))
+    roles = roles_of(module, base_module, shapes, base_shapes, wider_shapes(blueprint, shapes, base_shapes))
     ratio = depth_ratio(over, size, base, names, [name for name, _ in base_module.named_parameters()])
     effect = Effect(table, roles, ratio, module, base_module, blueprint, at_base)
     overrides, law_notes = laws_for(table, roles, ratio, laws, base_laws, effect.folded)

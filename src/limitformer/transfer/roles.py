@@ -5,6 +5,7 @@ module says which of two dimensions is the fan-in: torch's linear maps and convo
 of transformers (in, out), tables that are looked up (number, out).
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from math import prod
 
@@ -36,8 +37,19 @@ class Role:
     owner: str | None
 
 
+def block_names(module: nn.Module, base: nn.Module) -> list[str]:
+    """Return the names of residual blocks: modules of the outermost lists that are longer than those of the base.
+
+    If no list is longer, which is so over width, they are the modules of all outermost lists.
+    """
+    blocks = outermost_list(module).blocks
+    mine, theirs = (Counter(each.stack for each in outermost_list(part).blocks) for part in (module, base))
+    longer = {stack for stack, number in mine.items() if number != theirs[stack]} or set(mine)
+    return [name for block in blocks if block.stack in longer for name in block.members]
+
+
 def roles_of(
-    module: nn.Module, shapes: dict[str, Shape], base: dict[str, Shape], wider: dict[str, Shape]
+    module: nn.Module, base_module: nn.Module, shapes: dict[str, Shape], base: dict[str, Shape], wider: dict[str, Shape]
 ) -> dict[str, Role]:
     """Return the role of each parameter of `module` by its first name.
 
@@ -46,7 +58,7 @@ def roles_of(
         base: of the base, by the same names.
         wider: of the network at another width, which shows the dimensions that grow.
     """
-    blocks = tuple(f"{name}." for block in outermost_list(module).blocks for name in block.members)
+    blocks = tuple(f"{name}." for name in block_names(module, base_module))
     return {
         name: role_of(name, module, shapes[name], base[name], wider[name], name.startswith(blocks))
         for name, _ in module.named_parameters()
