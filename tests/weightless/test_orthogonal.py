@@ -14,6 +14,7 @@ from torch import nn
 import limitformer as lf
 from limitformer.initialisation.lines import line_p_values
 from limitformer.initialisation.summary import summarise
+from limitformer.initialisation.weight_by_weight import check_initialisation
 from limitformer.initialisation.weight_tests import cdf, p_values
 from limitformer.weightless import laws, run
 from limitformer.weightless.laws import Law
@@ -653,16 +654,20 @@ def test_stored_orthogonal_weights_follow_their_law(shape, dtype):
         for _ in range(200):
             w = nn.init.orthogonal_(torch.empty(shape), gain=GAIN).to(dtype)
             each = summarise(w)
-            found = p_values(each, law) | line_p_values(w, each, law)
-            assert found["spread"] == found["orthogonal"] == 1.0
+            found = p_values(each, law)
+            assert found["spread"] == 1.0
+            assert not line_p_values(w, each, law)
             p = {key: [*values, found[key]] for key, values in p.items()}
             g = torch.randn(shape).mul_(law.std).to(dtype)  # the twin: independent entries
-            rejected += line_p_values(g, summarise(g), law)["orthogonal"] == 0.0
+            rejected += line_p_values(g, summarise(g), law) == {"orthogonal": 0.0}
     assert rejected == 200
     assert kstest(p["mean"], "uniform", alternative="greater").pvalue > LEVEL
     assert kstest(p["range"], "uniform", alternative="greater").pvalue > LEVEL
     if dtype == torch.float32:
         assert kstest(p["mean"], "uniform").pvalue > LEVEL
+    larger = summarise(1.1 * w)
+    assert p_values(larger, law)["spread"] == 0.0
+    assert not line_p_values(1.1 * w, larger, law)
     shifted = summarise(w + 2 * law.std)
     assert p_values(shifted, law)["mean"] < REJECTED
 
@@ -672,3 +677,16 @@ def test_distribution_function_is_that_of_an_entry():
     w = -2.0 / GAIN * drawn_by_torch(5, 9)[:, 1, 4]
     assert kstest(w, lambda x: cdf(np.asarray(x), law)).pvalue > LEVEL
     assert kstest(1.1 * w, lambda x: cdf(np.asarray(x), law)).pvalue < 1e-3
+
+
+def test_finding_names_a_matrix_that_is_not_orthogonal():
+    def factory():
+        return Stack(turned(32), turned(32))
+
+    net = factory()
+    assert not check_initialisation(net, lf.weightless.law(factory)).findings
+    nn.init.normal_(net.blocks[1].f.weight, std=32**-0.5)
+    finding = check_initialisation(net, lf.weightless.law(factory)).findings[0]
+    assert (finding.pattern, finding.kind) == ("blocks.1.f.weight", "orthogonal")
+    nn.init.orthogonal_(net.blocks[1].f.weight, gain=1.1)
+    assert check_initialisation(net, lf.weightless.law(factory)).findings[0].kind == "spread"

@@ -143,7 +143,8 @@ def weight_deviation(name: str, corrected: dict[str, float], weights: ModuleWeig
     """Describe how one weight deviates from its law, and the bug that it looks like."""
     e = evidence(name, weights)
     bug, detail = recognise(e)
-    certain = [test for test in ("NaN", "constant", "values", "fixed rows", "dead rows") if test in corrected]
+    excluded = ("NaN", "constant", "values", "fixed rows", "dead rows", "orthogonal")
+    certain = [test for test in excluded if test in corrected]
     kind = certain[0] if certain else min(corrected, key=corrected.__getitem__)
     if kind == "constant" and e.summary.dead and e.law.std > 0:
         kind = "dead"

@@ -26,18 +26,20 @@ ENTRIES = 2048  # largest number of entries of a line
 
 
 def line_p_values(values: Tensor, summary: TensorSummary, law: Law) -> dict[str, float]:
-    """Return the p-value of the tests of rows and columns; an orthogonal matrix has orthogonal ones, or p = 0."""
+    """Return the p-value of the test of rows and columns; of an orthogonal law, 0 if they are not orthogonal."""
     if law.kind == ORTHOGONAL:
-        return {"orthogonal": float(are_orthogonal(values.detach(), law.scale, tolerance(summary)))}
+        return {} if are_orthogonal(values.detach(), tolerance(summary)) else {"orthogonal": 0.0}
     return {"lines": p_of_lines(values, law)}
 
 
-def are_orthogonal(values: Tensor, gain: float, error: float) -> bool:
-    """Return whether rows or columns, whichever are fewer, are orthogonal and of length `gain`; some are compared."""
+def are_orthogonal(values: Tensor, error: float) -> bool:
+    """Return whether rows or columns, whichever are fewer, are orthogonal and of one length; some are compared."""
     table = values.flatten(1)
     lines = table if len(table) <= table.shape[1] else table.mT
     x = lines[fixed_choice(len(lines), MOST).to(lines.device)].to("cpu", torch.float64)
-    return bool(((x @ x.mT) / gain**2 - torch.eye(len(x), dtype=x.dtype)).abs().max() <= error)
+    products = x @ x.mT
+    square = float(products.diagonal().mean())
+    return bool((products - square * torch.eye(len(x), dtype=x.dtype)).abs().max() <= error * square)
 
 
 def p_of_lines(values: Tensor, law: Law) -> float:

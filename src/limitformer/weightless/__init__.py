@@ -4,7 +4,8 @@ A pass through a module, in the order in which it is computed:
 
 * `building` and `watching` read the law of each parameter from the module's own code; `law` is their table;
 * `network` replaces random weights by tensors without entries (`implicit`), and runs passes (`run`: the state of one);
-* `maps` has the formulas: U = R N forward, D Wᵀ backward, |∂W|²; `roots` factorises tokens, `numbers` draws N;
+* `maps` has the formulas: U = R N forward, D Wᵀ backward, |∂W|², and `orthogonal` those of orthogonal weights; `roots`
+  factorises tokens, `numbers` draws N;
 * `shared` forms the gradients of parameters with entries, by sample;
 * `layout` finds the blocks; `measure` watches them and the stream (`blocks`); `masks` follows the visible pairs;
 * `simulate` combines passes to a dataset (`arrays`); `lengths` measures the first attention of long texts alone.

@@ -3,7 +3,7 @@ r"""The state of one pass through a module without weights: its samples, its ran
 A weight is used in one of three ways:
 
 * *never drawn* or *drawn when needed*, whichever costs less, if it is used once, in a linear map (`maps`);
-* *kept*: drawn for the whole pass, as an ordinary leaf of torch's graph;
+* *kept*: drawn for the whole pass, as an ordinary leaf of torch's graph, as are orthogonal weights that must be drawn;
 * *rows drawn*: the rows of an embedding that are looked up.
 
 A pass begins with no weight kept. A second use, or an operation other than a linear map, raises `KeepWeightsError`, and
