@@ -28,6 +28,7 @@ EXTRAS = {
     "recipes",
     "shapes",
     "steps",
+    "transfer",
 }
 
 

@@ -10,8 +10,8 @@ import limitformer as lf
 from benchmarks.zoo.configurations import small_config
 from benchmarks.zoo.examine import ABSENT, FAILS, REFUSED, WORKS, one_line
 from limitformer import InputError
-from limitformer.transfer.parametrisation import parametrise
-from limitformer.transfer.sizes import DEPTH, WIDTH, at_size, present_size, shapes_of
+from limitformer.scaling.parametrisation import parametrise
+from limitformer.scaling.sizes import DEPTH, WIDTH, at_size, present_size, shapes_of
 
 TOKENS = 8
 RULES = {WIDTH: "mup", DEPTH: "completep"}

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from limitformer.results.outputs import outputs as outputs
     from limitformer.results.storage import load as load
     from limitformer.results.storage import save as save
+    from limitformer.scaling.transfer import transfer as transfer
     from limitformer.simulation.limit import limit as limit
     from limitformer.simulation.simulate import Interrupted as Interrupted
     from limitformer.simulation.simulate import recording_size as recording_size
@@ -70,7 +71,6 @@ if TYPE_CHECKING:
     from limitformer.sweep import read_sweep as read_sweep
     from limitformer.sweep import run_sweep as run_sweep
     from limitformer.sweep.phase import phase_diagram as phase_diagram
-    from limitformer.transfer.transfer import transfer as transfer
     from limitformer.weightless.shapes import shapes as shapes
 
     __version__: str
@@ -156,7 +156,7 @@ HOMES = {
     "checking.comparison": ("compare",),
     "checking.steps": ("steps",),
     "initialisation.recipes.recipe": ("recipes",),
-    "transfer.transfer": ("transfer",),
+    "scaling.transfer": ("transfer",),
     "weightless.shapes": ("shapes",),
 }
 MODULES = ("checking", "designing", "hf", "initialisation", "models", "nn", "plot", "weightless")

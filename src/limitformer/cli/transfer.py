@@ -77,7 +77,7 @@ def transfer(
             check_writable(place)
         from transformers.utils import logging
 
-        from limitformer.transfer.transfer import transfer as run_transfer
+        from limitformer.scaling.transfer import transfer as run_transfer
         from limitformer.weightless.configurations import config_of
 
         logging.set_verbosity_error()  # errors are raised in one line

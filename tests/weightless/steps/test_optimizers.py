@@ -148,7 +148,7 @@ def fails(module):
         ({"name": "muon", "scale": "spectral"}, "scale='spectral'"),
     ],
 )  # fmt: skip
-def test_what_is_not_understood_is_refused_by_name(optimizer, message):
+def test_optimisers_that_are_not_understood_are_refused_by_name(optimizer, message):
     with pytest.raises(InputError, match=message):
         read(optimizer)
 

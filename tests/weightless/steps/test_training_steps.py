@@ -58,7 +58,7 @@ def by_torch(model, optimizer, seed, sample):
 @pytest.mark.parametrize("model", ["llama", "gpt2", "mixtral", "albert", "custom"])
 @pytest.mark.parametrize("form", [weights.ENTRIES, weights.AGAIN])
 def test_steps_of_a_drawn_network_are_those_of_torch(model, optimizer, form, monkeypatch):
-    """With entries the optimiser is torch's formula; drawn again, it is the products, cores and blocks of the law."""
+    """The optimiser is torch's formula with entries, and the law's products, cores and blocks if they are drawn again."""
     if form == weights.AGAIN:
         monkeypatch.setattr(weights.Forms, "fits", lambda self, weight: len(weight.shape) < 2)
     mine = trained_by_law(model, optimizer, 2, seed=4, draw="always")
@@ -156,7 +156,7 @@ def simulate(model, inputs=None, **options):
     return lf.weightless.simulate_steps(model, BATCHES[0] if inputs is None else inputs, **options)
 
 
-def test_projections_of_zero_move_first_and_what_is_behind_them_one_step_later():
+def test_projections_of_zero_move_first_and_matrices_before_them_one_step_later():
     data = simulate(ZeroProjections, loss=next_token, optimizer={"name": "sgd", "lr": 0.1}).isel(rate=0, sample=0)
     change = data.weight_change * 1.0
     moved = {name: change.sel(weight=name).values for name in data.weight.values}
@@ -180,6 +180,42 @@ def test_samples_and_rates_have_the_same_numbers_alone_and_together(optimizer):
         np.testing.assert_array_equal(same[name], alone[name].isel(rate=0))
     assert (both.loss[0, :, 0] == both.loss[1, :, 0]).all()
     assert (both.loss[0, :, 1] != both.loss[1, :, 1]).all()
+
+
+class Branches(nn.Module):
+    """A branch that only long inputs use."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.blocks = nn.Embedding(40, 32), nn.ModuleList([nn.Linear(32, 32), nn.Linear(32, 32)])
+        self.rare, self.head = nn.Linear(32, 32), nn.Linear(32, 40)
+        for part in self.modules():
+            if isinstance(part, nn.Linear | nn.Embedding):
+                nn.init.normal_(part.weight, 0, 0.2)
+
+    def forward(self, ids):
+        x = self.table(ids)
+        for block in self.blocks:
+            x = x + torch.tanh(block(x))
+        return self.head(x + self.rare(x) if int(ids[0, 0]) == 3 else x)
+
+
+@pytest.mark.parametrize("draw", ["never", "always"])
+def test_matrices_without_a_gradient_do_not_decay(draw):
+    """Torch skips a parameter whose gradient is None; the second batch does not use `rare`."""
+    decays = {"optimizer": {"name": "adamw", "lr": 0.01, "weight_decay": 10.0}, "draw": draw, "loss": next_token}
+    data = simulate(Branches, batches=[BATCHES[0], BATCHES[1], BATCHES[1]], **decays, dtype=torch.float64)
+    change = data.weight_change.sel(weight="rare.weight").isel(rate=0, sample=0).values
+    assert change[1] > 0.0
+    assert change[3] == pytest.approx(change[1])
+    assert data.weight_change.sel(weight="head.weight").isel(rate=0, sample=0).values[3] > 1.5 * change[1]
+
+
+def test_warm_up_scales_the_first_step():
+    slow = simulate(CONFIGS["gpt2"](), optimizer={"name": "sgd", "lr": 0.01}, warmup=4, dtype=torch.float64)
+    fast = simulate(CONFIGS["gpt2"](), optimizer={"name": "sgd", "lr": 0.01}, dtype=torch.float64)
+    some = np.isfinite(fast.weight_change[0, 0, 1])
+    np.testing.assert_allclose(slow.weight_change[0, 0, 1][some], fast.weight_change[0, 0, 1][some] / 4, rtol=1e-6)
 
 
 def test_a_rate_that_explodes_ends_in_nan_and_leaves_the_others_alone():

@@ -13,7 +13,7 @@ from limitformer.weightless.inputs import Inputs, inputs_of, with_targets
 from limitformer.weightless.losses import TARGETS
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.run import POSITIONS
-from limitformer.weightless.steps.trajectory import Batches
+from limitformer.weightless.steps.trajectory import StepBatches
 
 SAME, FRESH = "same", "fresh"
 IDS = ("", "input_ids", "decoder_input_ids", *TARGETS)
@@ -22,7 +22,7 @@ SPECIAL = ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id", "mask
 
 def batches_of(
     first: Inputs, batches: Any, unseen: Any, network: Weightless, steps: int, seed: int, batch_dim: int
-) -> Batches:
+) -> StepBatches:
     """Return the batches of all steps.
 
     Args:
@@ -43,17 +43,19 @@ def batches_of(
             f"batches must have inputs for each of the {steps} steps, and perhaps for the loss after them; got "
             f'{len(batches)}. Nearest: batches="same".',
         )
-        others = [given(each, first, network, f"batches[{k}]", batch_dim) for k, each in enumerate(batches)]
+        others = [user_batch(each, first, network, f"batches[{k}]", batch_dim) for k, each in enumerate(batches)]
         of_steps = others if len(others) > steps else [*others, others[-1]]
     else:
         raise InputError(f'batches must be "same", "fresh" or a list of inputs; got {batches!r:.60}. Nearest: "same".')
     other = (
-        drawn_like(first, network, seed, -1) if unseen is None else given(unseen, first, network, "unseen", batch_dim)
+        drawn_like(first, network, seed, -1)
+        if unseen is None
+        else user_batch(unseen, first, network, "unseen", batch_dim)
     )
-    return Batches(of_steps, other)
+    return StepBatches(of_steps, other)
 
 
-def given(value: Any, first: Inputs, network: Weightless, name: str, batch_dim: int) -> Inputs:
+def user_batch(value: Any, first: Inputs, network: Weightless, name: str, batch_dim: int) -> Inputs:
     """Return a batch of the user, with the shapes of the first."""
     prepared = inputs_of(value, network.blueprint).with_batch_dim(batch_dim)
     if network.foreign and any(target in first.fixed for target in TARGETS):

@@ -1,4 +1,4 @@
-"""What an optimiser does to each parameter, read from its name or from the user's own code.
+"""Rules by which an optimiser updates each parameter, read from its name or from the user's own code.
 
 The user's function is called with the module and returns an optimiser of torch, or several; its parameter groups are
 read, and it never runs. What is not understood is refused by name.

@@ -29,7 +29,7 @@ CLIPPED = 1e-6  # that torch adds to the norm of all gradients before it divides
 
 
 @dataclass(frozen=True)
-class Batches:
+class StepBatches:
     """The inputs of the steps, one for each and one for the loss after the last, and inputs that no step sees."""
 
     of_steps: list[Inputs]
@@ -38,7 +38,7 @@ class Batches:
 
 @dataclass
 class Pass:
-    """What a pass has shown of the network."""
+    """The loss of a pass, its gradients, and what was measured."""
 
     loss: float
     output: Tensor
@@ -52,7 +52,14 @@ class Trajectory:
     """The training of network `sample` by `rules`."""
 
     def __init__(
-        self, network: Weightless, rules: StepRules, forms: Forms, loss: Loss, batches: Batches, seed: int, sample: int
+        self,
+        network: Weightless,
+        rules: StepRules,
+        forms: Forms,
+        loss: Loss,
+        batches: StepBatches,
+        seed: int,
+        sample: int,
     ) -> None:
         self.network, self.rules, self.forms, self.loss, self.batches = network, rules, forms, loss, batches
         self.seed, self.sample = seed, sample

@@ -1,4 +1,4 @@
-r"""What one step of an optimiser does to a weight, in the arithmetic of torch.
+r"""One step of an optimiser, in the arithmetic of torch.
 
 `TensorUpdate` changes tensors with entries. `CoreUpdate` changes W = a W₀ + QᵀK P, of which Q and P are known and W₀
 is not, by the gradient QᵀG P: for SGD, which is linear, and for Muon, whose iteration maps QᵀG P to Qᵀφ(G) P, because Q
@@ -22,7 +22,7 @@ def is_entrywise(rule: UpdateRule) -> bool:
 
 
 def needs_entries(rule: UpdateRule) -> bool:
-    """Whether the update is no function of the gradients of the loss alone: weight decay is part of Adam's gradient."""
+    """Whether the update depends on entries of the weight: weight decay is part of Adam's gradient."""
     return rule.kind == ADAM and not rule.decoupled and rule.weight_decay != 0.0
 
 

@@ -69,7 +69,7 @@ class Forms:
         return self.forms[weight.name]
 
     def fits(self, weight: RandomWeight) -> bool:
-        """Whether a weight with entries fits the free memory, beside those that are there."""
+        """Whether a weight with entries fits the free memory, together with those that are there."""
         free = available_memory()
         return free is None or self.taken + self.bytes_of(weight) <= SHARE * free
 

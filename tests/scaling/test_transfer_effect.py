@@ -10,9 +10,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import limitformer as lf
 from limitformer import InputError
-from limitformer.transfer import multipliers
-from limitformer.transfer.exponents import exponent
-from limitformer.transfer.parametrisation import parametrise
+from limitformer.scaling import multipliers
+from limitformer.scaling.exponents import exponent
+from limitformer.scaling.parametrisation import parametrise
 from limitformer.weightless.law import law
 
 LLAMA = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 200}

@@ -12,7 +12,7 @@ from math import prod
 from torch import nn
 
 from limitformer.base.errors import require
-from limitformer.transfer.rules import FIXED, HIDDEN, INPUT, OUTPUT, VECTOR
+from limitformer.scaling.rules import FIXED, HIDDEN, INPUT, OUTPUT, VECTOR
 from limitformer.weightless.layout import outermost_list
 
 Shape = tuple[int, ...]

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from limitformer.base.errors import InputError, nearest, require
-from limitformer.transfer.multipliers import Effect
-from limitformer.transfer.roles import Role, Shape, kind_of, partners, roles_of
-from limitformer.transfer.rules import (
+from limitformer.scaling.multipliers import Effect
+from limitformer.scaling.roles import Role, Shape, kind_of, partners, roles_of
+from limitformer.scaling.rules import (
     AS_ADAM,
     FIXED,
     HIDDEN,
@@ -30,7 +30,7 @@ from limitformer.transfer.rules import (
     ScalingRule,
     StepTable,
 )
-from limitformer.transfer.sizes import DEPTH, WIDTH, at_size, present_size, shapes_of
+from limitformer.scaling.sizes import DEPTH, WIDTH, at_size, present_size, shapes_of
 from limitformer.weightless.law import build_without_weights
 from limitformer.weightless.laws import CONSTANT, Law
 from limitformer.weightless.models import Blueprint, blueprint_of

@@ -8,7 +8,7 @@ from torch import nn
 
 import limitformer as lf
 from limitformer import InputError
-from limitformer.transfer.sizes import at_size, continued, present_size, shapes_of, sizes_over
+from limitformer.scaling.sizes import at_size, continued, present_size, shapes_of, sizes_over
 from limitformer.weightless.shapes import SHAPES
 
 LLAMA = {

@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from limitformer.base.errors import require
-from limitformer.transfer.branches import Change, scale_branches, scale_input, scale_output
-from limitformer.transfer.roles import Role, block_names, kind_of, partners
-from limitformer.transfer.rules import (
+from limitformer.scaling.branches import Change, scale_branches, scale_input, scale_output
+from limitformer.scaling.roles import Role, block_names, kind_of, partners
+from limitformer.scaling.rules import (
     ATTENTION_FIELDS,
     BRANCH_FIELDS,
     ONE,

@@ -20,7 +20,7 @@ from torch import nn
 from limitformer.base.errors import InputError, nearest, printable, require, require_count
 from limitformer.base.foreign import one_line
 from limitformer.models import Transformer
-from limitformer.transfer.fields import (
+from limitformer.scaling.fields import (
     BY_LAYER,
     DEPTHS,
     GROWS_WITH_DEPTH,

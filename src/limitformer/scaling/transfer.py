@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from limitformer.base.errors import InputError, require
 from limitformer.base.files import check_writable, local_path, write_whole
 from limitformer.results.storage import save
-from limitformer.transfer.exponents import Exponent, exponent, is_size_free
-from limitformer.transfer.parametrisation import Parametrisation, parametrise
-from limitformer.transfer.roles import kind_of
-from limitformer.transfer.rules import ADAM, ADAMW
-from limitformer.transfer.sizes import DEPTH, WIDTH, at_size, sizes_over
+from limitformer.scaling.exponents import Exponent, exponent, is_size_free
+from limitformer.scaling.parametrisation import Parametrisation, parametrise
+from limitformer.scaling.roles import kind_of
+from limitformer.scaling.rules import ADAM, ADAMW
+from limitformer.scaling.sizes import DEPTH, WIDTH, at_size, sizes_over
 from limitformer.weightless.law import build_without_weights
 from limitformer.weightless.models import blueprint_of
 from limitformer.weightless.steps.optimizers import read_optimizer
@@ -151,7 +151,7 @@ class Transfer:
         Raises:
             InputError: the folder cannot be written.
         """
-        from limitformer.transfer.picture import draw
+        from limitformer.scaling.picture import draw
 
         place = local_path(folder)
         check_writable(place)

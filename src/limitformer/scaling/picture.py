@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from limitformer.transfer.transfer import Transfer
+    from limitformer.scaling.transfer import Transfer
 
 COLUMNS = 4
 

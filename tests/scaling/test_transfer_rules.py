@@ -6,9 +6,9 @@ from torch import nn
 
 import limitformer as lf
 from limitformer import InputError
-from limitformer.transfer.parametrisation import parametrise
-from limitformer.transfer.roles import kind_of
-from limitformer.transfer.rules import RULES, Powers
+from limitformer.scaling.parametrisation import parametrise
+from limitformer.scaling.roles import kind_of
+from limitformer.scaling.rules import RULES, Powers
 
 # What mup.MuSGD and mup.MuAdam (MuAdamW has the same numbers) give for lr = weight_decay = 1, and set_base_shapes for
 # standard deviations over those of the base, of this network from (64, 32) to (256, 64): github.com/microsoft/mup,

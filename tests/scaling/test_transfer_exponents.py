@@ -5,7 +5,7 @@ import pytest
 from scipy.special import ndtri, stdtrit
 
 from limitformer import InputError
-from limitformer.transfer.exponents import Exponent, exponent, is_size_free
+from limitformer.scaling.exponents import Exponent, exponent, is_size_free
 
 REPETITIONS = 2000
 SIZES = {3: [64, 256, 1024], 4: [64, 128, 512, 1024], 5: [32, 64, 256, 512, 2048]}
