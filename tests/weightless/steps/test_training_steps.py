@@ -29,8 +29,8 @@ from training_networks import (
 )
 from weightless_families import CONFIGS
 
-SAMPLES = 100
-COMBINATIONS = [("llama", "adamw"), ("mixtral", "sgd"), ("albert", "adamw"), ("custom", "muon")]
+SAMPLES = 60
+COMBINATIONS = [("llama", "adamw"), ("mixtral", "sgd"), ("custom", "muon")]
 
 
 def drawn_module(model, seed, sample):
@@ -58,7 +58,7 @@ def by_torch(model, optimizer, seed, sample):
 @pytest.mark.parametrize("model", ["llama", "gpt2", "mixtral", "albert", "custom"])
 @pytest.mark.parametrize("form", [weights.ENTRIES, weights.AGAIN])
 def test_steps_of_a_drawn_network_are_those_of_torch(model, optimizer, form, monkeypatch):
-    """The optimiser is torch's formula with entries, and the law's products, cores and blocks if they are drawn again."""
+    """With entries each step is torch's formula; drawn again, it is that of the law: products, cores and blocks."""
     if form == weights.AGAIN:
         monkeypatch.setattr(weights.Forms, "fits", lambda self, weight: len(weight.shape) < 2)
     mine = trained_by_law(model, optimizer, 2, seed=4, draw="always")
@@ -149,6 +149,8 @@ class ZeroProjections(Custom):
         for block in self.blocks:
             nn.init.zeros_(block.out.weight)
             nn.init.zeros_(block.down.weight)
+            nn.init.zeros_(block.out.bias)
+            nn.init.zeros_(block.down.bias)
 
 
 def simulate(model, inputs=None, **options):
@@ -219,10 +221,10 @@ def test_warm_up_scales_the_first_step():
 
 
 def test_a_rate_that_explodes_ends_in_nan_and_leaves_the_others_alone():
-    data = simulate(CONFIGS["llama"](), rates=[1e-3, 100.0], steps=4)
+    data = simulate(Branches, loss=next_token, rates=[1e-3, 100.0], steps=8, optimizer={"name": "sgd", "momentum": 0.9})
     assert data.loss.sel(rate=1e-3).notnull().all()
     last = data.loss.sel(rate=100.0)[:, -1]
-    assert (last.isnull() | (last > data.loss.sel(rate=100.0)[:, 0])).all()
+    assert (last.isnull() | (last > 100 * data.loss.sel(rate=100.0)[:, 0])).all()
 
 
 def test_weights_of_large_matrices_are_not_drawn_and_small_ones_are():
