@@ -29,7 +29,7 @@ from limitformer.weightless.steps.optimizers import read_optimizer
 from limitformer.weightless.steps.simulate import simulate_steps
 
 STREAM, OUTPUT, EFFECT = "stream change at the end", "output change", "effect of "
-GROWS, FREE = 0.1, 0.2  # |exponent| of effects beyond which a rate does not transfer, and within which it does
+GROWS, FREE = 0.2, 0.25  # |exponent| of effects beyond which a rate does not transfer, and within which it does
 ABOUT = (
     "Gradients come from these tokens alone: a larger batch has other gradients, under Adam other signs, under Muon "
     "other directions. Nothing is said about steps that were not computed."

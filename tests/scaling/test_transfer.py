@@ -1,0 +1,100 @@
+"""`lf.transfer`: known powers of the width and of the depth, and mistakes in a parametrisation that it finds."""
+
+import json
+
+import numpy as np
+import pytest
+
+import limitformer as lf
+import widths_of_gpt
+from limitformer.base.errors import InputError
+from limitformer.scaling.transfer import Transfer
+
+WIDTHS = [64, 128, 256]
+SMALL = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 40}
+SMALL |= {"num_attention_heads": 2, "num_key_value_heads": 2}
+HEAD = "effect of head, first step"
+
+
+def over_width(name, optimizer):
+    return lf.transfer(
+        getattr(widths_of_gpt, name), {"width": WIDTHS}, 24, optimizer=optimizer, steps=1, samples=4, seed=0,
+        loss=widths_of_gpt.next_token, progress=False,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def standard():
+    return over_width("standard", {"name": "adam", "lr": 1e-4})
+
+
+def test_effect_of_adam_on_the_head_grows_like_the_width_in_the_standard_parametrisation(standard):
+    head = standard.exponents[HEAD]
+    assert head.low < 1.0 < head.high
+    assert head.value == pytest.approx(1.0, abs=0.15)
+    assert standard.exponents["output"].value == pytest.approx(0.0, abs=0.1)
+    assert standard.transfers is False
+    assert standard.conclusion.startswith("The effect of head, first step grows like width^(")
+
+
+def test_effects_under_mup_do_not_depend_on_the_width():
+    result = over_width("mup", widths_of_gpt.adam)
+    assert result.transfers is not False
+    assert abs(result.exponents[HEAD].value) < 0.2
+    assert result.exponents["output"].value == pytest.approx(-0.5, abs=0.1)
+
+
+def test_head_divided_by_the_root_of_the_width_is_found():
+    result = over_width("wrong", widths_of_gpt.adam)
+    assert result.transfers is False
+    assert result.exponents[HEAD].value == pytest.approx(0.5, abs=0.15)
+    assert "effect of head" in result.conclusion
+
+
+def test_change_of_the_stream_under_completep_does_not_depend_on_the_depth():
+    changes = {}
+    for rule in ("completep", "standard"):
+        result = lf.transfer(
+            SMALL | {"initializer_range": 0.2}, {"depth": [2, 4, 8]}, 12, optimizer="adamw", rate=1e-3, rule=rule,
+            steps=2, samples=4, seed=0, progress=False,
+        )  # fmt: skip
+        changes[rule] = result.exponents["stream change at the end"].value
+    assert abs(changes["completep"]) < 0.2
+    assert changes["standard"] > 0.3
+
+
+def test_table_files_and_picture_have_every_measure(standard, tmp_path):
+    assert "size-free" in str(standard)
+    record = json.loads(json.dumps(standard.record()))
+    assert [row["measure"] for row in record["measures"]] == list(standard.measures)
+    for path in standard.save(tmp_path):
+        assert path.stat().st_size > 0
+    data = lf.load(tmp_path / "transfer.nc")
+    np.testing.assert_array_equal(data["value"].sel(measure=HEAD), standard.measures[HEAD])
+    assert standard.csv().splitlines()[0].startswith("measure,64,128,256,exponent")
+
+
+def test_conclusion_of_few_networks_is_that_they_do_not_tell(standard):
+    unsure = Transfer(
+        "width", (1, 2), "standard", "sgd", {}, {}, {HEAD: lf.scaling.exponents.Exponent(0.1, -2.0, 2.2, None)}
+    )
+    assert unsure.transfers is None
+    assert "do not tell" in unsure.conclusion
+
+
+@pytest.mark.parametrize(
+    ("over", "options", "message"),
+    [
+        ({"width": [32]}, {}, "two or more"),
+        ({"width": [32, 40]}, {}, "width 40"),
+        ({"breadth": [32, 64]}, {}, "breadth"),
+        ({"width": [32, 64]}, {"rule": "mupp"}, "rule must be one of"),
+        ({"width": [32, 64]}, {"rates": [0.1]}, "transfer has no option rates"),
+        ({"width": [32, 64]}, {"rate": 0.0}, "a learning rate must be above 0"),
+        ({"width": [32, 64]}, {"optimizer": "adamax"}, "unknown optimizer 'adamax'"),
+    ],
+)
+def test_bad_arguments_of_transfer_give_one_clear_error(over, options, message):
+    options = {"optimizer": "adamw", "steps": 1, "samples": 1, "seed": 0, "progress": False} | options
+    with pytest.raises(InputError, match=message):
+        lf.transfer(SMALL, over, 6, **options)
