@@ -20,6 +20,7 @@ KERNEL_SOURCES = (
     "covariance/*/*.py",
     "sphere/**/*.py",
     "weightless/numbers.py",
+    "weightless/steps/entrywise.py",
 )
 IMPORT = re.compile(r"^\s*from (limitformer[\w.]*) import ([^(\n]+|\([^)]*\))", re.MULTILINE)
 

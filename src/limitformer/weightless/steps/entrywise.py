@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from limitformer.numerics.kernels import driver, kernel
+from limitformer.numerics.kernels import driver
 from limitformer.paths.replicas import usable_cores
 from limitformer.weightless.steps.optimizers import UpdateRule
 
@@ -153,7 +153,7 @@ def update_block(numbers, gradients, out):
     return total
 
 
-@kernel
+@driver  # fast mathematics gives other bits at other alignments
 def adam_row(numbers, gradient, m, v, u):
     scale, b1, b2, of_m, of_v, eps, keeps = (
         numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5], numbers[6],
@@ -166,7 +166,7 @@ def adam_row(numbers, gradient, m, v, u):
         u[j] = keeps * u[j] - of_m * m[j] / (math.sqrt(of_v * v[j]) + eps)
 
 
-@kernel
+@driver
 def lion_row(numbers, gradient, m, u):
     scale, b1, b2, rate, keeps = numbers[0], numbers[1], numbers[2], numbers[3], numbers[6]
     one = numbers.dtype.type(1)

@@ -289,7 +289,7 @@ def reader_of(kind: type) -> Reader | None:
         if issubclass(kind, known):
             return reader if step_of(kind) is step_of(known) else None
     if kind.__name__ == "Lion":
-        return lambda group, name: rule_of(LION, group, name, decoupled=True)
+        return lion
     if kind.__name__ in ("MuonWithAuxAdam", "SingleDeviceMuonWithAuxAdam"):
         return muon_with_adam
     return None
@@ -311,11 +311,27 @@ def torchs_muon(group: Mapping[str, Any], name: str) -> UpdateRule:
     return replace(rule, iterations=iterations, coefficients=(a, b, c))
 
 
+def lion(group: Mapping[str, Any], name: str) -> UpdateRule:
+    """Read a group of Lion as in its paper; other options are those of other algorithms."""
+    require_only(group, ("lr", "betas", "weight_decay", "decoupled_weight_decay"), name)
+    coupled = group.get("decoupled_weight_decay")  # of lion_pytorch, which then divides the decay by the first rate
+    require(not coupled, f"{name} has decoupled_weight_decay=True, which is not understood. Nearest: without it.")
+    return rule_of(LION, group, name, decoupled=True)
+
+
+def require_only(group: Mapping[str, Any], known: Sequence[str], name: str) -> None:
+    """Raise `InputError` if a group has options that are not known, and are set."""
+    other = [key for key, value in group.items() if key not in ("params", "initial_lr", *known) and value]
+    require(not other, f"{name} has {', '.join(other)}, which is not understood. Nearest: without it.")
+
+
 def muon_with_adam(group: Mapping[str, Any], name: str) -> UpdateRule:
     """Read a group of Keller Jordan's optimisers, which has `use_muon`."""
     require("use_muon" in group, f"a group of {name} has no use_muon, so that its rule is not known.")
     if group["use_muon"]:
+        require_only(group, ("use_muon", "lr", "momentum", "weight_decay"), name)
         return rule_of(MUON, {"nesterov": True, **group, "scale": WIDTH}, name, decoupled=True)
+    require_only(group, ("use_muon", "lr", "betas", "eps", "weight_decay"), name)
     return rule_of(ADAM, group, name, decoupled=True)
 
 
