@@ -33,6 +33,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -81,6 +82,7 @@ class Config:
     Attributes:
         kinds, optimizers, widths, depths: all their combinations, of which Muon has every other one.
         sizes: of all networks.
+        samples: networks of the law of each case.
     """
 
     kinds: tuple[str, ...] = KINDS
@@ -88,6 +90,7 @@ class Config:
     widths: tuple[int, ...] = (32, 64)
     depths: tuple[int, ...] = (2, 6)
     sizes: RateSizes = field(default_factory=RateSizes)
+    samples: int = 4
 
 
 paper = Config
@@ -95,10 +98,10 @@ paper = Config
 
 def quick() -> Config:
     sizes = RateSizes(
-        heads=2, vocabulary=16, length=8, batch=4, steps=8, evaluated=8, samples=2,
+        heads=2, vocabulary=16, length=8, batch=4, steps=8, evaluated=8,
         law_rates=((1e-2, 1e2, 4), (1e-3, 1.0, 4), (1e-3, 1.0, 4)), powers=((-5, 3), (-8, 0), (-8, 0)),
     )  # fmt: skip
-    return Config(kinds=("normed",), optimizers=("sgd", "adamw"), widths=(8, 16), depths=(1,), sizes=sizes)
+    return Config(kinds=("normed",), optimizers=("sgd", "adamw"), widths=(8, 16), depths=(1,), sizes=sizes, samples=2)
 
 
 def cases_of(config: Config) -> list[RateCase]:
@@ -140,7 +143,8 @@ def compute(config: Config, run: FigureRun) -> xr.Dataset:
     """
     cases = cases_of(config)
     with place_of(config, run) as folder:
-        outcomes = [outcome_of(case, config.sizes, run.seed, folder) for case in track(cases, "networks")]
+        of_case = partial(outcome_of, sizes=config.sizes, samples=config.samples, seed=run.seed, folder=folder)
+        outcomes = [of_case(case) for case in track(cases, "networks")]
     law_rates = [law_rates_of(case.optimizer, config.sizes) for case in cases]
     tries = [tries_of(case.optimizer, config.sizes) for case in cases]
     parts: dict[str, Any] = {
@@ -220,8 +224,9 @@ def predicted(data: xr.Dataset, name: str) -> Array:
     values = data[rule.key].sel(batches=rule.batches).values
     values = np.where(np.isnan(values), np.inf, values)  # a number that overflowed
     after = values[..., min(rule.step, values.shape[-1] - 1)]
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):
         excess = np.log(after) if rule.key == "stream_change" else np.log(after) - np.log(values[..., 0])
+    excess = np.where(np.isnan(excess), np.inf, excess)
     rates = []
     for case, logarithms in enumerate(np.log(data["law_rate"].values)):
         number = int(np.isfinite(logarithms).sum())
@@ -475,4 +480,4 @@ def strengths(axes: Axes, data: xr.Dataset, best: str) -> None:
     axes.axvline(0, color=BLACK, linewidth=0.8)
     axes.set_yticks(range(len(RULES)), [f"{name} (chosen)" if name == best else name for name in RULES])
     axes.invert_yaxis()
-    axes.set(xlim=(-1.05, 1.05), xlabel="ρ within optimisers")
+    axes.set(xlim=(-1.05, 1.05), xlabel="ρ within optimisers", ylabel="rule")

@@ -53,7 +53,7 @@ class RateSizes:
         heads, vocabulary, length, batch: of the networks and the text.
         steps: of the training.
         evaluated: held-out sequences.
-        predicted_steps, samples: of the steps in law.
+        predicted_steps: of the steps in law.
         law_rates: the lowest and the highest rate of the steps in law, and their number, by optimiser.
         powers: of two, the lowest and the highest rate that training may try, by optimiser.
     """
@@ -65,7 +65,6 @@ class RateSizes:
     steps: int = 120
     evaluated: int = 64
     predicted_steps: int = 3
-    samples: int = 4
     law_rates: tuple[tuple[float, float, int], ...] = ((1e-6, 1e2, 13), (1e-4, 1.0, 9), (1e-4, 1.0, 9))
     powers: tuple[tuple[int, int], ...] = ((-20, 6), (-13, 1), (-13, 1))
 
@@ -217,7 +216,7 @@ def tries_of(optimizer: str, sizes: RateSizes) -> Array:
     return np.asarray(2.0 ** np.arange(low, high + 1), np.float64)
 
 
-def steps_in_law(case: RateCase, sizes: RateSizes, seed: int) -> dict[str, Array]:
+def steps_in_law(case: RateCase, sizes: RateSizes, samples: int, seed: int) -> dict[str, Array]:
     """Return `MEASURED` by (batches, rate, sample, step); the stream's change is the largest of all layers."""
     batches = batches_of_text(sizes, 1000 + seed, sizes.predicted_steps + 2)
     unseen, of_steps = batches[-1], list(batches[:-1])
@@ -227,7 +226,7 @@ def steps_in_law(case: RateCase, sizes: RateSizes, seed: int) -> dict[str, Array
             warnings.simplefilter("ignore", RuntimeWarning)  # of means of numbers that overflowed
             data = simulate_steps(
                 partial(network_of, case, sizes), of_steps[0], optimizer=partial(optimizers_of, case.optimizer, 1.0),
-                rates=law_rates_of(case.optimizer, sizes).tolist(), steps=sizes.predicted_steps, samples=sizes.samples,
+                rates=law_rates_of(case.optimizer, sizes).tolist(), steps=sizes.predicted_steps, samples=samples,
                 seed=seed, batches=given, unseen=unseen, loss=sequence_losses, progress=False, draw="always",
             )  # fmt: skip
         every.append(
@@ -302,12 +301,12 @@ def first_diverged(ends: Array, start: float) -> int:
     return int(np.flatnonzero(np.append(ends, np.inf) >= start)[0])
 
 
-def outcome_of(case: RateCase, sizes: RateSizes, seed: int, folder: Path) -> dict[str, Any]:
+def outcome_of(case: RateCase, sizes: RateSizes, samples: int, seed: int, folder: Path) -> dict[str, Any]:
     """Return the steps in law and the training of a case with two seeds, read from the folder if they are there."""
     path = folder / f"{case.name}.json"
     if not path.is_file():
         with threads(1):  # the number of threads changes the last bits of sums
-            law = {key: value.tolist() for key, value in steps_in_law(case, sizes, seed).items()}
+            law = {key: value.tolist() for key, value in steps_in_law(case, sizes, samples, seed).items()}
             start, end = training_of(case, sizes, 2 * seed)
             again = training_of(case, sizes, 2 * seed + 1, end)
         outcome = {"case": asdict(case), **law, "start": [start, again[0]], "end": [end.tolist(), again[1].tolist()]}
