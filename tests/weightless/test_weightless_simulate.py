@@ -1,5 +1,6 @@
 """`weightless.simulate`: numbers that do not depend on the division of work, laws, and refused arguments."""
 
+import gc
 import json
 import sys
 
@@ -30,6 +31,19 @@ def test_seed_determines_all_bits():
     assert np.array_equal(first.covariance, again.covariance)
     assert np.array_equal(first.weight_gradient, again.weight_gradient)
     assert not np.allclose(first.covariance, other.covariance)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_passes_free_their_tensors(gradients):
+    """The second of two calls leaves no more tensors behind than the first."""
+
+    def tensors_after_a_call():
+        weightless("gpt2", 2, gradients=gradients)
+        gc.collect()
+        return sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
+
+    tensors_after_a_call()
+    assert tensors_after_a_call() == tensors_after_a_call()
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bert"])

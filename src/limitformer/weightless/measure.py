@@ -18,6 +18,7 @@ sublayer, whose branch is f. The sum, or a norm of it, is the new stream; λx co
 All by stack. S samples; T tokens of all sequences of a sample, without padding. A stream (M, B, n) is transposed first.
 """
 
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -404,9 +405,12 @@ class Measure(TorchFunctionMode):
         if self.keeps:
             stack.streams.append(tokens.clone())
         if x.requires_grad:
+            # A hook of x that held the stack, and so the last stream and its graph, would never be freed.
+            measure, measured = weakref.ref(self), weakref.ref(stack)
 
             def note_gradient(gradient: Tensor) -> None:
-                stack.gradient[place] = self.by_sample(stack, gradient).double().square().sum((-1, -2)).sqrt()
+                if (one := measure()) is not None and (into := measured()) is not None:
+                    into.gradient[place] = one.by_sample(into, gradient).double().square().sum((-1, -2)).sqrt()
 
             x.register_hook(note_gradient)
 
