@@ -282,7 +282,8 @@ def training_of(case: RateCase, sizes: RateSizes, seed: int, near: Array | None 
     if near is None:
         for k in range(0, len(rates), 2):
             attempt(k)
-            if k >= 2 and not (ends[k - 2 : k + 1 : 2] < start).any():
+            two = ends[k - 2 : k + 1 : 2] if k >= 2 else np.array([0.0])
+            if np.isinf(two).all() or ((two >= start).all() and np.nanmin(ends) < start):
                 break
     else:
         attempt(int(np.nanargmin(near)))
@@ -297,8 +298,16 @@ def training_of(case: RateCase, sizes: RateSizes, seed: int, near: Array | None 
 
 
 def first_diverged(ends: Array, start: float) -> int:
-    """Return the place of the lowest rate whose loss is not below its start; the number of rates if there is none."""
-    return int(np.flatnonzero(np.append(ends, np.inf) >= start)[0])
+    """Return the place of the lowest rate above the best one after which the loss is not below its start.
+
+    It is the number of rates if there is none, and the lowest of all such rates if no rate improved the loss. A rate
+    below the best one that leaves the loss as it was is too low.
+    """
+    not_below = np.append(ends, np.inf) >= start
+    best = int(np.nanargmin(ends))
+    if ends[best] < start:
+        not_below[:best] = False
+    return int(np.flatnonzero(not_below)[0])
 
 
 def outcome_of(case: RateCase, sizes: RateSizes, samples: int, seed: int, folder: Path) -> dict[str, Any]:

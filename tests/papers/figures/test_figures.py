@@ -325,6 +325,11 @@ TWINS = {
         lambda d: d.assign(first=reversed_along(d["first"], "cell")),
         "the first step",
     ),
+    "foretells-rate, other networks": (
+        "foretells-rate",
+        lambda d: d.assign(first=d["first"] * 2),
+        "the law's loss at the start",
+    ),
     "lifetimes, β backwards": ("lifetimes", lambda d: reversed_along(d, "beta"), "growth"),
     "lifetimes, another limit": ("lifetimes", lambda d: d.assign(fine=d["fine"] * [2.0, 1.0, 1.0]), "the chain's"),
     "lifetimes, clusters that part": ("lifetimes", lambda d: d.assign(spread=d["spread"] + 1e-9), "one cluster"),

@@ -237,6 +237,23 @@ def test_search_finds_the_rates_of_all_tries(monkeypatch):
     assert len(tried) < 4 * 1.2 * len(tries)
 
 
+def test_rate_that_leaves_the_loss_as_it_was_does_not_diverge():
+    """A loss that equals its start is diverging above the best rate only, or where no rate improved it."""
+    first = rate_networks.first_diverged
+    assert first(np.array([3.0, np.nan, 2.5, 2.0, np.nan, 3.0, np.inf]), 3.0) == 5
+    assert first(np.array([3.0, 2.5, 2.0]), 3.0) == 3
+    assert first(np.array([np.inf, np.inf, np.inf]), 3.0) == 0
+
+
+def test_search_goes_on_while_the_loss_stays_as_it_was(monkeypatch):
+    ends = np.array([3.0] * 6 + [2.9, 2.5, 2.0, 2.5, 3.0, np.inf, *[np.inf] * 15])
+    rates = rate_networks.tries_of("sgd", RateSizes())
+    monkeypatch.setattr(rate_networks, "trained_at", lambda case, sizes, rate, seed: (3.0, ends[rates == rate][0]))
+    _, tried = rate_networks.training_of(CASE, RateSizes(), 0)
+    assert np.nanargmin(tried) == 8
+    assert rate_networks.first_diverged(tried, 3.0) == 10
+
+
 def test_training_that_overflows_is_infinite():
     start, end = rate_networks.trained_at(RateCase("plain", 8, 1, "large", "sgd"), SMALL, 1e4, 0)
     assert np.isfinite(start)
@@ -250,7 +267,7 @@ def test_finished_case_is_read(tmp_path, monkeypatch):
 
 
 def test_text_has_the_chains_frequencies():
-    """Of the tokens after each token; those of any other token, the wrong twin, have other frequencies."""
+    """Each token is followed as its law says; the law of another token, the wrong twin, is rejected."""
     sizes = replace(SMALL, vocabulary=6)
     ids = rate_networks.markov_text(sizes, 3, 4000)
     law = random(0).dirichlet(np.full(6, 0.1), 6)
