@@ -27,6 +27,7 @@ FIGURES = {
     "many-tokens": "clusters of up to 1,000 tokens in time, times to come together, lifetimes by the larger share",
     "stock-models": "what transformers draws for stock models at their real shapes: stream, heads, gradients by depth",
     "foretells": "does the law at initialisation foretell training? 48 tiny networks, half of them held out",
+    "foretells-rate": "do the first steps in law foretell the largest learning rate? 40 tiny networks, half held out",
 }
 # Figures of finished runs of `limitformer train`, at the scale of those runs.
 RUN_FIGURES = {

@@ -23,7 +23,7 @@ from limitformer_papers.common.claims import Claim, FigureRun
 SCALES = ("paper", "quick")
 BEGIN, END = "<!-- claims -->", "<!-- end of claims -->"
 MARKS = {True: "yes", False: "**no**", None: ""}
-NEED_TRAINING = ("st-fig2", "foretells", *RUN_FIGURES)  # figures that need the extra `train`
+NEED_TRAINING = ("st-fig2", "foretells", "foretells-rate", *RUN_FIGURES)  # figures that need the extra `train`
 
 
 @dataclass(frozen=True)

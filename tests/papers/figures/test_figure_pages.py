@@ -20,7 +20,10 @@ pytestmark = pytest.mark.fast
 
 PAGES = Path(__file__).resolve().parents[3] / "docs" / "figures"
 # Hypotheses of a study that its page reports as refuted.
-REFUTED = {"foretells": ["at one s: ρ in the held-out half of 24; the hypothesis: the same sign, p < 0.025"]}
+REFUTED = {
+    "foretells": ["at one s: ρ in the held-out half of 24; the hypothesis: the same sign, p < 0.025"],
+    "foretells-rate": ["best rate: ρ in the held-out half of 20; the hypothesis: above 0, p < 0.025"],
+}
 
 
 class Number(float):
@@ -159,6 +162,42 @@ SENTENCES = {
         ("networks of 48 that learnt no context", "* **{:.0f} of the 48 networks"),
         ("networks that meet", "all {:.0f} networks that meet"),
         ("of the others learnt", "against {:.0f} of the other 40"),
+    ],
+    "foretells-rate": [
+        ("diverging rate: ρ in the held-out", "In the held-out half ρ = {:.2f} within optimisers"),
+        ("diverging rate: lower end", "(95 % interval {:.2f} to"),
+        ("diverging rate: upper end", "to {:.2f}, p ="),
+        ("diverging rate: p of that", "p = {:.4f}): 0.81"),
+        ("diverging rate: ρ of sgd", "{:.2f} for SGD, 0.89"),
+        ("diverging rate: ρ of adamw", "{:.2f} for AdamW, 0.80"),
+        ("diverging rate: ρ of muon", "{:.2f} for Muon. Two"),
+        ("diverging rate: ρ of the two seeds", "agree with ρ = {:.2f}"),
+        ("diverging rate: ρ of having norms", "norms at all has ρ = {:.2f}"),
+        ("diverging rate: ρ of the rule among", "the rule still has {:.2f}"),
+        ("ρ of same batch, 3 steps and the best rate, choosing", "ρ falls from {:.2f} in the choosing half"),
+        ("best rate: ρ in the held-out", "to {:.2f} in the held-out one"),
+        ("best rate: p of that", "(p = {:.2f}), where"),
+        ("best rate: ρ of 1/width", "1/width has {:.2f}."),
+        ("diverging rate over the predicted one, held-out: median", "is {:.1f} times the predicted one"),
+        ("diverging rate over the predicted one, held-out: lower", "quartiles {:.1f} and"),
+        ("diverging rate over the predicted one, held-out: upper", "and {:.1f}): 1.5"),
+        ("diverging rate over the predicted one, sgd", "{:.1f} times for SGD"),
+        ("diverging rate over the predicted one, adamw", "{:.1f} for AdamW, 4.0"),
+        ("diverging rate over the predicted one, muon", "{:.1f} for Muon. In"),
+        ("held-out cases whose predicted", "In {:.0f} of 20 held-out cases"),
+        ("best rate over the predicted one, held-out: median", "The best rate is {:.2f} of"),
+        ("best rate over the predicted one, held-out: lower", "(quartiles {:.2f} and"),
+        ("best rate over the predicted one, held-out: upper", "and {:.2f})."),
+        ("diverging rate: median |log₂| of the error of the rule", "by {:.2f} octaves"),
+        ("diverging rate: median |log₂| of the error of a constant", "a constant rate by {:.2f}"),
+        ("diverging rate: median |log₂| of the error of c/width", "and c/width by {:.2f}."),
+        ("diverging rate: cases of 18", "in {:.0f} of 18 cases"),
+        ("best rate: median |log₂| of the error of the rule", "these are {:.2f}, 1.00"),
+        ("best rate: median |log₂| of the error of c/width", "1.00 and {:.2f}."),
+        ("ρ of same batch, 1 step and the diverging rate, held-out", "One step of the same batch has {:.2f}"),
+        ("ρ of new batches, 3 steps and the diverging rate, held-out", "new batches {:.2f},"),
+        ("ρ of unseen batch, 3 steps on one and the diverging rate, held-out", "an unseen batch {:.2f} to"),
+        ("ρ of unseen batch, 1 step and the diverging rate, held-out", "to {:.2f} with the diverging"),
     ],
     "lifetimes-spread": [
         ("spread 0.3: share of pairs that are ever", "At s = 0.3, {:.0c} of the pairs are apart"),

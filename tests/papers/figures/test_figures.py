@@ -325,6 +325,11 @@ TWINS = {
         lambda d: d.assign(first=reversed_along(d["first"], "cell")),
         "the first step",
     ),
+    "foretells-rate, other networks": (
+        "foretells-rate",
+        lambda d: d.assign(first=d["first"] * 2),
+        "the law's loss at the start",
+    ),
     "lifetimes, β backwards": ("lifetimes", lambda d: reversed_along(d, "beta"), "growth"),
     "lifetimes, another limit": ("lifetimes", lambda d: d.assign(fine=d["fine"] * [2.0, 1.0, 1.0]), "the chain's"),
     "lifetimes, clusters that part": ("lifetimes", lambda d: d.assign(spread=d["spread"] + 1e-9), "one cluster"),
@@ -382,7 +387,7 @@ def test_ks_claim_distinguishes_laws():
 
 def test_unknown_figure_is_refused_before_any_work(tmp_path, no_work):
     with pytest.raises(
-        InputError, match=r"Unknown figure 'st-fig9'; there are st-fig1, .*stock-models, foretells, st-lr, .*ct-fig2\."
+        InputError, match=r"Unknown figure 'st-fig9'; there are st-fig1, .*stock-models, foretells, foretells-rate, st-lr, .*ct-fig2\."
     ):
         make("st-fig9", out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
