@@ -388,7 +388,7 @@ def test_ks_claim_distinguishes_laws():
 def test_unknown_figure_is_refused_before_any_work(tmp_path, no_work):
     with pytest.raises(
         InputError,
-        match=r"Unknown figure 'st-fig9'; there are st-fig1, .*stock-models, foretells, foretells-rate, st-lr, .*ct-fig2\.",
+        match=r"Unknown figure 'st-fig9'; there are st-fig1, .*foretells, foretells-rate, st-lr, .*ct-fig2\.",
     ):
         make("st-fig9", out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
