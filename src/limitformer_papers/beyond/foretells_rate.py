@@ -267,7 +267,7 @@ def measured(data: xr.Dataset, what: str) -> Array:
         return np.take_along_axis(tried, places.T, 1).T
     rates = np.full(start.shape, np.inf)
     for seed, case in np.ndindex(start.shape):
-        place = first_diverged(end[seed, case], start[seed, case])
+        place = first_diverged(end[seed, case], float(start[seed, case]))
         rates[seed, case] = tried[case, place] if place < len(tried[case]) else np.inf
     return rates
 
