@@ -82,6 +82,13 @@ def test_conclusion_of_few_networks_is_that_they_do_not_tell(standard):
     assert "do not tell" in unsure.conclusion
 
 
+def test_conclusion_about_effects_that_fall_does_not_advise_to_make_them_smaller():
+    falls = lf.scaling.exponents.Exponent(-0.5, -0.6, -0.4, True)
+    found = Transfer("width", (1, 2), "standard", "sgd", {}, {}, {HEAD: falls})
+    assert found.transfers is False
+    assert found.conclusion.endswith("so that the learning rate does not transfer.")
+
+
 @pytest.mark.parametrize(
     ("over", "options", "message"),
     [

@@ -20,6 +20,7 @@ from limitformer.weightless.inputs import Inputs, call_with, inputs_of, with_tar
 from limitformer.weightless.losses import decoder_token, default_loss, output_of, own_loss, same_token
 from limitformer.weightless.models import blueprint_of
 from limitformer.weightless.network import Weightless
+from weightless_families import CONFIGS
 
 WIDTH, SAMPLES = 16, 60
 TEXT = {
@@ -134,6 +135,29 @@ def test_decoder_may_have_another_length_than_its_encoder():
     torch.testing.assert_close(loss[0], nn.functional.cross_entropy(logits[0, :-1], read[0, 1:]))
     same = {"input_ids": read, "decoder_input_ids": torch.cat([torch.tensor([[7]]), read[:, :-1]], 1)}
     torch.testing.assert_close(decoder_token((logits,), same), same_token((logits,), same))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bert", "llama"])
+def test_labels_in_the_inputs_give_the_loss_of_the_model_itself(family):
+    ids = torch.tensor([[3, 7, 3, 9, 5], [4, 4, 8, 6, 11]])
+    inputs = {"input_ids": ids, "labels": torch.tensor([[5, 5, -100, 2, 9], [-100, -100, -100, 3, 1]])}
+    options = {"seed": 0, "gradients": True, "progress": False, "dtype": torch.float64, "draw": "always"}
+    mine = lf.weightless.simulate(CONFIGS[family](), inputs, samples=2, **options)
+
+    def of_model(out, named):
+        return out.loss
+
+    theirs = lf.weightless.simulate(CONFIGS[family](), inputs, samples=2, loss=of_model, **options)
+    for name in ("loss", "weight_gradient"):
+        np.testing.assert_array_equal(mine[name], theirs[name])
+    without = lf.weightless.simulate(CONFIGS[family](), {"input_ids": ids}, samples=2, **options)
+    assert (mine.loss != without.loss).all()
+
+
+def test_labels_without_a_loss_are_refused():
+    logits = torch.zeros(1, 4, 7)
+    with pytest.raises(InputError, match=r"the inputs have labels, but the module returns no loss"):
+        default_loss("causal")((logits,), {"input_ids": torch.ones(1, 4).long(), "labels": torch.ones(1, 4).long()})
 
 
 def test_labels_of_minus_one_hundred_are_not_counted():

@@ -3,6 +3,7 @@
 import gc
 import json
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -164,7 +165,7 @@ def test_weights_used_more_than_once_are_kept_where_that_costs_less(draw):
 
 @pytest.mark.parametrize("turned", [(False, False, False), (True, False, True)])
 def test_gradients_of_weights_used_more_than_once_have_their_law(turned):
-    factory = lambda: Wide(turned=turned)  # noqa: E731
+    factory = partial(Wide, turned=turned)
     mine, kept = (of_uses(factory, 1500, draw=draw, gradients=True, seed=seed)[0] for draw, seed in WAYS)
     assert (mine.attrs["weights"], kept.attrs["weights"]) == ("1 never drawn", "1 kept")
     twin = of_uses(lambda: Wide(shared=False, turned=turned), 1500, draw="never", gradients=True, seed=3)[0]

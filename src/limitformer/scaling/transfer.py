@@ -102,7 +102,9 @@ class Transfer:
         said = f"The {name} {grows} like {self.over}^({each})"
         more = f" (and {len(others)} other measures depend on it)" if others else ""
         hint = ""
-        if self.rule == "standard" and self.over == WIDTH:
+        if each.value < 0:
+            hint = ""
+        elif self.rule == "standard" and self.over == WIDTH:
             hint = " muP divides the head's output and the rates of hidden matrices by the width: rule mup."
         elif self.rule == "standard" and self.over == DEPTH:
             hint = " CompleteP divides the branches by the depth: rule completep."

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -94,10 +95,26 @@ def real_tensors(out: Any) -> Iterator[Tensor]:
 
 
 def default_loss(task: str) -> Loss:
-    """Return the loss of a task: its cross-entropy, or half the mean square of the last tokens, by sequence."""
-    return {"causal": next_token, "masked": same_token, "seq2seq": decoder_token, "image": first_class}.get(
-        task, square
-    )
+    """Return the module's own loss if the inputs have targets; else that of the task, by sequence.
+
+    That is the task's cross-entropy, or half the mean square of the last tokens.
+    """
+    return partial(loss_of_targets, LOSSES.get(task, square))
+
+
+def loss_of_targets(without_targets: Loss, out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Return the module's own loss if the inputs have targets, else `without_targets`.
+
+    Raises:
+        InputError: there are targets, and the module returns no loss.
+    """
+    given = next((name for name in TARGETS if inputs.get(name) is not None), None)
+    if given is None or without_targets is square:
+        return without_targets(out, inputs)
+    own = own_loss(out, inputs)
+    if own is None:
+        raise InputError(f"the inputs have {given}, but the module returns no loss. Nearest: loss=…, which reads them.")
+    return own
 
 
 def next_token(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -150,6 +167,14 @@ def square(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
         return own
     x = output_of(out)
     return x.flatten(1, -2).square().sum(-1).mean(-1) / 2 if x.dim() > 2 else x.square().sum(-1) / 2
+
+
+LOSSES: Mapping[str, Loss] = {
+    "causal": next_token,
+    "masked": same_token,
+    "seq2seq": decoder_token,
+    "image": first_class,
+}
 
 
 def cross_entropy(logits: Tensor, ids: Tensor, counted: Tensor | None) -> Tensor:

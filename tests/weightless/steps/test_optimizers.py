@@ -153,6 +153,49 @@ def test_optimisers_that_are_not_understood_are_refused_by_name(optimizer, messa
         read(optimizer)
 
 
+class Kernels(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.patches, self.hidden = nn.Conv1d(3, 4, 3), nn.Linear(4, 4)
+        self.head = nn.Linear(4, 5)
+
+
+def test_kernels_of_convolutions_are_not_matrices_of_muon():
+    assert read("muon", Kernels()).rules["patches.weight"].kind == "adam"
+
+    def groups(module):
+        return SingleDeviceMuonWithAuxAdam([{"params": [module.patches.weight], "use_muon": True, "momentum": 0.9}])
+
+    with pytest.raises(InputError, match=r"patches.weight is the kernel of a convolution"):
+        read(groups, Kernels())
+
+
+def test_rates_refer_to_the_first_of_several_optimisers_and_to_rates_that_are_used():
+    def both(module):
+        rest = [module.table.weight, module.head.weight, module.norm.weight, module.norm.bias]
+        return torch.optim.Muon([module.hidden.weight], lr=0.02), torch.optim.AdamW(rest, lr=3e-4)
+
+    rules = read(both).with_rate(0.04)
+    assert rules.rules["hidden.weight"].lr == pytest.approx(0.04)
+    assert rules.rules["head.weight"].lr == pytest.approx(6e-4)
+
+    def own_rates(module):
+        return torch.optim.SGD([{"params": list(module.parameters()), "lr": 0.5}])
+
+    assert read(own_rates).base == 0.5
+
+
+@pytest.mark.parametrize("option", [{"cautious_factor": 0.5}, {"decoupled_weight_decay": True}])
+def test_options_of_another_lion_are_refused(option):
+    def other(module):
+        optimizer = Lion(module.parameters())
+        optimizer.param_groups[0] |= option
+        return optimizer
+
+    with pytest.raises(InputError, match=next(iter(option))):
+        read(other)
+
+
 def test_a_subclass_that_keeps_the_step_is_understood():
     assert read(lambda module: Renamed(module.parameters())).rules["head.weight"].kind == "adam"
 

@@ -213,6 +213,37 @@ def test_matrices_without_a_gradient_do_not_decay(draw):
     assert data.weight_change.sel(weight="head.weight").isel(rate=0, sample=0).values[3] > 1.5 * change[1]
 
 
+class Padded(Branches):
+    """A table with a row of zeros, and a bias that starts at zero and that nothing trains."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(40, 32, padding_idx=0)
+        nn.init.normal_(self.table.weight, std=0.5)
+        self.table.weight.data[0].zero_()
+        nn.init.zeros_(self.head.bias)
+
+
+def test_sizes_leave_out_constant_rows_and_a_zero_that_stays_has_no_change():
+    def all_but_the_bias(module):
+        return torch.optim.SGD([p for name, p in module.named_parameters() if name != "head.bias"], lr=0.1)
+
+    data = simulate(Padded, BATCHES[1], loss=next_token, optimizer=all_but_the_bias, samples=1)
+    assert float(data.weight_size.sel(weight="table.weight")) == pytest.approx(0.5 * (39 * 32) ** 0.5)
+    assert (data.weight_change.sel(weight="head.bias") == 0.0).all()
+
+
+def test_other_batches_are_drawn_for_tables_that_the_modules_code_draws():
+    class Overwritten(Padded):
+        def __init__(self):
+            super().__init__()
+            with torch.no_grad():
+                self.table.weight[1, :3] = 1.0
+
+    data = simulate(Overwritten, BATCHES[1], loss=next_token, samples=1, batches="fresh")
+    assert len(np.unique(data.loss_unseen)) > 1
+
+
 def test_warm_up_scales_the_first_step():
     slow = simulate(CONFIGS["gpt2"](), optimizer={"name": "sgd", "lr": 0.01}, warmup=4, dtype=torch.float64)
     fast = simulate(CONFIGS["gpt2"](), optimizer={"name": "sgd", "lr": 0.01}, dtype=torch.float64)

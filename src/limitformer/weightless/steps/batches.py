@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from limitformer.base.errors import InputError, require
 from limitformer.nn.drawn.simulate import torch_seed
@@ -107,9 +107,10 @@ def vocabulary(network: Weightless) -> Tensor:
     config = network.blueprint.config
     size = getattr(config, "vocab_size", None)
     if not isinstance(size, int):
-        tables = [each for each in network.weights if "rows" in network.uses.get(each.name, "")]
-        tables = [each for each in tables if not POSITIONS.search(each.name)]
-        size = max((each.shape[0] for each in tables), default=0)
+        tables = {w.name: w.shape[0] for w in network.weights if "rows" in network.uses.get(w.name, "")}
+        parts = network.module.named_modules()
+        tables |= {name: part.num_embeddings for name, part in parts if isinstance(part, nn.Embedding)}
+        size = max((rows for name, rows in tables.items() if not POSITIONS.search(name)), default=0)
     special = [getattr(config, name, None) for name in SPECIAL]
     excluded = torch.tensor([each for each in special if isinstance(each, int)], dtype=torch.long)
     ids = torch.arange(size)

@@ -138,16 +138,24 @@ def read_optimizer(
     made = call(optimizer, module)
     every = list(made) if isinstance(made, tuple | list) else [made]
     names = {id(parameter): name for name, parameter in module.named_parameters()}
+    kernels = kernels_of(module)
     rules: dict[str, UpdateRule] = {}
     for each in every:
         for name, rule in rules_of_optimizer(each, names):
+            known = rule.kind != MUON or name not in kernels
+            require(known, f"{name} is the kernel of a convolution, for which Muon is not understood. Nearest: AdamW.")
             require(name not in rules, f"{name} is in two groups or optimisers. Nearest: each parameter in one.")
             rules[name] = rule
     require(bool(rules), "the optimiser has no parameters.")
-    main = max(every, key=lambda one: sum(len(group["params"]) for group in one.param_groups))
-    base = number_in(main.defaults, "lr", type(main).__name__)
     words = " and ".join(in_words(each) for each in every)
-    return StepRules(rules, clip, factors, base, words)
+    return StepRules(rules, clip, factors, base_rate(every[0]), words)
+
+
+def base_rate(optimizer: torch.optim.Optimizer) -> float:
+    """Return the default learning rate of an optimiser, or that of its first group if no group has the default."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    default = optimizer.defaults.get("lr")
+    return number_in({"lr": default if default in rates else rates[0]}, "lr", type(optimizer).__name__)
 
 
 def factors_of(steps: int, warmup: int, schedule: Any) -> tuple[float, ...]:
@@ -196,10 +204,17 @@ def by_name(given: dict[str, Any], module: nn.Module, clip: float | None, factor
     return StepRules(rules, clip, factors, rule.lr, f"{name} ({shown})")
 
 
+def kernels_of(module: nn.Module) -> set[str]:
+    """Return the names of the kernels of convolutions."""
+    kinds = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
+    own = {id(part.weight) for part in module.modules() if isinstance(part, kinds)}
+    return {name for name, each in module.named_parameters() if id(each) in own}
+
+
 def hidden_matrix(name: str, module: nn.Module) -> bool:
     """Whether a parameter is a matrix, or stacked matrices, that neither looks up tokens nor gives the output."""
     parameter = dict(module.named_parameters())[name]
-    if parameter.dim() not in (2, 3):
+    if parameter.dim() not in (2, 3) or name in kernels_of(module):
         return False
     outside = {id(each) for part in module.modules() if isinstance(part, nn.Embedding) for each in part.parameters()}
     find_head = getattr(module, "get_output_embeddings", None)

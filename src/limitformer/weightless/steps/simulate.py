@@ -70,7 +70,7 @@ def simulate_steps(
         optimizer: "sgd", "adam", "adamw", "lion" or "muon"; a dictionary with such a "name" and its options; or a
             function that takes the module and returns its optimiser, or several.
         rates: learning rates, each of which begins with the same networks; the rates of parameter groups keep their
-            ratios. None: that of the optimiser.
+            ratios, and those of several optimisers too: the rate is that of the first. None: that of the optimiser.
         steps: number of steps.
         samples: number of networks.
         seed: the same seed gives the same numbers, for any number of threads, samples and rates.
@@ -98,7 +98,8 @@ def simulate_steps(
         `branch_change` by block and sublayer, infinite where a branch was zero; `entropy`, `logit_std`,
         `largest_logit`, … of attention by head; `output` and `output_change`, the root mean squares of the output and
         of its difference from the start. By weight: `weight_gradient`, `weight_change` |W_t − a W_0| with a the factor
-        of weight decay, relative to `weight_size`, the root mean square of |W_0|, and its largest singular value
+        of weight decay, relative to `weight_size`, the norm |W_0| in root mean square over networks (infinite for a
+        weight that was zero and moves), and its largest singular value
         `weight_spectral` where the change has low rank, relative to the same; `update_effect`, the root mean square of
         what the change adds to the output of the weight's linear map.
 
@@ -189,9 +190,10 @@ def weight_sizes(network: Weightless) -> list[float]:
     entries = {name: each for name, each in network.module.named_parameters() if not isinstance(each, Implicit)}
     sizes = []
     for name in network.trained:
-        law, count = network.laws[name], np.prod(network.table.shapes[name], dtype=float)
+        law, (rows, *rest) = network.laws[name], network.table.shapes[name] or (1,)
         if law.random or name not in entries:
-            sizes.append(float(np.sqrt(count * (law.mean**2 + law.std**2))))
+            square = (rows - len(law.rows)) * (law.mean**2 + law.std**2) + sum(each**2 for each in law.rows.values())
+            sizes.append(float(np.sqrt(np.prod(rest, dtype=float) * square)))
         else:
             sizes.append(float(torch.linalg.vector_norm(entries[name].detach().double())))
     return sizes
@@ -221,5 +223,5 @@ def dataset(parts: list[list[Arrays]], rates: list[float], network: Weightless, 
     data["weight_size"] = sizes
     with np.errstate(divide="ignore", invalid="ignore"):
         for key in ("weight_change", "weight_spectral"):
-            data[key] = data[key] / sizes
+            data[key] = (data[key] / sizes).where(data[key] != 0.0, 0.0)  # also of a zero that stays
     return data.assign_coords(coordinates).assign_attrs(about)

@@ -402,7 +402,7 @@ class TrainedWeights:
 class TrainedRun(WeightlessRun):
     """A pass that reads trained weights."""
 
-    trained: TrainedWeights = None  # type: ignore[assignment]
+    trained: TrainedWeights = field(kw_only=True)
     measured: bool = False  # whether effects of updates are noted
     looked_up: dict[str, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)  # by table: ids and leaves
 
