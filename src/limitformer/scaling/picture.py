@@ -1,6 +1,7 @@
 """The picture of `limitformer.transfer`: every measure over the size."""
 
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,6 +10,8 @@ if TYPE_CHECKING:
     from limitformer.scaling.transfer import Transfer
 
 COLUMNS = 4
+LEAST_SPAN = 10.0  # of a panel, largest over smallest, so that what does not depend on the size looks flat
+TITLE = 34  # characters of a line
 
 
 def draw(result: "Transfer", path: Path) -> None:
@@ -27,11 +30,14 @@ def draw(result: "Transfer", path: Path) -> None:
         values = values[np.isfinite(values).all(1) & (values > 0).all(1)]
         axes.loglog(result.sizes, values.T, color="0.7", linewidth=0.8)
         axes.loglog(result.sizes, np.exp(np.log(values).mean(0)), color="C0", marker="o")
-        axes.set_title(f"{name}\n{result.over}^({result.exponents[name]})", fontsize=8)
+        title = "\n".join(wrap(name, TITLE))
+        axes.set_title(f"{title}\n{result.over}^({result.exponents[name]})", fontsize=8)
+        middle, half = np.sqrt(values.min() * values.max()), np.sqrt(max(LEAST_SPAN, 1.3 * values.max() / values.min()))
+        axes.set_ylim(middle / half, middle * half)
         axes.xaxis.set_major_locator(FixedLocator(result.sizes))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xticklabels([str(size) for size in result.sizes], fontsize=7)
-        axes.tick_params(axis="y", labelsize=7)
+        axes.tick_params(axis="y", which="both", labelsize=7)
         if k >= len(names) - COLUMNS:
             axes.set_xlabel(result.over, fontsize=8)
     figure.savefig(path, dpi=130, format="png")
