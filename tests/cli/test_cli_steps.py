@@ -1,11 +1,13 @@
 """`limitformer steps`: its report, files and exit codes, and one line for every wrong option."""
 
 import json
+import sys
 
 import pytest
 
 import limitformer as lf
 from limitformer.cli.steps import optimizer_of, rates_of
+from limitformer.cli.user_code import user_object
 from limitformer.weightless.steps.trajectory import Trajectory
 
 SMALL = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 30, "n_positions": 16}
@@ -40,6 +42,7 @@ QUICK = ("--steps", "1", "--samples", "2", "--tokens", "6")
 def folder(tmp_path, monkeypatch):
     """Return a folder, the current one, with a configuration and the user's functions."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # of the user's file, beside it
     (tmp_path / "small.json").write_text(json.dumps(SMALL), encoding="utf-8")
     (tmp_path / "mine.py").write_text(CODE, encoding="utf-8")
     return tmp_path
@@ -68,9 +71,14 @@ def test_steps_of_the_command_are_those_of_the_function(steps, folder):
     names = ["steps.html", "steps.csv", "steps.json", "steps.nc"]
     assert result.stdout.splitlines()[-1] == "Wrote " + ", ".join(f"new/out/{name}" for name in names)
     data = lf.load(folder / "new" / "out" / "steps.nc")
-    import mine  # that the command has imported
-
-    options = {"optimizer": mine.sgd, "rates": [0.1], "steps": 1, "samples": 2, "seed": 3, "clip": 0.5}
+    options = {
+        "optimizer": user_object("mine.py:sgd", "--optimizer"),
+        "rates": [0.1],
+        "steps": 1,
+        "samples": 2,
+        "seed": 3,
+        "clip": 0.5,
+    }
     report = lf.steps(str(folder / "small.json"), 6, settings={"n_layer": 2}, progress=False, **options)
     assert data["loss"].values.tolist() == report.data["loss"].values.tolist()
     assert data["clipping"].values[0, 0, 0] < 1

@@ -275,15 +275,15 @@ def measures_of(data: Mapping[int, xr.Dataset]) -> dict[str, NDArray[np.float64]
 
 
 def measures_at(data: xr.Dataset) -> dict[str, NDArray[np.float64]]:
-    """Return the measures (samples,) of one size."""
-    last = data.isel(step=-1)
-    first = data.isel(step=1)
+    """Return the measures (samples,) of one size; changes of stream and output are root mean squares."""
+    last, first, start = data.isel(step=-1), data.isel(step=1), data.isel(step=0)
+    size = start.stream.isel(layer=-1)  # a rule may change it: the change itself is what must not depend on the size
     result: dict[str, Any] = {
-        "stream at the end": data.stream.isel(step=0, layer=-1),
+        "stream at the end": size,
         "output": data.output.isel(step=0),
         "gradient": data.gradient_norm.isel(step=0),
-        f"{STREAM}, first step": first.stream_change.isel(layer=-1),
-        STREAM: last.stream_change.isel(layer=-1),
+        f"{STREAM}, first step": first.stream_change.isel(layer=-1) * size,
+        STREAM: last.stream_change.isel(layer=-1) * size,
         f"{OUTPUT}, first step": first.output_change,
         OUTPUT: last.output_change,
         "fall of the loss": data.loss.isel(step=0) - last.loss,
