@@ -113,7 +113,7 @@ def parametrise(
         epsilons,
         effect.multipliers,
         {name: each.role for name, each in roles.items()},
-        [*notes, *effect.notes, *law_notes, *tie_notes(module, roles)],
+        [*notes, *(f"at {over} {size}: {note}" for note in effect.notes), *law_notes, *tie_notes(module, roles)],
     )
 
 

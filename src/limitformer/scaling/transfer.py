@@ -105,9 +105,9 @@ class Transfer:
         if each.value < 0:
             hint = ""
         elif self.rule == "standard" and self.over == WIDTH:
-            hint = " muP divides the head's output and the rates of hidden matrices by the width: rule mup."
+            hint = " muP divides the head's output and the rates of hidden matrices by the width (rule mup)."
         elif self.rule == "standard" and self.over == DEPTH:
-            hint = " CompleteP divides the branches by the depth: rule completep."
+            hint = " CompleteP divides the branches by the depth (rule completep)."
         return f"{said}{more}, so that the learning rate does not transfer.{hint}"
 
     def rows(self) -> list[dict[str, Any]]:
@@ -282,15 +282,16 @@ def measures_at(data: xr.Dataset) -> dict[str, NDArray[np.float64]]:
         "stream at the end": size,
         "output": data.output.isel(step=0),
         "gradient": data.gradient_norm.isel(step=0),
-        f"{STREAM}, first step": first.stream_change.isel(layer=-1) * size,
         STREAM: last.stream_change.isel(layer=-1) * size,
-        f"{OUTPUT}, first step": first.output_change,
         OUTPUT: last.output_change,
         "fall of the loss": data.loss.isel(step=0) - last.loss,
         "largest activation": last.largest.max("layer"),
     }
     if "logit_std" in data:
         result["attention logits"] = last.logit_std.mean(["block", "head"])
+    if data.sizes["step"] > 2:
+        result[f"{STREAM}, first step"] = first.stream_change.isel(layer=-1) * size
+        result[f"{OUTPUT}, first step"] = first.output_change
     kinds: dict[str, list[str]] = {}
     for weight in data.weight.values[data.matrix.values]:
         kinds.setdefault(kind_of(str(weight)), []).append(str(weight))
