@@ -59,7 +59,7 @@ def anchors(page: Path) -> set[str]:
 
 SHOWN_IN_DOCS = (
     *("start-engineer", "start-researcher", "sphere", "unequal-clusters", "many-tokens"),
-    *("sweeps", "check-initialisation", "recipes"),
+    *("sweeps", "check-initialisation", "recipes", "which-learning-rate"),
 )
 SHOWING = ["README.md", *(f"docs/{page}.md" for page in SHOWN_IN_DOCS)]
 ONLY_RUN = [page for page in PAGES if python_blocks(page) and relative(page) not in SHOWING]

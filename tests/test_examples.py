@@ -17,6 +17,7 @@ NAMES = [
     "rank-collapse-in-five-minutes",
     "the-law-of-your-own-activation",
     "the-phase-transition-of-two-tokens",
+    "which-learning-rate",
     "will-my-llama-collapse",
 ]
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
