@@ -19,12 +19,13 @@ SCRIPT = re.compile(
     r"(?<=[\wα-ωΑ-Ω∫Σ)\]|′₀-₉⁰-⁹⊥}])(?<![a-z]{2})(?P<mark>[_^])"
     rf"(?P<inside>{INSIDE})(?:\^(?P<above>{INSIDE}))?"
 )
+NOTEBOOK = re.compile(r"\]\(\.\./((?:\.\./)*examples/[\w-]+)\.ipynb\)")  # `notebooks` makes a page of it
 OUTSIDE = re.compile(r"\]\((?:\.\./)+(?=examples/|tests/|benchmarks/|CHANGELOG|CONTRIBUTING|README)")
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """Point links out of the documentation folder to the repository."""
-    return OUTSIDE.sub(f"]({FILES}", markdown)
+    """Point links to notebooks to their pages, and others out of the documentation folder to the repository."""
+    return OUTSIDE.sub(f"]({FILES}", NOTEBOOK.sub(r"](\1.md)", markdown))
 
 
 def on_page_content(content: str, page: Any, **_: object) -> str:

@@ -18,7 +18,7 @@ import pytest
 import limitformer as lf
 import limitformer_papers
 from limitformer.base.errors import MissingExtraError
-from limitformer.cli.app import commands_of
+from limitformer.cli.app import app, commands_of
 from limitformer.cli.report import say_error
 from limitformer_papers import FIGURES
 
@@ -647,3 +647,22 @@ def test_package_whose_commands_cannot_be_loaded_gives_a_warning_and_no_commands
     assert commands_of(broken) == {}
     assert "Warning: the commands of limitformer.cli.app:no_commands cannot be loaded" in capsys.readouterr().err
     assert "figure" in commands_of(EntryPoint("papers", "limitformer_papers.commands:COMMANDS", "limitformer.commands"))
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("check llama-3-4", ["llama-3-405b"]),
+        ("steps gpt2-m", ["gpt2-medium"]),
+        ("figure st-fig1", ["st-fig1"]),
+        ("recipes t5-", ["t5-v1.1"]),
+        ("check no-such", []),
+    ],
+)
+def test_shell_completes_names(typed, offered, monkeypatch, capfd):
+    for name, value in {"COMP_WORDS": f"limitformer {typed}", "COMP_CWORD": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("_LIMITFORMER_COMPLETE", "complete_bash")
+    with pytest.raises(SystemExit):
+        app(prog_name="limitformer")
+    assert capfd.readouterr().out.split() == offered

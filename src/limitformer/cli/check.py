@@ -20,6 +20,7 @@ from limitformer.cli.check_options import (
 from limitformer.cli.check_report import next_command, print_report
 from limitformer.cli.check_several import check_several, variants
 from limitformer.cli.endings import begin_work
+from limitformer.cli.names import complete_shape
 from limitformer.cli.report import errors_in_one_line, print_plain
 from limitformer.cli.user_code import names_code, user_inputs, user_object
 
@@ -33,6 +34,7 @@ def check(
         list[str],
         typer.Argument(
             metavar="WHAT…",
+            autocompletion=complete_shape,
             help="A public shape ('list' shows them), a configuration's JSON or folder, a checkpoint, or a function "
             "that builds a module: path/to/model.py:NAME or package.module:NAME. Several give one table.",
         ),

@@ -16,6 +16,7 @@ from limitformer.cli.check_options import (
     require_readable,
 )
 from limitformer.cli.endings import begin_work
+from limitformer.cli.names import complete_shape
 from limitformer.cli.report import errors, errors_in_one_line, print_plain
 
 REGION = "design.nc"
@@ -29,6 +30,7 @@ def design(
         str,
         typer.Argument(
             metavar="WHAT",
+            autocompletion=complete_shape,
             help="A public shape ('limitformer check list' shows them), a configuration's JSON or folder, or the "
             "JSON of a Transformer ('limitformer simulate --show-model' prints it).",
         ),

@@ -4,12 +4,18 @@ from typing import Annotated
 
 import typer
 
+from limitformer.cli.names import complete_recipe
 from limitformer.cli.report import errors_in_one_line, print_plain
 
 
 def recipes(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="One recipe, with other settings as NAME,SETTING=NUMBER.")
+        str | None,
+        typer.Argument(
+            metavar="[NAME]",
+            autocompletion=complete_recipe,
+            help="One recipe, with other settings as NAME,SETTING=NUMBER.",
+        ),
     ] = None,
 ) -> None:
     """List published initialisations, or print one: its laws, settings and source.

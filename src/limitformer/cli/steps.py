@@ -11,6 +11,7 @@ from limitformer.base.errors import InputError, require, require_count
 from limitformer.cli.check_options import Settings, Text, Tokens, assignments, require_known, require_readable
 from limitformer.cli.check_report import COLOURS
 from limitformer.cli.endings import INTERRUPTED, begin_work
+from limitformer.cli.names import complete_shape
 from limitformer.cli.report import errors, errors_in_one_line, print_plain, screen
 from limitformer.cli.user_code import names_code, user_inputs, user_object
 
@@ -29,6 +30,7 @@ def steps(
         str,
         typer.Argument(
             metavar="WHAT",
+            autocompletion=complete_shape,
             help="A public shape ('limitformer check list' shows them), a configuration's JSON or folder, or a "
             "function that builds a module: path/to/model.py:NAME or package.module:NAME.",
         ),

@@ -9,6 +9,7 @@ import typer
 from limitformer.base.errors import InputError, require, require_count
 from limitformer.cli.check_options import Settings, Text, assignments, require_known, require_readable
 from limitformer.cli.endings import begin_work
+from limitformer.cli.names import complete_shape
 from limitformer.cli.report import errors_in_one_line, print_plain
 from limitformer.cli.user_code import names_code, user_object
 
@@ -21,6 +22,7 @@ def transfer(
         str,
         typer.Argument(
             metavar="WHAT",
+            autocompletion=complete_shape,
             help="A public shape, a configuration's JSON or folder, or a function that builds a module from a size: "
             "path/to/model.py:NAME.",
         ),

@@ -13,8 +13,20 @@ if TYPE_CHECKING:
     from limitformer_papers.common.claims import Claim
 
 
+def complete_figure(incomplete: str) -> list[str]:
+    """Return the figures that begin so, for the shell's completion."""
+    from limitformer_papers import FIGURES, RUN_FIGURES
+
+    return [name for name in (*FIGURES, *RUN_FIGURES) if name.startswith(incomplete)]
+
+
 def figure(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a figure, or 'list' for all names.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", autocompletion=complete_figure, help="Name of a figure, or 'list' for all names."
+        ),
+    ],
     scale: Annotated[str, typer.Option(help="'paper' for the paper's size, 'quick' for a small size.")] = "paper",
     out: Annotated[Path, typer.Option(help="Folder for NAME.png, NAME.nc (data) and NAME.json (claims).")] = Path(
         "out"
