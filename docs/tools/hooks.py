@@ -47,8 +47,8 @@ def script(found: re.Match[str]) -> str:
 
 
 def raised(tag: str, inside: str) -> str:
-    """Return the tag with its text, without braces."""
-    inside = inside[1:-1] if inside.startswith("{") else inside
+    """Return the tag with its text, without the braces or parentheses that hold it together in the source."""
+    inside = inside[1:-1] if inside[0] in "{(" else inside
     return f"<{tag}>{SCRIPT.sub(script, inside)}</{tag}>"
 
 
