@@ -9,16 +9,17 @@ from limitformer_papers.catalogue import FIGURES as FIGURES
 from limitformer_papers.catalogue import RUN_FIGURES as RUN_FIGURES
 
 if TYPE_CHECKING:
+    from limitformer_papers.common.picture import Picture as Picture
     from limitformer_papers.making import Made as Made
     from limitformer_papers.making import make as make
 
-__all__ = ["FIGURES", "RUN_FIGURES", "Made", "make"]
+__all__ = ["FIGURES", "RUN_FIGURES", "Made", "Picture", "make"]
 
 
 if not TYPE_CHECKING:  # type checkers know only the names above
 
     def __getattr__(name: str) -> object:
-        if name not in ("Made", "make"):
+        if name not in ("Made", "Picture", "make"):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from limitformer_papers import making
 

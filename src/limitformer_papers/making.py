@@ -1,4 +1,4 @@
-"""Make a figure: compute, check its claims, draw, and write PNG, NetCDF and JSON, each whole or not at all."""
+"""Make a figure: compute, check its claims, draw, and write picture, NetCDF and JSON, each whole or not at all."""
 
 import json
 import math
@@ -15,10 +15,10 @@ from limitformer.base.errors import require
 from limitformer.base.files import check_writable, write_whole
 from limitformer.base.lock import only_one
 from limitformer.base.version import package_version
-from limitformer.plot import style
 from limitformer.results.storage import save
 from limitformer_papers.catalogue import FIGURES, FOLDERS, RUN_FIGURES
 from limitformer_papers.common.claims import Claim, FigureRun
+from limitformer_papers.common.picture import Picture
 
 SCALES = ("paper", "quick")
 BEGIN, END = "<!-- claims -->", "<!-- end of claims -->"
@@ -45,8 +45,11 @@ def make(
     threads: int | None = None,
     runs: str | Path | None = None,
     module: Any = None,
+    picture: Picture | None = None,
 ) -> Made:
     """Make the figure `name` at `scale` ("paper" or "quick") and write NAME.png, NAME.nc and NAME.json into `out`.
+
+    `picture` chooses another format than PNG, the width, letters of panels and a serif typeface.
 
     A figure of a grid that is interrupted leaves `.NAME.sweeps` in `out` and resumes from it when it is made again. A
     figure of `RUN_FIGURES` is drawn from the finished runs in `runs`, at their scale. If `out` has a page NAME.md with
@@ -74,7 +77,7 @@ def make(
     stores = folder / f".{name}.sweeps"
     run = FigureRun(seed=seed, threads=threads, stores=stores, runs=None if runs is None else Path(runs))
     with only_one(folder / f".{name}.lock", f"Figure {name} in {folder}"):
-        return make_unlocked(name, scale, module, run, folder)
+        return make_unlocked(name, scale, module, run, folder, picture or Picture())
 
 
 def module_of(name: str) -> Any:
@@ -83,7 +86,7 @@ def module_of(name: str) -> Any:
     return import_module(f"limitformer_papers.{folder}.{name.replace('-', '_')}")
 
 
-def make_unlocked(name: str, scale: str, module: Any, run: FigureRun, folder: Path) -> Made:
+def make_unlocked(name: str, scale: str, module: Any, run: FigureRun, folder: Path, picture: Picture) -> Made:
     """Make the figure; the caller holds the folder's lock."""
     began = time.perf_counter()
     config = getattr(module, scale)()
@@ -96,18 +99,20 @@ def make_unlocked(name: str, scale: str, module: Any, run: FigureRun, folder: Pa
         "limitformer_version": package_version(),
     }
     claims = module.claims(data)
-    paths = write(name, folder, module, data, claims, seconds=time.perf_counter() - began)
+    paths = write(name, folder, module, data, claims, picture, seconds=time.perf_counter() - began)
     if run.stores is not None:
         shutil.rmtree(run.stores, ignore_errors=True)
     return Made(data, claims, paths, time.perf_counter() - began)
 
 
-def write(name: str, folder: Path, module: Any, data: xr.Dataset, claims: list[Claim], seconds: float) -> list[Path]:
+def write(
+    name: str, folder: Path, module: Any, data: xr.Dataset, claims: list[Claim], picture: Picture, seconds: float
+) -> list[Path]:
     """Write the three files, and the table of claims into the figure's page if it exists; return their paths."""
-    picture, record = folder / f"{name}.png", folder / f"{name}.json"
-    with style():
+    drawn, record = folder / f"{name}.{picture.format}", folder / f"{name}.json"
+    with picture.look():
         drawing = module.draw(data)
-        write_whole(picture, lambda path: drawing.savefig(path))
+        write_whole(drawn, lambda path: picture.write(drawing, path))
     numbers = save(data, folder / f"{name}.nc")
     report = {
         "figure": name,
@@ -121,7 +126,7 @@ def write(name: str, folder: Path, module: Any, data: xr.Dataset, claims: list[C
     }
     text = json.dumps(report, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
     write_whole(record, lambda path: path.write_text(text, encoding="utf-8"))
-    return [picture, numbers, record, *renew(folder / f"{name}.md", report)]
+    return [drawn, numbers, record, *renew(folder / f"{name}.md", report)]
 
 
 def json_number(value: float) -> float | str:

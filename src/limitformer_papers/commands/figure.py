@@ -28,7 +28,7 @@ def figure(
         ),
     ],
     scale: Annotated[str, typer.Option(help="'paper' for the paper's size, 'quick' for a small size.")] = "paper",
-    out: Annotated[Path, typer.Option(help="Folder for NAME.png, NAME.nc (data) and NAME.json (claims).")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder for the picture, NAME.nc (data) and NAME.json (claims).")] = Path(
         "out"
     ),
     seed: Annotated[int, typer.Option(help="Seed of all simulations.")] = 0,
@@ -36,6 +36,13 @@ def figure(
     runs: Annotated[
         Path | None, typer.Option(help="Folder of finished runs of `limitformer train`, for figures of training.")
     ] = None,
+    picture_format: Annotated[str, typer.Option("--format", help="png, pdf, svg or pgf.")] = "png",
+    width: Annotated[
+        float | None,
+        typer.Option(metavar="INCHES", help="Width of the picture.", show_default="9.6, or 5.6 of one panel"),
+    ] = None,
+    letters: Annotated[bool, typer.Option("--letters", help="Letters a, b, … at the panels.")] = False,
+    serif: Annotated[bool, typer.Option("--serif", help="A serif typeface, as in most journals.")] = False,
 ) -> None:
     """Make a figure of a paper: picture, data and checked claims."""
     with errors_in_one_line():
@@ -48,11 +55,12 @@ def figure(
             screen.print(table, markup=False)
             return
         from limitformer.base.progress import suggest_quicker
-        from limitformer_papers import make
+        from limitformer_papers import Picture, make
 
+        picture = Picture(picture_format, width, letters, serif)
         begin_work()
         with suggest_quicker("--scale quick takes seconds." if scale == "paper" and runs is None else ""):
-            result = make(name, scale=scale, out=out, seed=seed, threads=threads, runs=runs)
+            result = make(name, scale=scale, out=out, seed=seed, threads=threads, runs=runs, picture=picture)
         size = f"{scale} scale" if runs is None else f"runs in {runs}"
         screen.print(claims_table(f"{name}, {size}, {result.seconds:.1f} s", result.claims))
         print_plain("Wrote " + ", ".join(map(str, result.paths)))
