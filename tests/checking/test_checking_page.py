@@ -471,3 +471,27 @@ def test_curves_need_no_script(browser, network_page, tmp_path):
     with opened(browser, text, tmp_path) as tab:
         shown = tab.locator("svg[role=img]:visible").count()
         assert shown == network_page.count('<figure class="plot">')
+
+
+def test_thresholds_are_lines_of_the_plot_at_their_height():
+    at = np.arange(3.0)
+    text = svg.plot(
+        svg.Panel(
+            "t",
+            "",
+            "layer",
+            (svg.Line("law", "l", at, np.array([0.1, 0.4, 0.8])),),
+            limits=(("watch", 0.5), ("broken", 0.9)),
+        )
+    )
+    heights = {grade: float(y) for grade, y in re.findall(r'class="limit (\w+)"[^>]* y1="([\d.]+)"', text)}
+    ticks = {float(label): float(y) - 4 for y, label in re.findall(r'y="([\d.]+)" text-anchor="end">([\d.]+)<', text)}
+    assert list(heights) == ["watch"]  # 0.9 is above the drawing
+    (low, first), *_, (high, last) = sorted(ticks.items())
+    assert heights["watch"] == pytest.approx(first + (0.5 - low) / (high - low) * (last - first), abs=0.2)
+    assert 'class="limit' not in svg.plot(svg.Panel("t", "", "layer", (svg.Line("law", "l", at, at),)))
+
+
+def test_toggles_have_distinct_names(network_page):
+    names = re.findall(r"<summary>(.*?)</summary>", network_page)
+    assert len(names) == len(set(names)) > 10

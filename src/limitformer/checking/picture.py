@@ -43,10 +43,10 @@ def draw_one(panel: Axes, network: CheckedNetwork, against: CheckedNetwork | Non
         band = over_heads(network.band[name])
         low, middle, high = (band.sel(edge=edge).values for edge in ("low", "middle", "high"))
         places = layer_numbers(band)
-        panel.fill_between(places, low, high, color=BLUE, alpha=0.2, linewidth=0, label="law, 90 %")
-        panel.plot(places, middle, color=BLUE, label="law, middle")
+        panel.fill_between(places, low, high, color=BLUE, alpha=0.2, linewidth=0, label="nine of ten new networks")
+        panel.plot(places, middle, color=BLUE, label="their median")
     if network.exists or network.band is None:
-        title = "this network" if network.exists else "law, one sample"
+        title = "this network" if network.exists else "a new network"
         panel.plot(at, typical(network.curves[name]), color=RED if network.exists else BLUE, label=title)
     if against is not None and name in against.curves:
         other = against.curves[name]

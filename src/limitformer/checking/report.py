@@ -49,6 +49,11 @@ class Report(CheckedNetwork):
     thresholds: Mapping[str, Threshold] = field(default_factory=dict)
     against: "Report | None" = None
 
+    def __repr__(self) -> str:
+        """Return name, grade, verdicts and sizes on one line; `print` shows the report."""
+        names = ", ".join(dict.fromkeys(one.name for one in self.verdicts if one.name not in (FINE, TRAINED)))
+        return f"<Report {self.name}: {self.grade}{f' ({names})' if names else ''}; {self.heading}>"
+
     def __str__(self) -> str:
         """Return verdicts with their reasons, and the curves at a few layers, on lines of at most 80 characters."""
         lines = wrapped(f"{self.name}: {self.heading}", "")

@@ -133,6 +133,10 @@ class StepsReport:
         """
         return failed_steps(self.verdicts, failing_steps(names))
 
+    def __repr__(self) -> str:
+        """Return name, grade and sizes on one line; `print` shows the report."""
+        return f"<StepsReport {self.name}: {self.grade}; {self.heading}>"
+
     def __str__(self) -> str:
         """Return the verdicts with their reasons, and the table by rate, on lines of at most 80 characters."""
         lines = wrapped(f"{self.name}: {self.heading}", "")

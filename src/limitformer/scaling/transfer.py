@@ -165,6 +165,10 @@ class Transfer:
         write_whole(place / "transfer.png", partial(draw, self))
         return [*(place / name for name in texts), data, place / "transfer.png"]
 
+    def __repr__(self) -> str:
+        """Return what was varied and whether the rate transfers; `print` shows the measures."""
+        return f"<Transfer over the {self.over} {list(self.sizes)}, {self.rule}: transfers={self.transfers}>"
+
     def __str__(self) -> str:
         """Return the conclusion, a table of measures, and the notes."""
         head = ["measure", *(f"{self.over} {size}" for size in self.sizes), "exponent", ""]

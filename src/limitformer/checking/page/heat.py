@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from limitformer.checking.page.svg import WIDTH, number, rows_as_html
+from limitformer.checking.page.svg import WIDTH, number, rows_as_html, toggle
 
 LEAST_COLOUR, MIDDLE_COLOUR, MOST_COLOUR = (247, 251, 255), (107, 174, 214), (8, 48, 107)  # as in page.js
 SIGNS = {"still": "still", "awoken": "was zero", "unknown": "not known"}  # classes of page.css
@@ -48,8 +48,7 @@ def heat_map(title: str, note: str, rows: Sequence[str], cells: Any) -> str:
     drawing = (
         f'<svg viewBox="0 0 {WIDTH} {height + BAR}" role="img" aria-label="{escape(words)}">{"".join(parts)}</svg>'
     )
-    details = f"<details><summary>numbers</summary>{numbers}</details>"
-    return f"<figure><figcaption>{caption}</figcaption>{drawing}{details}</figure>"
+    return f"<figure><figcaption>{caption}</figcaption>{drawing}{toggle(title, numbers)}</figure>"
 
 
 def cell(x: float, y: float, wide: float, value: float, span: tuple[float, float, bool], name: str) -> str:

@@ -34,7 +34,7 @@ def page(network: CheckedNetwork, against: CheckedNetwork | None, thresholds: Ma
     """Return the page of a network, with another one next to it."""
     script, style = asset("page.js"), asset("page.css")
     networks = [network] if against is None else [network, against]
-    parts = [heading(network, against), curves(network, against), cells(networks)]
+    parts = [heading(network, against), curves(network, against, thresholds), cells(networks)]
     weights = "".join(findings(each) for each in networks)
     parts += map(recipe_section, networks)
     parts += [section("Initialisation, weight by weight", "initialisation", weights), sources(networks, thresholds)]
@@ -122,9 +122,9 @@ def card(verdict: Verdict, exists: bool) -> str:
     return f'<article class="card {word}">{title}{"" if verdict.name in (FINE, TRAINED) else pairs(facts)}</article>'
 
 
-def curves(network: CheckedNetwork, against: CheckedNetwork | None) -> str:
+def curves(network: CheckedNetwork, against: CheckedNetwork | None, thresholds: Mapping[str, Threshold]) -> str:
     """Return the curves by layer, the loss, and the gradient of the chosen kind of weight."""
-    every = f'<div class="plots">{"".join(plots(network, against))}{loss(network, against)}</div>'
+    every = f'<div class="plots">{"".join(plots(network, against, thresholds))}{loss(network, against)}</div>'
     kinds = gradients(network, against)
     choices = ""
     if kinds:
@@ -136,7 +136,7 @@ def curves(network: CheckedNetwork, against: CheckedNetwork | None) -> str:
     by_layer = section(title, "curves", legend(network, against) + every)
     for k, stack in enumerate(network.stacks):
         other = stack_like(stack, network, against)
-        inner = legend(stack, other) + f'<div class="plots">{"".join(plots(stack, other))}</div>'
+        inner = legend(stack, other) + f'<div class="plots">{"".join(plots(stack, other, thresholds))}</div>'
         by_layer += section(f"By layer: {stack.name}", f"curves-{k}", paragraph(stack.heading) + inner)
     return by_layer + section("Gradient by kind of weight", "gradients", choices)
 
@@ -145,9 +145,9 @@ def legend(network: CheckedNetwork, against: CheckedNetwork | None) -> str:
     """Return the legend that all plots share."""
     swatches = []
     if network.band is not None:
-        swatches += [("band", "law: 90 % of new networks"), ("law", "law, middle")]
+        swatches += [("band", "nine of ten new networks"), ("law", "their median")]
     elif not network.exists:
-        swatches += [("law", "the law's sample")]
+        swatches += [("law", "a new network")]
     if network.exists:
         swatches.append(("own", network.name))
     if against is not None:

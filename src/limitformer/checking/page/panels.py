@@ -1,5 +1,7 @@
-"""The plots of a page: the law's band and middle, a network's own curve over them, and another network's."""
+"""The plots of a page: the law's band and median, a network's own curve over them, and another network's."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,11 +11,15 @@ from limitformer.checking.band import inside
 from limitformer.checking.curves import ARTANH, CURVES, layer_numbers, over_heads, typical
 from limitformer.checking.network import CheckedNetwork
 from limitformer.checking.page.svg import Line, Panel, plot, strip
+from limitformer.checking.thresholds import BROKEN, WATCH, Threshold
 
+# Thresholds of a curve's own value; others are ratios.
+LIMITS = {"correlation": "collapse", "largest": "activation", "largest_logit": "logit"}
+Thresholds = Mapping[str, Threshold]
 Part = dict[str, Any]  # a sublayer or a kind of weight; empty: the whole curve
 
 
-def plots(network: CheckedNetwork, against: CheckedNetwork | None) -> list[str]:
+def plots(network: CheckedNetwork, against: CheckedNetwork | None, thresholds: Thresholds) -> list[str]:
     """Return the plots of all measured curves, one for each sublayer."""
     result = []
     for name, curve in CURVES.items():
@@ -22,8 +28,15 @@ def plots(network: CheckedNetwork, against: CheckedNetwork | None) -> list[str]:
             parts = [{"sublayer": k} for k in range(network.curves.sizes["sublayer"])]
         for part in parts if curve.title else []:
             title = f"{curve.title} {part['sublayer'] + 1} of a block" if part else curve.title
-            result.append(panel(network, against, name, part, title))
+            found = panel(network, against, name, part, title)
+            limits = thresholds.get(LIMITS.get(name, ""))
+            result.append(found if limits is None else replace(found, limits=limits_of(limits)))
     return [plot(each) for each in result if each.lines]
+
+
+def limits_of(threshold: Threshold) -> tuple[tuple[str, float], ...]:
+    grades = [(grade, threshold.at(grade)) for grade in (WATCH, BROKEN)]
+    return tuple((grade, number) for grade, number in grades if number is not None)
 
 
 def gradients(network: CheckedNetwork, against: CheckedNetwork | None) -> dict[str, str]:
@@ -44,12 +57,12 @@ def panel(network: CheckedNetwork, against: CheckedNetwork | None, name: str, pa
         if np.isfinite(middle).any():
             at = positions(law)
             area = (at, low, high)
-            lines.append(Line("law", "law, middle", at, middle))
+            lines.append(Line("law", "median of new networks", at, middle))
         share = inside(xr.Dataset({"own": own}), xr.Dataset({"own": band}))
         if network.exists and share:
             note = f"{note}; {float(share['own'].mean()):.0%} within the law's band".removeprefix("; ")
     if own is not None and (network.exists or not lines):
-        kind, label = ("own", "this network") if network.exists else ("law", "law, median of samples")
+        kind, label = ("own", "this network") if network.exists else ("law", "median of the samples")
         lines.append(Line(kind, label, positions(own), typical(own)))
     other = None if against is None else part_of(against.curves, name, part)
     if against is not None and other is not None:

@@ -39,6 +39,7 @@ class Panel:
     """One plot: `axis` names x, `band` is x, low and high.
 
     The axis of y is logarithmic if the values span much, but never if it is `linear`; that of x only if it is `log`.
+    `limits` are grades and the numbers at which they begin; those within the drawing have a line.
     """
 
     title: str
@@ -48,6 +49,7 @@ class Panel:
     band: tuple[Array, Array, Array] | None = None
     linear: bool = False
     log: bool = False
+    limits: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,9 @@ class AxisScale:
         """Return a few round numbers: their positions, and labels with enough digits to differ."""
         ticks = decades(self.low, self.high) if self.log else multiples(self.low, self.high)
         for digits in range(3, 17):
-            labels = [number(tick, digits) for tick in ticks]
+            labels = [
+                f"{tick:.0f}" if tick.is_integer() and abs(tick) < 1e5 else number(tick, digits) for tick in ticks
+            ]
             if len(set(labels)) == len(labels):
                 break
         return list(zip(self(np.array(ticks)).tolist(), labels, strict=True)) if ticks else []
@@ -122,7 +126,8 @@ def plot(panel: Panel) -> str:
     low, high = (at[0] * (1 - 1e-9), at[-1] * (1 + 1e-9)) if panel.log else (at[0] - 1e-9, at[-1] + 1e-9)
     x = AxisScale(low, high, panel.log, LEFT + 4, WIDTH - RIGHT - 4)
     head, rows = table(panel, at)
-    parts = [axes(x, y, at[0], at[-1], panel.axis)]
+    limits = [limit(grade, float(y(np.array(number)))) for grade, number in panel.limits]
+    parts = [*limits, axes(x, y, at[0], at[-1], panel.axis)]
     if panel.band is not None:
         parts.append(area(x(panel.band[0]), y(panel.band[1]), y(panel.band[2])))
     parts += [curve(line, x, y) for line in panel.lines]
@@ -134,8 +139,21 @@ def figure(title: str, note: str, words: str, height: float, drawing: str, numbe
     return (
         f'<figure class="plot"><figcaption><strong>{escape(title)}</strong> <span>{escape(note)}</span></figcaption>'
         f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(words)}">{drawing}</svg>'
-        f"<details><summary>numbers</summary>{numbers}</details></figure>"
+        f"{toggle(title, numbers)}</figure>"
     )
+
+
+def toggle(title: str, numbers: str) -> str:
+    """Return numbers that a click shows; the title, which distinguishes it, is for readers who do not see the plot."""
+    return f'<details><summary>numbers<span class="unseen">: {escape(title)}</span></summary>{numbers}</details>'
+
+
+def limit(grade: str, height: float) -> str:
+    """Return the line of a threshold, if its height is within the drawing."""
+    if not TOP <= height <= HEIGHT - BOTTOM:
+        return ""
+    line = f'<line class="limit {grade}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{height:.1f}" y2="{height:.1f}"/>'
+    return line + text(LEFT + 3, height - 3, grade, "start")
 
 
 def axes(x: AxisScale, y: AxisScale, first: float, last: float, name: str) -> str:
@@ -206,7 +224,7 @@ def table(panel: Panel, at: Array) -> tuple[list[str], list[list[str]]]:
     columns = [(line.label, line.x, line.y) for line in panel.lines]
     if panel.band is not None:
         x, low, high = panel.band
-        columns += [("law, low", x, low), ("law, high", x, high)]
+        columns += [("nine of ten, from", x, low), ("to", x, high)]
     known = [dict(zip(x.tolist(), y.tolist(), strict=True)) for _, x, y in columns]
     rows = [[f"{place:g}", *(number(each[place]) if place in each else "" for each in known)] for place in at.tolist()]
     return [panel.axis, *(label for label, _, _ in columns)], rows
