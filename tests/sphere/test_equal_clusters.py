@@ -69,6 +69,21 @@ def test_exponents_are_means_over_drawn_layers(dim, beta, layers, attention):
         assert abs(between.mean() - wrong) > STANDARD_ERRORS * between.std() / n**0.5
 
 
+@pytest.mark.parametrize("beta", [0.4, 0.6])
+def test_exponents_in_three_dimensions_are_integrals_over_the_long_vector(beta):
+    """E log|v + sη| = log|v| + ½E₁(|v|²/(2s²)) in the plane orthogonal to Y, and Gauss–Hermite nodes for Y."""
+    step, a = 0.3, np.tanh(beta)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(70)
+    along, across, third = np.meshgrid(1 + a * step * nodes, a * step * nodes, a * step * nodes, indexing="ij")
+    mass = np.multiply.outer(np.multiply.outer(weights, weights), weights) / weights.sum() ** 3
+    squared = along**2 + across**2 + third**2
+    q = 1 - across**2 / squared
+    exact = exponents(3, beta, step)
+    assert exact.within == pytest.approx((mass * np.log(q / squared)).sum() / 2, abs=1e-7)
+    between = (mass * (np.log(q / squared) + exp1(q / (2 * step**2)))).sum() / 2
+    assert exact.between == pytest.approx(between, abs=1e-7)
+
+
 @pytest.mark.parametrize("attention", ["softmax", "unnormalized"])
 @pytest.mark.parametrize(("dim", "beta"), [(4, 0.6), (4, 0.8), (2, 0.1), (3, 0.1), (7, 1.2)])
 def test_many_layers_have_the_threshold_of_the_limit(dim, beta, attention):
