@@ -58,7 +58,7 @@ def anchors(page: Path) -> set[str]:
 
 
 SHOWN_IN_DOCS = (
-    *("start-engineer", "start-researcher", "sphere", "unequal-clusters", "many-tokens"),
+    *("start-engineer", "start-researcher", "sphere", "unequal-clusters", "many-tokens", "equal-clusters"),
     *("sweeps", "check-initialisation", "recipes", "which-learning-rate"),
 )
 SHOWING = ["README.md", *(f"docs/{page}.md" for page in SHOWN_IN_DOCS)]
