@@ -21,8 +21,8 @@ from limitformer.cli.app import app
 from limitformer.cli.sweep import ROWS
 from limitformer.sweep import cluster as cluster_module
 from limitformer.sweep import work as work_module
-from limitformer.sweep.run import compute_sweep
-from limitformer.sweep.show import MOST_CURVES, duration
+from limitformer.sweep.run import compute_sweep, load_sweep
+from limitformer.sweep.show import MOST_CURVES, duration, interval, picture, selected
 from sweep_grids import (
     GRID,
     assert_same_bits,
@@ -358,6 +358,35 @@ def test_show_draws_curves_and_maps(run, store, tmp_path):
     words = ("show", store, "--variable", "probability", "--at", "dim=4", "--out", "words.svg")
     assert run(*words).exit_code == 0
     assert "<svg" in (tmp_path / "words.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("variable", "low", "high"),
+    [
+        (
+            "overlap_mean",
+            lambda data: data.overlap_mean - data.overlap_error,
+            lambda data: data.overlap_mean + data.overlap_error,
+        ),
+        ("probability", lambda data: data.low, lambda data: data.high),
+        ("overlap_variance", None, None),
+    ],
+)
+def test_pictures_have_the_interval_of_a_mean_or_probability(store, variable, low, high):
+    data = load_sweep(store)
+    at = ["dim=4", *(["outcome=antipodal pair"] if variable == "probability" else [])]
+    within = interval(data, variable, at)
+    figure = picture(selected(data, variable, at), within)
+    assert "dim = 4" in figure.axes[0].get_title()
+    if low is None:
+        assert within is None
+        assert figure.axes[0].collections[:] == []
+        return
+    expected = [selected(data.assign(edge=edge(data)), "edge", at) for edge in (low, high)]
+    assert within[0].values == pytest.approx(expected[0].values)
+    assert within[1].values == pytest.approx(expected[1].values)
+    for band, lower in zip(figure.axes[0].collections, np.atleast_2d(within[0].values.T), strict=True):
+        assert np.isin(lower.astype(np.float32), band.get_paths()[0].vertices[:, 1].astype(np.float32)).all()
 
 
 @pytest.mark.parametrize(

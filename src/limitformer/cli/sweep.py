@@ -132,13 +132,13 @@ def show(
     """Print a result as a table, and draw it if --out is set."""
     with errors_in_one_line():
         from limitformer.sweep import load_sweep
-        from limitformer.sweep.show import doubts, picture, selected, write_picture
+        from limitformer.sweep.show import doubts, interval, picture, selected, write_picture
 
         begin_work()
         data = load_sweep(store)
         chosen = selected(data, variable, at or [])
         if out is not None:
-            write_picture(picture(chosen), out)
+            write_picture(picture(chosen, interval(data, variable, at or [])), out)
         screen.print(table_of(chosen))
         warn(doubts(data))
         if out is not None:

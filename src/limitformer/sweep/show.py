@@ -90,6 +90,18 @@ def selected(data: xr.Dataset, variable: str | None, at: Sequence[str]) -> xr.Da
     return chosen.squeeze()
 
 
+def interval(data: xr.Dataset, variable: str | None, at: Sequence[str]) -> tuple[xr.DataArray, xr.DataArray] | None:
+    """Return what lies one standard error below and above a mean, or the 95 % interval of a probability, if known."""
+    name = str(next(iter(data.data_vars))) if variable is None else variable
+    if name == "probability" and {"low", "high"} <= set(data.data_vars):
+        return selected(data, "low", at), selected(data, "high", at)
+    error = f"{name.removesuffix('_mean')}_error"
+    if error not in data:
+        return None
+    middle, error_here = selected(data, name, at), selected(data, error, at)
+    return middle - error_here, middle + error_here
+
+
 def position(chosen: xr.DataArray, place: str) -> dict[str, int]:
     """Return NAME=VALUE as the position on the axis."""
     name, equals, value = place.partition("=")
@@ -108,8 +120,8 @@ def as_number(text: str) -> float | None:
         return None
 
 
-def picture(chosen: xr.DataArray) -> Figure:
-    """Draw curves over one axis, or a map over two long ones.
+def picture(chosen: xr.DataArray, within: tuple[xr.DataArray, xr.DataArray] | None = None) -> Figure:
+    """Draw curves over one axis with the band between `within`, or a map over two long ones.
 
     Raises:
         InputError: more than two axes with several values each.
@@ -121,7 +133,9 @@ def picture(chosen: xr.DataArray) -> Figure:
         f"Nearest: {'more' if long else 'fewer'} --at.",
     )
     # A store keeps the order in which values were added.
-    chosen = chosen.sortby([dim for dim in long if dim in chosen.coords and chosen[dim].dtype.kind in "iuf"])
+    ordered = [dim for dim in long if dim in chosen.coords and chosen[dim].dtype.kind in "iuf"]
+    chosen = chosen.sortby(ordered)
+    low, high = (None, None) if within is None else (each.sortby(ordered) for each in within)
     figure, (panel,) = panels(1, width=6.4, height=4.4)
     if len(long) == 2 and chosen.sizes[long[1]] > MOST_CURVES:
         panel.grid(False)
@@ -129,18 +143,29 @@ def picture(chosen: xr.DataArray) -> Figure:
             *(positions(chosen, dim) for dim in long), chosen.transpose(*reversed(long)), shading="nearest"
         )
         figure.colorbar(image, label=str(chosen.name))
-        panel.set(xlabel=long[0], ylabel=long[1])
+        panel.set(xlabel=long[0], ylabel=long[1], title=place_in_words(chosen))
         return figure
     for k in range(chosen.sizes[long[1]] if len(long) == 2 else 1):
-        curve = chosen.isel({long[1]: k}) if len(long) == 2 else chosen
+        here = {long[1]: k} if len(long) == 2 else {}
+        curve, colour, at = chosen.isel(here), PALETTE[k % len(PALETTE)], positions(chosen, long[0])
+        if low is not None and high is not None:
+            panel.fill_between(at, low.isel(here), high.isel(here), color=colour, alpha=0.2, linewidth=0)
         label = (
             f"{long[1]} = {chosen[long[1]].values[k] if long[1] in chosen.coords else k}" if len(long) == 2 else None
         )
-        panel.plot(positions(chosen, long[0]), curve, "o-", markersize=3, color=PALETTE[k % len(PALETTE)], label=label)
-    panel.set(xlabel=long[0], ylabel=str(chosen.name))
+        panel.plot(at, curve, "o-", markersize=3, color=colour, label=label)
+    panel.set(xlabel=long[0], ylabel=str(chosen.name), title=place_in_words(chosen))
     if len(long) == 2:
         panel.legend()
     return figure
+
+
+def place_in_words(chosen: xr.DataArray) -> str:
+    """Return where on the other axes the results are, such as "gamma = 0.5, beta = 2"."""
+    fixed = {str(name): axis.values.item() for name, axis in chosen.coords.items() if axis.ndim == 0}
+    return ", ".join(
+        f"{name} = {value:g}" if isinstance(value, float) else f"{name} = {value}" for name, value in fixed.items()
+    )
 
 
 def positions(chosen: xr.DataArray, dim: str) -> Any:
