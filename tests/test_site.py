@@ -213,6 +213,13 @@ def test_indices_in_sentences_are_subscripts(written, shown):
     assert hooks.in_text(written) == shown
 
 
+def test_pictures_open_large(site):
+    page = (site / "figures/st-fig1.html").read_text(encoding="utf-8")
+    assert re.search(r'<a class="large" href="st-fig1.png"><img [^>]*src="st-fig1.png"', page)
+    cards = (site / "gallery.html").read_text(encoding="utf-8")
+    assert 'class="large"' not in cards  # there a picture leads to its page
+
+
 def test_font_of_formulas_has_their_characters(site):
     """A character that `math.woff` lacks would come from another typeface."""
     from fontTools.ttLib import TTFont

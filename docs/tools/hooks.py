@@ -1,6 +1,6 @@
-"""Hooks for MkDocs: mathematics, and links to files outside the site.
+"""Hooks for MkDocs: mathematics, pictures that open large, and links to files outside the site.
 
-`$…$` and `$$…$$` become MathML, which browsers set by themselves: no script, no font, no picture. What cannot be read
+`$…$` and `$$…$$` become MathML, which browsers set by themselves, without a script or a picture. What cannot be read
 ends the build.
 """
 
@@ -12,6 +12,7 @@ from latex2mathml.converter import convert
 
 FILES = "https://github.com/limitformer/limitformer/blob/main/"
 FORMULA = re.compile(r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<source>.*?)\\[)\]]</(?P=tag)>', re.DOTALL)
+ALONE = re.compile(r'<p>(?P<image><img [^>]*src="(?P<source>[^"]+)"[^>]*>)</p>')  # a picture that is no link yet
 # What is not a sentence: code, formulas, and tags with their attributes.
 LITERAL = re.compile(r"(<(?:pre|code|math)\b.*?</(?:pre|code|math)>|<[^>]+>)", re.DOTALL)
 INSIDE = r"\{(?:[^{}]|\{[^{}]*\})*\}|\((?:[^()]|\((?:[^()])*\))*\)|ℓ|[−-]?(?:[α-ωΑ-Ω]+|[A-Za-z0-9]+|∞)[′±₀]?|½"
@@ -29,9 +30,11 @@ def on_page_markdown(markdown: str, **_: object) -> str:
 
 
 def on_page_content(content: str, page: Any, **_: object) -> str:
-    """Convert formulas to MathML. Set indices and exponents in sentences, except in the API, where names are
-    Python's."""
-    content = FORMULA.sub(mathml, content)
+    """Convert formulas to MathML, link pictures to their files, set indices and exponents in sentences.
+
+    In the API names are Python's, and keep their underscores.
+    """
+    content = ALONE.sub(r'<p><a class="large" href="\g<source>">\g<image></a></p>', FORMULA.sub(mathml, content))
     return content if page.file.src_uri.startswith("api/") else in_text(content)
 
 
