@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from limitformer.base.errors import require
-from limitformer.weightless.arrays import BY_HEAD, Arrays, sizes_of_stacks, stream_arrays
+from limitformer.weightless.arrays import BY_HEAD, Arrays, require_same_blocks, sizes_of_stacks, stream_arrays
 from limitformer.weightless.inputs import Inputs
 from limitformer.weightless.losses import Loss, output_of
 from limitformer.weightless.network import Weightless
@@ -149,6 +149,7 @@ class Trajectory:
     def measured(self, start: Pass, now: Pass) -> Arrays:
         """Return the measures of a pass, and how they have changed since the start."""
         arrays, covariance = now.arrays, now.arrays["covariance"][0]
+        require_same_blocks(start.arrays, arrays)
         variances = np.diagonal(covariance, axis1=-2, axis2=-1)
         known = ~np.isnan(variances)
         with np.errstate(invalid="ignore", divide="ignore"):  # a stream that is not finite has no size
