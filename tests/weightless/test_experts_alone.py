@@ -51,6 +51,15 @@ class Scattered(Routed):
         return result
 
 
+class Untied(Scattered):
+    """The wrong twin of a head that is the embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+        nn.init.normal_(self.head.weight, std=0.3)
+
+
 class FixedTokens(Routed):
     """The wrong twin: the place of a token, and not the router, chooses its expert."""
 
@@ -110,7 +119,8 @@ def test_experts_that_receive_some_tokens_are_no_blocks():
 
 
 def loss_of(out, inputs):
-    return out[:, :, 0].square().mean(1)
+    """Return the mean square of the logits of a word that was looked up, and of one that was not."""
+    return out[:, :, [1, 7]].square().mean((1, 2))
 
 
 def drawn(module, samples, seed, names):
@@ -132,10 +142,12 @@ def test_scattered_tokens_have_the_law_of_drawn_networks():
     data = simulate(Scattered, 600, seed=4, blocks="first", loss=loss_of)
     mine = np.array([data.loss.values, *(data.weight_gradient.sel(weight=name).values for name in names)])
     assert np.isnan(mine[3]).all()  # a hard choice has no gradient
-    theirs, twin = (drawn(each, 600, seed, names) for each, seed in ((Scattered, 1), (FixedTokens, 2)))
+    twins = ((Scattered, 1), (FixedTokens, 2), (Untied, 3))
+    theirs, twin, untied = (drawn(each, 600, seed, names) for each, seed in twins)
     for k in (0, 1, 2, 4):
         values, others, wrong = (
             np.nan_to_num(each[k]) for each in (mine, theirs, twin)
         )  # an unused expert counts as 0
         assert ks_2samp(values, others).pvalue > 1e-3, k
     assert ks_2samp(values, wrong).pvalue < 1e-6
+    assert max(ks_2samp(mine[k], untied[k]).pvalue for k in (0, 1)) < 1e-8
