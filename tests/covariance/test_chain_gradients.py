@@ -6,6 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from scipy.stats import beta, kstest
 
 import limitformer as lf
 from drawn_gradients import gradients_of
@@ -140,6 +141,25 @@ def test_wrong_twin_with_a_fresh_matrix_in_the_backward_pass_is_rejected(name, w
 
 
 ROUNDED = ("identical tokens", "nearly identical", "width 2, pre")  # rounding decides a direction, or is normalised
+
+
+def test_frame_outside_the_tokens_is_uniform_given_tokens_and_sizes():
+    """The claim of docs/theory.md, by autograd: ⟨f, E₁⟩² is Beta, also given a large T; a frame of all of G is not."""
+    generator, n = torch.Generator().manual_seed(3), 9
+    x = torch.tensor(TOKENS[:, :4] @ np.eye(4, n)).expand(6000, 3, n).clone().requires_grad_(True)
+    pre, post = (torch.randn(6000, n, n, generator=generator, dtype=torch.float64) for _ in range(2))
+    out = x + torch.nn.functional.gelu(x @ pre) @ post / n
+    out.square().sum().backward()
+    outside = np.linalg.svd(TOKENS[:, :4] @ np.eye(4, n))[2][3:]  # an orthonormal basis of the directions outside Q
+    gradient = x.grad.numpy()
+    rest = gradient @ outside.T @ outside
+    direction = outside.T @ [0.6, 0.8, *np.zeros(n - 5)]
+    uniform = beta(0.5, (n - 4) / 2)
+    squares, twin = ((each[:, 0] @ direction) ** 2 / (each[:, 0] ** 2).sum(1) for each in (rest, gradient))
+    large = (rest**2).sum((1, 2)) > np.median((rest**2).sum((1, 2)))
+    for part in (squares, squares[large], squares[~large]):
+        assert kstest(part, uniform.cdf).pvalue > ALPHA
+    assert kstest(twin, uniform.cdf).pvalue < ALPHA
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in ROUNDED])

@@ -8,8 +8,9 @@ P (m × r) its coordinates where the tokens are, E (s × n) orthonormal rows out
 factor of G outside.
 
 **The Haar frame.** The frame E need not be known: given the tokens, all that lies below, P and T, it is uniformly
-distributed (Haar) among the frames outside Q. The reason is that the weights above are fresh and that their law does
-not change under rotations of R^n that leave Q fixed. This closes the recursion on (P, T).
+distributed (Haar) among the frames outside Q; rows of it that G does not determine are drawn so. The reason is that the
+weights above are fresh and that, given all that lies below, their law does not change under rotations of R^n that leave
+Q fixed (docs/theory.md). This closes the recursion on (P, T).
 
 **A weight that is used once.** A Gaussian weight W in Z W, with Z = S_Z Q_Z and orthonormal rows of Q_Z, has shown
 Q_Z W = N and nothing else. Going back with the gradient D of Z W it is therefore [the theorem of weightless networks,
