@@ -15,6 +15,7 @@ from limitformer.weightless.decisions import Decisions
 WIDTH, WORDS, EXPERTS = 12, 20, 3
 IDS = [[1, 2, 3, 1, 5]]
 TOGETHER = 1  # a seed at which the first two samples choose the same expert
+UNEVEN = 1  # a seed at which the router of the first network divides the tokens unevenly
 OPTIONS = {"gradients": True, "dtype": torch.float64, "progress": False}
 
 
@@ -111,10 +112,16 @@ def test_decisions_are_numbers_that_depend_on_weights():
     assert not other.found
 
 
+def test_experts_of_a_single_network_are_no_blocks_either():
+    with pytest.raises(InputError, match=r"has no blocks.*Nearest: blocks="):
+        simulate(Scattered, 1, seed=UNEVEN)
+    assert np.isfinite(simulate(Scattered, 1, seed=UNEVEN, blocks="first").loss.item())
+
+
 def test_experts_that_receive_some_tokens_are_no_blocks():
     with pytest.raises(InputError, match=r"other tokens in each network.*Nearest: blocks="):
         simulate(Scattered, 6)
-    with pytest.raises(InputError, match=r"other tokens in each network.*Nearest: blocks="):
+    with pytest.raises(InputError, match=r"(other tokens in each network|no blocks).*Nearest: blocks="):
         lf.weightless.simulate_steps(Scattered, IDS, samples=4, seed=0, steps=1, optimizer="sgd", progress=False)
 
 

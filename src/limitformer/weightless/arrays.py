@@ -28,6 +28,12 @@ BY_BLOCK = ("covariance_inside", "branch", "step", *BY_HEAD, *OF_BLOCK)
 STACK_COORDINATES = ("stack", "block_stack", "tokens", "layer_sequence", "layer_word", "weight_stack")
 
 
+OTHER_TOKENS = (
+    "the modules that were taken for blocks receive other tokens in each network, as experts do whose tokens a router "
+    "chooses. Nearest: blocks='…' with the names of modules that receive all tokens."
+)
+
+
 def stream_arrays(measure: Measure, gradients: bool) -> Arrays:
     """Return the measures of the streams and the heads, by sample; stacks follow each other along layers and blocks."""
     parts = [stack_arrays(stack, gradients) for stack in measure.stacks]
@@ -60,11 +66,7 @@ def stream_arrays(measure: Measure, gradients: bool) -> Arrays:
 def require_same_blocks(first: Arrays, arrays: Arrays) -> None:
     """Raise `InputError` unless the blocks have the same number, tokens and sublayers as in the first pass."""
     sizes, others = ({key: each.shape[1:] for key, each in every.items()} for every in (first, arrays))
-    require(
-        sizes == others,
-        "the modules that were taken for blocks receive other tokens in each network, as experts do whose tokens a "
-        "router chooses. Nearest: blocks='…' with the names of modules that receive all tokens.",
-    )
+    require(sizes == others, OTHER_TOKENS)
 
 
 def stack_arrays(stack: MeasuredStack, gradients: bool) -> Arrays:
