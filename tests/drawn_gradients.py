@@ -10,6 +10,13 @@ import torch
 
 import limitformer as lf
 
+ACTIVATIONS = {
+    "silu": torch.nn.functional.silu,
+    "gelu": torch.nn.functional.gelu,
+    "hyperbolic_tangent": torch.tanh,
+    "squared_relu": lambda x: torch.relu(x) ** 2,
+}
+
 
 class Fresh(torch.autograd.Function):
     """X W whose backward pass uses another matrix: a wrong twin."""
@@ -108,6 +115,10 @@ def feedforward(model, x, linear, name):
     units = linear(x, name + "pre", model.width, hidden)
     if type(part) is lf.GELU:
         active = units * 0.5 * (1 + torch.erf(units / 2**0.5))
+    elif isinstance(part, lf.Elementwise):
+        active = ACTIVATIONS[part.function.__name__](units)
+        if type(part) is lf.Gated:
+            active = active * linear(x, name + "gate", model.width, hidden)
     else:
         positive, negative = part.slopes(model.width)
         active = torch.where(units > 0, positive * units, negative * units)

@@ -1,15 +1,18 @@
 """Gradients of the chain have the law of gradients of networks: weightless ones, and drawn ones with autograd."""
 
+import math
 import threading
 from functools import cache
 
 import numpy as np
 import pytest
 import torch
+from scipy.stats import beta, kstest
 
 import limitformer as lf
-from drawn_gradients import gradients_of
+from drawn_gradients import ACTIVATIONS, gradients_of
 from limitformer.base import memory
+from limitformer.models.activations import DERIVATIVES, derivative_of
 from limitformer.numerics.watch import DONE, WHOLE, halt, new_watch
 from limitformer.paths import replicas
 from limitformer.simulation.processes import process_of
@@ -25,6 +28,10 @@ SOFTMAX, SHAPED_RELU = lf.SoftmaxAttention(), lf.ShapedReLU(c_plus=0.2, c_minus=
 
 def small(**parts):
     return lf.Transformer(**{**SMALL, **parts})
+
+
+def own_sine(x):
+    return x + 0.5 * math.sin(x)
 
 
 def post(kind):
@@ -46,6 +53,12 @@ CASES = {
     "Post-LN": (small(attention=lf.SoftmaxAttention(heads=2), feedforward=lf.ReLU(), norm=post(lf.LayerNorm)), V0),
     "Pre-RMS": (small(attention=SOFTMAX, feedforward=SHAPED_RELU, norm=lf.RMSNorm(placement="pre")), V0),
     "Post-RMS": (small(attention=SOFTMAX, feedforward=lf.ReLU(), norm=post(lf.RMSNorm)), V0),
+    "SwiGLU": (small(attention=SOFTMAX, feedforward=lf.SwiGLU(hidden=20)), V0),
+    "two tiles of GeGLU": (small(feedforward=lf.GeGLU(hidden=70), lam=0.9), V0),
+    "SiLU, Pre-LN": (small(attention=SOFTMAX, feedforward=lf.SiLU(hidden=2), norm="pre"), V0),
+    "Tanh, Post-RMS": (small(feedforward=lf.Tanh(hidden=70), norm=post(lf.RMSNorm)), V0),
+    "SquaredReLU": (small(attention=lf.SoftmaxAttention(heads=2), feedforward=lf.SquaredReLU(), mask="causal"), V0),
+    "identical tokens, SwiGLU": (small(attention=SOFTMAX, feedforward=lf.SwiGLU(), norm="pre"), TWINS),
     "identical tokens": (small(attention=SOFTMAX, feedforward=lf.GELU()), TWINS),
     "nearly identical": (small(attention=lf.SoftmaxAttention(heads=2), feedforward=SHAPED_RELU, norm="pre"), NEAR),
 }
@@ -103,7 +116,7 @@ def test_chain_and_drawn_networks_share_one_law(name, chain):
     assert p > ALPHA, f"{where}: p = {p:.2g}"
 
 
-@pytest.mark.parametrize("name", ["causal", "two tiles of ReLU", "Pre-LN, causal"])
+@pytest.mark.parametrize("name", ["causal", "two tiles of ReLU", "Pre-LN, causal", "SwiGLU"])
 def test_chain_and_weightless_networks_share_one_law_and_names(name, chain):
     weightless = lf.weightless.simulate(
         *CASES[name], samples=WEIGHTLESS, seed=2, gradients=True, dtype=torch.float64, progress=False
@@ -127,6 +140,11 @@ def test_chain_and_weightless_networks_share_one_law_and_names(name, chain):
         ("two tiles of ReLU", "pre"),
         ("two tiles of ReLU", "post"),
         ("Pre-LN, causal", "post"),
+        ("SwiGLU", "pre"),
+        ("SwiGLU", "gate"),
+        ("SwiGLU", "post"),
+        ("two tiles of GeGLU", "gate"),
+        ("SquaredReLU", "pre"),
         ("Post-LN", "value"),
     ],
 )
@@ -140,6 +158,25 @@ def test_wrong_twin_with_a_fresh_matrix_in_the_backward_pass_is_rejected(name, w
 
 
 ROUNDED = ("identical tokens", "nearly identical", "width 2, pre")  # rounding decides a direction, or is normalised
+
+
+def test_frame_outside_the_tokens_is_uniform_given_tokens_and_sizes():
+    """The claim of docs/theory.md, by autograd: ⟨f, E₁⟩² is Beta, also given a large T; a frame of all of G is not."""
+    generator, n = torch.Generator().manual_seed(3), 9
+    x = torch.tensor(TOKENS[:, :4] @ np.eye(4, n)).expand(6000, 3, n).clone().requires_grad_(True)
+    pre, post = (torch.randn(6000, n, n, generator=generator, dtype=torch.float64) for _ in range(2))
+    out = x + torch.nn.functional.gelu(x @ pre) @ post / n
+    out.square().sum().backward()
+    outside = np.linalg.svd(TOKENS[:, :4] @ np.eye(4, n))[2][3:]  # an orthonormal basis of the directions outside Q
+    gradient = x.grad.numpy()
+    rest = gradient @ outside.T @ outside
+    direction = outside.T @ [0.6, 0.8, *np.zeros(n - 5)]
+    uniform = beta(0.5, (n - 4) / 2)
+    squares, twin = ((each[:, 0] @ direction) ** 2 / (each[:, 0] ** 2).sum(1) for each in (rest, gradient))
+    large = (rest**2).sum((1, 2)) > np.median((rest**2).sum((1, 2)))
+    for part in (squares, squares[large], squares[~large]):
+        assert kstest(part, uniform.cdf).pvalue > ALPHA
+    assert kstest(twin, uniform.cdf).pvalue < ALPHA
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in ROUNDED])
@@ -172,6 +209,15 @@ def test_a_norm_at_the_end_makes_the_loss_constant(kind):
     np.testing.assert_allclose(data["loss"], SMALL["width"] / 2, rtol=1e-12)
     assert data["stream_gradient"][:, :-1].max() < 1e-12
     assert data["weight_gradient"].max() < 1e-12
+
+
+@pytest.mark.parametrize("function", DERIVATIVES)
+def test_derivatives_equal_those_of_autograd(function):
+    x = torch.tensor([-800.0, -30.0, -3.0, -0.4, -1e-9, 0.0, 0.2, 1.7, 12.0, 800.0], dtype=torch.float64)
+    x.requires_grad_(True)
+    ACTIVATIONS[function.__name__](x).sum().backward()
+    derivative = derivative_of(lf.Elementwise(function).function).compiled
+    np.testing.assert_allclose([derivative(each) for each in x.tolist()], x.grad.numpy(), rtol=1e-12, atol=1e-14)
 
 
 def test_gradient_without_branches_is_multiplied_by_lambda():
@@ -264,6 +310,7 @@ def test_halt_stops_the_forward_and_the_backward_pass(share):
     ("model", "start", "options", "message"),
     [
         (small(feedforward=lf.OneMatrix(activation=lf.ReLU())), V0, {}, "OneMatrix has no gradients.*nn.simulate"),
+        (small(feedforward=lf.Gated(own_sine)), V0, {}, r"Gated\(.*own_sine\) has no gradients.*nn.simulate"),
         (
             lf.limit(lf.Transformer(width=9, depth=9, gamma=0.3, attention=lf.ShapedAttention(tau0=1.0))),
             V0,
@@ -273,7 +320,7 @@ def test_halt_stops_the_forward_and_the_backward_pass(share):
         (lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=9), None, {"horizon": 1}, "sphere"),
         (CASES["causal"][0], V0, {"gradients": 1}, "True or False; got 1"),
     ],
-    ids=["one matrix", "limit", "sphere", "not a bool"],
+    ids=["one matrix", "own function", "limit", "sphere", "not a bool"],
 )
 def test_simulate_refuses_gradients_where_there_are_none(model, start, options, message):
     with pytest.raises(lf.InputError, match=message):

@@ -243,6 +243,64 @@ def test_covariance_is_divided_by_n_without_c():
     assert scale == pytest.approx(np.linalg.norm(x[0]) * np.linalg.norm(x[1]) / width)
 
 
+def test_outputs_are_normal_only_given_the_covariance():
+    """X W_out/√n is (m, n_out) and normal given V; with a random V_T its fourth moment is E V² and not (E V)²."""
+    rng, width, units = np.random.default_rng(8), 48, 3
+    x = tokens_of(width)
+    weights = rng.standard_normal((20_000, width, units))
+    outputs = x @ weights / np.sqrt(width)
+    assert outputs.shape[1:] == (len(V), units)
+    with pytest.raises(ValueError, match="matmul"):
+        weights @ x  # the printed order
+    assert np.mean(outputs[:, 0] * outputs[:, 1]) == pytest.approx(V[0, 1], abs=0.03)
+    sizes = np.exp(rng.standard_normal(20_000) / 2)  # V_T is `sizes` times V
+    mixed = np.sqrt(sizes)[:, None, None] * outputs
+    for first, size in ((outputs, np.ones(1)), (mixed, sizes)):  # E y² y′² of two units
+        products = first[:, 0, 0] ** 2 * first[:, 0, 1] ** 2
+        error = products.std() / np.sqrt(len(products))
+        assert abs(products.mean() - np.mean(size**2) * V[0, 0] ** 2) < 4 * error
+        independent = abs(products.mean() - np.mean(size) ** 2 * V[0, 0] ** 2) < 4 * error
+        assert bool(independent) is (first is outputs)
+
+
+def test_a_residual_layer_adds_two_gamma_squared_of_the_linear_covariance():
+    """n Var V′₁₂ of one layer of [ST, eq. 4] is that of Σ_res, and not of Σ_lin as in eq. 27; so for n(E V′ − V)."""
+    width, gamma, rng = 64, 0.4, np.random.default_rng(4)
+    lam, x = np.sqrt(1 - gamma**2), tokens_of(width)
+    moved = []
+    for _ in range(40):
+        before, after = rng.standard_normal((2, 250, width, width))
+        f = shaped_relu(x @ before / np.sqrt(width), width) @ after * np.sqrt(he_constant(width) / width)
+        next_x = lam * x + gamma * f
+        moved.append(np.einsum("sj,sj->s", next_x[:, 0], next_x[:, 1]) / width)
+    variance = width * np.var(moved)
+    linear = V[0, 0] * V[1, 1] + V[0, 1] ** 2
+    assert variance == pytest.approx(2 * gamma**2 * linear, rel=0.1)
+    assert variance != pytest.approx(linear, rel=0.5)
+    scale = np.sqrt(V[0, 0] * V[1, 1])
+    drift = scale * nu(V[0, 1] / scale, *SLOPE)  # of b_ReLU
+    error = width * np.std(moved) / np.sqrt(np.size(moved))
+    exact = width * gamma**2 * (scale * shaped_kernel(V[0, 1] / scale, *SLOPE, width) - V[0, 1])
+    assert abs(width * (np.mean(moved) - V[0, 1]) - exact) < 4 * error
+    assert exact == pytest.approx(gamma**2 * drift, rel=0.5)
+    assert exact != pytest.approx(drift, rel=0.5)
+
+
+def test_exchanged_queries_and_keys_transpose_the_logits():
+    """The Y of App. C.1 is the transpose of that of eq. 2, with other attention; both have one second moment."""
+    width, key_dim, rng = 32, 3, np.random.default_rng(6)
+    x = tokens_of(width)
+    queries, keys = rng.standard_normal((2, 20_000, width, key_dim))
+    right, printed = (x @ a @ b.transpose(0, 2, 1) @ x.T / width for a, b in ((queries, keys), (keys, queries)))
+    np.testing.assert_allclose(printed, right.transpose(0, 2, 1), rtol=1e-9, atol=1e-9)
+    rows = [np.exp(y) / np.exp(y).sum(2, keepdims=True) for y in (right, printed)]
+    assert np.abs(rows[0] - rows[1]).max() > 0.5
+    for y in (right, printed):
+        products = y[:, 0, 0] * y[:, 1, 1]
+        error = products.std() / np.sqrt(len(products))
+        assert abs(products.mean() - key_dim * V[0, 1] ** 2) < 4 * error
+
+
 TABLE_2 = {  # [ST, Table 2], the means: COLA, MRPC, RTE
     "18, baseline": (0.139, 0.797, 0.504),
     "18, learn": (0.182, 0.813, 0.528),

@@ -8,6 +8,7 @@ from math import asinh, erf, inf, log, sqrt
 
 import numpy as np
 import pytest
+import torch
 from scipy.integrate import simpson
 from scipy.linalg import solve_banded
 
@@ -99,6 +100,50 @@ def by_finite_differences(gamma, tau0, distance, time):
         return np.interp(log(distance), x, w)
 
     return 2 * solve(1601, 1600) - solve(1601, 800)
+
+
+def generator_and_covariance(limit, v, functions):
+    """Return Lf = b·∇f + ½Σ:∇²f (functions,) and ∇f Σ ∇g (functions, functions) at V, by automatic differentiation."""
+    rows, columns = np.triu_indices(2)
+    drift, noise = limit.drift(v)[rows, columns], limit.diffusion(v)
+    at = torch.tensor(v[rows, columns])
+    gradients = np.array([torch.autograd.functional.jacobian(f, at).numpy() for f in functions])
+    hessians = np.array([torch.autograd.functional.hessian(f, at).numpy() for f in functions])
+    return gradients @ drift + 0.5 * np.einsum("fab,ab->f", hessians, noise), gradients @ noise @ gradients.T
+
+
+def of_mean_token(pairs):
+    """Return d, c∥ and |c⊥|² of V₀₀, V₀₁, V₁₁."""
+    distance = pairs[0] + pairs[2] - 2 * pairs[1]
+    along = (pairs[0] - pairs[2]) / 2 / distance.sqrt()
+    return distance, along, (pairs[0] + pairs[2] + 2 * pairs[1]) / 4 - along**2
+
+
+@pytest.mark.parametrize("gamma", [0.4, 0.83])
+def test_mean_token_is_carried_along(gamma):
+    """log|c⊥|² and ϱ = c∥/|c⊥| as docs/theory.md derives them, from b and Σ; a drift of λ²/(2γ²) is rejected."""
+    tau0, skip = 0.9, 1 - gamma**2
+    limit = limit_of(gamma, tau0, 1.0)
+    squared = 8 * tau0**2 * (2 - gamma**2) / gamma**2  # K²
+
+    def log_across(pairs):
+        return of_mean_token(pairs)[2].log()
+
+    def ratio(pairs):
+        return of_mean_token(pairs)[1] / of_mean_token(pairs)[2].sqrt()
+
+    for scale in (1.0, 1e4):
+        v = scale * np.array([[2.0, 0.3], [0.3, 1.1]])
+        d, along, across = (float(each) for each in of_mean_token(torch.tensor(v[np.triu_indices(2)])))
+        clock = gamma**4 * d**2 / (4 * tau0**2)  # dΘ/dt
+        (growth, drift), noise = generator_and_covariance(limit, v, (log_across, ratio))
+        assert growth / clock == pytest.approx(skip / (4 * gamma**2) - squared / d**2, rel=1e-9)
+        assert growth / clock != pytest.approx(skip / (2 * gamma**2) - squared / d**2, rel=1e-2)
+        assert noise[0, 0] / clock == pytest.approx(squared / d**2, rel=1e-9)
+        rho = along / across**0.5
+        assert abs(drift) / clock < 1e-9 + 2 * squared / d**2 * abs(rho) * (1 + rho**2)
+        if scale > 1:
+            assert noise[1, 1] / clock == pytest.approx((1 + rho**2) / 4, rel=1e-6)
 
 
 def test_probability_by_a_time():

@@ -483,6 +483,27 @@ def test_simulate_refuses_bad_options_of_a_limit(options, needs):
         lf.simulate(limit, V4, samples=2, seed=0, **options)
 
 
+@pytest.mark.parametrize(
+    ("parts", "basis"),
+    [
+        ({"attention": ATTENTION}, "[ST, Theorem 4.2]"),
+        ({"feedforward": KINK}, "[ST, Theorem 3.2]"),
+        ({"feedforward": KINK, "mask": "causal"}, "[ST, Theorem 3.2]"),
+        ({"attention": ATTENTION, "feedforward": KINK}, "[ST, Corollary 4.3]"),
+        ({"feedforward": lf.OneMatrix(activation=KINK), "gamma": 1.0}, "[ST, equation 3]"),
+        ({"feedforward": lf.OneMatrix(activation=KINK)}, "derivation: one matrix a layer at gamma < 1"),
+        ({"attention": ATTENTION, "mask": "causal"}, "derivation: a causal mask"),
+        (
+            {"feedforward": lf.ShapedReLU(c_plus=0.5, c_minus=-1.0, hidden=40)},
+            "derivation: a hidden width other than the width",
+        ),
+        ({"feedforward": lf.ReLU(), "gamma": 0.1, "lam": 1.0}, "derivation: lam = 1, gamma = 1/sqrt(depth)"),
+    ],
+)
+def test_limit_names_its_theorem_or_says_derivation(parts, basis):
+    assert lf.limit(lf.Transformer(**{"width": 80, "depth": 100, "gamma": 0.6, **parts})).basis == basis
+
+
 @pytest.mark.parametrize("model", ["gpt2", {"model_type": "gpt2"}])
 def test_limit_refuses_a_configuration_and_names_check(model):
     with pytest.raises(lf.InputError, match=r"limit needs a model; got \w+\. Nearest: limitformer\.check"):

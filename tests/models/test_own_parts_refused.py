@@ -294,8 +294,8 @@ def test_functions_on_tensors_must_be_the_same():
 # --- refusals -------------------------------------------------------------------------------------------------------
 
 PARTS = {
-    "Elementwise": {"feedforward": lf.SiLU()},
-    "Gated": {"feedforward": lf.SwiGLU()},
+    "Elementwise": {"feedforward": lf.Elementwise(own.silu)},
+    "Gated": {"feedforward": lf.Gated(own.silu)},
     "Mixing": {"attention": lf.Mixing(own.linear_attention, torch=own.torch_linear_attention)},
     "RadialNorm": {"feedforward": lf.ReLU(), "norm": lf.RadialNorm(own.bounded, placement="pre")},
 }
@@ -313,7 +313,7 @@ def test_limit_refuses_parts_without_a_theorem(name):
 @pytest.mark.parametrize("name", PARTS)
 def test_chains_of_own_parts_have_no_gradients(name):
     model = lf.Transformer(**SIZE, **PARTS[name])
-    message = rf"The chain with {name} has no gradients\. Nearest: lf\.nn\.simulate"
+    message = rf"The chain with {name}\(own_parts_example:\w+\) has no gradients\. Nearest: lf\.nn\.simulate"
     refuses(message, lf.simulate, model, V0, gradients=True, **RUN)
 
 
@@ -505,6 +505,9 @@ def test_the_command_line_takes_functions_of_the_folder(tmp_path, monkeypatch):
     assert model.attention.tau0 == 1.0
     (tmp_path / "model.json").write_text(output)
     assert command("--feedforward", "swiglu", "--samples", "8", "--tokens", "2")[0] == 0
+    code, output = command("--feedforward", "swiglu", "--samples", "8", "--tokens", "2", "--gradients")
+    assert code == 0
+    assert "feedforward.gate" in output
     (tmp_path / "strengths.json").write_text(lf.to_json(replace(model, gamma=[0.1, 0.9])))
     result = CliRunner().invoke(app, ["simulate", "--model", "strengths.json", "--samples", "8"])
     assert result.exit_code == 0, result.output
@@ -517,7 +520,10 @@ def test_the_command_line_takes_functions_of_the_folder(tmp_path, monkeypatch):
         (("--feedforward", "own_parts_example:nothing"), "has no function nothing"),
         (("--attention", "own_parts_example:sigmoid_attention", "--no-center"), "the attention is not shaped"),
         (("--attention", "own_parts_example:sigmoid_attention", "--as", "limit"), "No limit is proven"),
-        (("--attention", "none", "--feedforward", "silu", "--gradients"), "with Elementwise has no gradients"),
+        (
+            ("--attention", "none", "--feedforward", "own_parts_example:silu", "--gradients"),
+            "with Elementwise(own_parts_example:silu) has no gradients",
+        ),
     ],
 )
 def test_the_command_line_refuses_in_one_line(arguments, message):

@@ -118,20 +118,24 @@ def test_limit_of_two_tokens_uses_the_averages():
 
 
 def test_heads_with_shared_values_divide_the_averages():
-    """A is then the mean over heads: C/h and q̃/h replace C and q̃; those of one head (the wrong twin) fail."""
+    """A layer with one V sees ΣA_k/√h: C/h and q̃/h replace C and q̃, and K has a factor h besides.
+
+    The wrong twins are the averages of one head, and those without the factor h.
+    """
     z, heads, model = -0.4, 3, stochastic(2, 4, tau=2.0)
     rng, x = np.random.default_rng(2), pair_at(z, 4)
     logits = 2.0 * x @ rng.standard_normal((SAMPLES, heads, 4, 4)) @ x.T
     weights = np.exp(logits - logits.max(-1, keepdims=True))
-    a = (weights / weights.sum(-1, keepdims=True) @ x).mean(1)
+    a = (weights / weights.sum(-1, keepdims=True) @ x).sum(1) / heads**0.5
     squares = np.stack([(a**2).sum((1, 2)), (a[:, 0] * a[:, 1]).sum(1)], 1)
     c, bend = (float(value) for value in DrawnAttention(model.logit_scale)(at_overlap(z)))
 
     def expected(n):
         return np.array([1 + z + (c + bend * (1 + z)) / n * (1 - z), (1 + z - c / n * (1 - z)) / 2])
 
-    assert np.abs(standard_errors(squares, expected(heads))).max() < STANDARD_ERRORS
-    assert np.abs(standard_errors(squares, expected(1))).max() > STANDARD_ERRORS
+    assert np.abs(standard_errors(squares, heads * expected(heads))).max() < STANDARD_ERRORS
+    for twin in (heads * expected(1), expected(heads)):
+        assert np.abs(standard_errors(squares, twin)).max() > 2 * STANDARD_ERRORS
 
 
 @pytest.mark.parametrize(("wide", "mean", "deviation"), [(5.0, 0.0, 7.0), (9.0, 0.7, 7.0), (30.0, -1.2, 12.0)])
@@ -170,18 +174,21 @@ def test_antipodes_never_attract_from_dimension_four_on(head_dim):
         assert 1 + q > 3 * m
 
 
-def test_both_halves_of_the_proof_are_needed_and_hold():
-    """1 + q − 3m ≥ 1 − 2c² and ≥ 2√2 c − 2, c = E s tanh(bs); each bound alone is negative somewhere."""
-    signs = []
-    for b in (0.2, 1.0, 1.75, 5.0, 50.0):
+def test_both_bounds_of_the_proof_are_needed_and_hold():
+    """1 + q − 3m is at least 1 − 2c², and above c(2b/3 + 3/b) − 2 ≥ 2√2 c − 2, where c = E s tanh(bs)."""
+    signs, second = [], []
+    for b in (0.2, 1.0, 1.74, 5.0, 50.0):
         m, q = at_antipodes(b)
         c = b * (1 - m)
+        assert c == pytest.approx(gaussian_mean(lambda s, b=b: s * np.tanh(b * s)), rel=1e-7)
+        second.append(c * (2 * b / 3 + 3 / b) - 2)
         assert 1 + q - 3 * m >= 1 - 2 * c * c - 1e-9
-        assert 1 + q - 3 * m >= 8**0.5 * c - 2 - 1e-9
+        assert 1 + q - 3 * m > second[-1] >= 8**0.5 * c - 2
         signs.append((1 - 2 * c * c > 0, 8**0.5 * c - 2 > 0))
         assert any(signs[-1])
-    assert (True, False) in signs
-    assert (False, True) in signs
+    assert signs[1] == (True, False)  # as the page says of b = 1 and b = 5
+    assert signs[3] == (False, True)
+    assert min(second) == second[2] == pytest.approx(0.0528, abs=1e-4)  # positive before it is weakened
 
 
 @pytest.mark.parametrize(

@@ -312,3 +312,77 @@ def test_appendix_c4_proves_proposition_1():
     assert "Lemma 1]" not in text
     assert "Lemmas 1" not in text
     assert text.count("Prop. 1]") == 3
+
+
+def test_tokens_of_the_hybrid_model_that_start_antipodal_or_together_stay():
+    """Proposition 1 needs Z₀ ≠ ±1: there overlap has neither drift nor noise, at both sides of ε² = 2e^{−β}."""
+    beta = 0.7
+    for epsilon in (0.5, 2.0):
+        for z in (-1.0, 1.0):
+            assert hybrid_coefficients(z, beta, epsilon) == pytest.approx((0, 0), abs=1e-12)
+        assert abs(hybrid_coefficients(-0.9, beta, epsilon)[1]) > 0.01
+
+
+def smooth_step(x: np.ndarray) -> np.ndarray:
+    """Return a smooth function that is 1 up to 2 and 0 from 4 on."""
+
+    def bump(t: np.ndarray) -> np.ndarray:
+        return np.where(t > 0, np.exp(-1 / np.maximum(t, 1e-300)), 0.0)
+
+    return bump(4 - x) / (bump(4 - x) + bump(x - 2))
+
+
+def test_the_auxiliary_function_is_bounded_if_it_vanishes_for_any_large_token():
+    """A cut-off that is 0 only if all of ‖X‖, ‖Xⁱ‖ are ≥ 4 is as printed, and not bounded; a product of cut-offs is."""
+
+    def auxiliary(x: np.ndarray, tokens: np.ndarray, *, every: bool) -> float:
+        cuts = smooth_step(np.linalg.norm(np.vstack([x, tokens]), axis=1))
+        weights = np.exp(tokens @ x)
+        attention = weights / weights.sum() @ tokens
+        return float(np.linalg.norm(attention) * (cuts.prod() if every else 1 - (1 - cuts).prod()))
+
+    x = np.array([1.0, 0.0])
+    for size, is_cut in ((1.9, False), (30.0, True), (300.0, True)):
+        tokens = np.array([[0.6, 0.8], [0.0, size]])
+        plain = np.linalg.norm(np.exp(tokens @ x) / np.exp(tokens @ x).sum() @ tokens)
+        assert auxiliary(x, tokens, every=False) == pytest.approx(plain)
+        assert auxiliary(x, tokens, every=True) == pytest.approx(0.0 if is_cut else plain)
+    assert plain > 60  # so the printed one is not bounded
+    assert auxiliary(4 * x, np.array([[4.0, 0.0], [0.0, 5.0]]), every=False) == 0  # where the paper asks for it
+
+
+def overlap_drift(z: float, dim: int, beta: float) -> float:
+    """Return the numerator of 2μ/σ² of [CT, App. C.2], which has the sign of the drift."""
+    return float(2 * (dim - 2) * np.exp(beta * (1 + z)) - z * (np.exp(2 * beta) + np.exp(2 * beta * z)))
+
+
+def test_the_drift_of_the_overlap_vanishes_inside():
+    """At z = 0 for d = 2, and twice for d = 4 and a large β; the noise is positive there."""
+    assert overlap_drift(0.0, 2, 1.3) == 0
+    for dim, beta, changes in ((2, 1.3, 1), (4, 5.0, 2), (4, 0.5, 0)):
+        signs = np.sign([overlap_drift(z, dim, beta) for z in np.linspace(-0.9999, 0.9999, 2001)])
+        assert np.count_nonzero(np.diff(signs[signs != 0])) == changes
+    z = np.linspace(-0.999, 0.999, 101)
+    assert ((1 - z**2) / (np.exp(1) + np.exp(z)) > 0).all()
+
+
+def test_antipodal_dimensions_grow_with_beta():
+    """None of 4 to 10 at β = 0.5, d < 6 at β = 1, all at β = 3; the printed order is all, some, all."""
+    dims = range(4, 11)
+    possible = [{dim for dim in dims if dim - 2 < np.cosh(2 * beta)} for beta in (0.5, 1.0, 3.0)]
+    assert possible == [set(), {4, 5}, set(dims)]
+    for one, other in pairwise(np.linspace(0, 3, 50)):  # no regime has fewer dimensions than one of smaller β
+        assert {d for d in dims if d - 2 < np.cosh(2 * one)} <= {d for d in dims if d - 2 < np.cosh(2 * other)}
+
+
+def test_watanabe_1984a_and_1984b_are_one_paper():
+    """The two entries of the references differ in capitals, a full stop and the number of the issue only."""
+    title = "Diffusion approximations of some stochastic difference equations"
+    first = f"{title} II. Hiroshima Mathematical Journal 14, pp. 15–34."
+    second = f"{title}. ii. Hiroshima mathematical journal 14 (1), pp. 15–34."
+
+    def plain(text: str) -> str:
+        return text.casefold().replace(" (1)", "").replace(".", "")
+
+    assert plain(first) == plain(second)
+    assert plain(first) != plain(first.replace("II", "I"))  # the first part is another paper

@@ -1,13 +1,20 @@
 """The theorems of docs/many-tokens.md: numerical checks of each step of their proofs, then the chain itself."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from scipy.interpolate import CubicSpline
 from scipy.optimize import brentq
+from scipy.special import digamma, roots_genlaguerre
+from scipy.stats import poisson
 
 import limitformer as lf
 from limitformer_papers.beyond.splits import limiting_lifetimes
 from sphere_naive import gaps_of, naive_attention, naive_layer, normalised, tokens_at
 from statistics_checks import STANDARD_ERRORS
+
+ROOT = Path(__file__).parents[2]
 
 
 def model_of(tokens, beta, dim=4, layers=4, attention="softmax"):
@@ -97,6 +104,21 @@ def test_one_cluster_attracts_at_every_number_of_layers(dim, layers):
     assert abs(fall.mean() + (dim - 1) / 2 / layers) > STANDARD_ERRORS * error
 
 
+def test_attention_of_near_tokens_differs_like_their_distance_to_the_others():
+    """|Aⁱ − Aʲ|/|Xⁱ − Xʲ| falls like R with unnormalized attention, and like R² with softmax alone."""
+    y, offsets = np.eye(4)[0], tokens_at(5, 6, 4)
+    powers = {}
+    for attention in ("softmax", "unnormalized"):
+        ratios = []
+        for radius in (1e-2, 1e-4):
+            x = normalised(y + radius * offsets)
+            a = naive_attention(x, model_of(6, 1.3, attention=attention))
+            ratios.append(np.linalg.norm(a[0] - a[1]) / np.linalg.norm(x[0] - x[1]))
+        powers[attention] = np.log(ratios[0] / ratios[1]) / np.log(100)
+    assert powers["softmax"] == pytest.approx(2, abs=0.05)
+    assert powers["unnormalized"] == pytest.approx(1, abs=0.05)
+
+
 @pytest.mark.parametrize("layers", [1, 25])
 def test_an_odd_number_of_tokens_comes_together(layers):
     """Three and five tokens at β = 1, also from antipodal clusters; some replicas of four stay in two and two."""
@@ -137,6 +159,61 @@ def test_the_time_to_gather_grows_like_the_logarithm():
     assert abs(many - few - growth) < STANDARD_ERRORS * error
     assert abs(many - few - growth / 2) > STANDARD_ERRORS * error
     assert abs(many - few - 2 * growth) > STANDARD_ERRORS * error
+
+
+def gathering_rate(dim, layers, nodes=60):
+    """Return γ = −L E log sin∠(My, Mη̂) by quadrature over My; the mean over Mη̂ is that of log χ², a Poisson mixture."""
+    counts = np.arange(8 * layers + 100)[:, None]
+
+    def mean_log(freedom, shift):
+        return np.log(2) + (poisson.pmf(counts, shift / 2) * digamma(freedom / 2 + counts)).sum(0)
+
+    x, weights = np.polynomial.hermite_e.hermegauss(nodes)
+    squares, others = roots_genlaguerre(nodes, (dim - 2) / 2 - 1)
+    along, across, rest = (each.ravel() for each in np.meshgrid(x, x, 2 * squares, indexing="ij"))
+    weights = np.einsum("i,j,k", weights, weights, others).ravel()
+    cosine = across**2 / ((layers**0.5 + along) ** 2 + across**2 + rest)  # squared, of My and η̂
+    shifts = np.linspace(0, layers, 2001)
+    means = CubicSpline(shifts, mean_log(dim - 1, shifts))(layers * (1 - cosine))
+    return float(-layers / 2 * (np.average(means, weights=weights) - mean_log(dim, np.array([layers]))[0]))
+
+
+@pytest.mark.parametrize(("layers", "printed"), [(10, 0.8626), (25, 0.9561)])
+def test_rate_of_gathering_equals_quadrature(layers, printed):
+    """The page's numbers, by quadrature and by matrices; 0.95 at L = 25 (the wrong twin) is rejected."""
+    exact = gathering_rate(4, layers)
+    assert exact == pytest.approx(printed, abs=5e-5)
+    assert exact == pytest.approx(gathering_rate(4, layers, 90), abs=1e-5)
+    assert str(printed) in (ROOT / "docs/many-tokens.md").read_text()
+    rng, simulated = np.random.default_rng(1), []
+    for _ in range(8):
+        m = np.eye(4)[:2] + rng.standard_normal((250_000, 2, 4)) / layers**0.5  # two columns of M
+        cosine = (m[:, 0] * m[:, 1]).sum(1) ** 2 / ((m[:, 0] ** 2).sum(1) * (m[:, 1] ** 2).sum(1))
+        simulated.append(-layers / 2 * np.log1p(-cosine))
+    mean, error = np.mean(simulated), np.std(simulated) / 2_000_000**0.5
+    assert abs(mean - exact) < STANDARD_ERRORS * error
+    assert abs(mean - (0.95 if layers == 25 else 0.87)) > STANDARD_ERRORS * error
+
+
+def test_small_coordinates_leave_the_other_direction_free():
+    """The lower half of Theorem 2: a ⟂ e, ⟨g, e⟩ = 1, and a has a part of length 1/|g| or more orthogonal to g."""
+    rng = np.random.default_rng(3)
+    for dim in (2, 4):
+        product, e = np.eye(dim), normalised(rng.standard_normal(dim))
+        for _ in range(40):
+            product = product + rng.standard_normal((dim, dim)) @ product / 5
+            image = product @ e
+            y = image / np.linalg.norm(image)
+            g = product.T @ y / np.linalg.norm(image)
+            eta = (np.eye(dim) - np.outer(y, y)) @ product / np.linalg.norm(image)
+            _, sizes, right = np.linalg.svd(eta)
+            a = right[0]
+            x = normalised(rng.standard_normal(dim))
+            assert np.linalg.norm(eta @ x) >= sizes[0] * abs(a @ x) - 1e-12
+            assert sizes[0] >= np.linalg.norm(eta, axis=0).max() - 1e-12
+            assert abs(a @ e) < 1e-7
+            assert g @ e == pytest.approx(1)
+            assert np.linalg.norm(a - (a @ g) * g / (g @ g)) >= 1 / np.linalg.norm(g) - 1e-7
 
 
 def test_lifetimes_depend_on_shares_alone():

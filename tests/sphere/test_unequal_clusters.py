@@ -166,6 +166,31 @@ def test_tokens_in_the_plane_move_by_moebius_maps_at_beta_zero(attention):
     assert spread(1.0, 1600) > 10 * fine
 
 
+def stratonovich_correction(field, angles, step=1e-5):
+    """Return ½ Σ_kj (∂_j g_i^k) g_j^k of a vector field g (tokens, noises) of angles, by differences."""
+    unit = np.eye(len(angles)) * step
+    slopes = np.stack([(field(angles + each) - field(angles - each)) / (2 * step) for each in unit])  # (j, i, k)
+    return 0.5 * np.einsum("jik,jk->i", slopes, field(angles))
+
+
+def test_ito_and_stratonovich_agree_only_after_the_change_of_clock():
+    """In the clock ∫σ²|m|² the fields are those of one angle each; before, |m| depends on all of them."""
+    sigma = 0.8
+
+    def after(angles):
+        return np.stack([-np.sin(angles), np.cos(angles)], axis=1)
+
+    def before(angles):
+        return sigma * abs(np.exp(1j * angles).mean()) * after(angles)
+
+    for angles in (np.array([0.4, 1.9]), np.array([0.1, 1.2, 2.9, 4.4])):
+        np.testing.assert_allclose(stratonovich_correction(after, angles), 0, atol=1e-9)
+        assert np.abs(stratonovich_correction(before, angles)).max() > 0.01
+    phi = 0.4 - 1.9
+    expected = -(sigma**2) / 8 * np.sin(phi) * (1 - np.cos(phi))
+    np.testing.assert_allclose(stratonovich_correction(before, np.array([0.4, 1.9]))[0], expected, rtol=1e-8)
+
+
 @pytest.fixture(scope="module")
 def fates():
     """Return outcomes of four tokens in the plane at three times, for β = 0 and β = 1."""

@@ -21,12 +21,13 @@ def limit(model: Transformer | SphereModel) -> CovarianceLimit | CovarianceFlow 
     """Return the infinite-depth limit of `model`: covariances for a `Transformer`, otherwise tokens on the sphere.
 
     A `CovarianceLimit`, the SDE of λ² + γ² = 1, has the horizon depth/width; a `CovarianceFlow`, the ODE of λ = 1 and
-    γ = 1/√depth, has the horizon 1; a `TokenLimit` has none, and `simulate` needs `horizon`.
+    γ = 1/√depth, has the horizon 1; a `TokenLimit` has none, and `simulate` needs `horizon`. Some limits of covariances
+    are theorems and others derivations that are tested: the attribute `basis` says which.
 
     Raises:
         InputError: not a model.
         NoLimitError: a part of a `Transformer` whose contribution to a layer does not shrink with the width, or one
-            for which no limit is proven; the message names it.
+            for which no limit is proven or derived; the message names it.
 
     >>> import limitformer as lf
     >>> lf.limit(lf.Transformer(width=200, depth=150, gamma=0.5, attention=lf.ShapedAttention(tau0=1.0))).horizon

@@ -12,21 +12,11 @@ import xarray as xr
 from limitformer.base.errors import InputError, require, require_real
 from limitformer.base.memory import check_list
 from limitformer.covariance.chain import OneMatrixChain, TransformerChain
-from limitformer.covariance.gradients import GradientChain, weights_of
+from limitformer.covariance.gradients import GradientChain, has_gradients, weights_of
 from limitformer.covariance.limit import CovarianceFlow, CovarianceLimit, CovariancePaths, FlowPath
 from limitformer.covariance.limit.path import Step
-from limitformer.models import (
-    Elementwise,
-    Gated,
-    HybridTransformer,
-    Mixing,
-    OneMatrix,
-    RadialNorm,
-    Start,
-    StochasticTransformer,
-    Transformer,
-    as_start,
-)
+from limitformer.models import HybridTransformer, OneMatrix, Start, StochasticTransformer, Transformer, as_start
+from limitformer.models.frozen import is_user_part, name_of_part
 from limitformer.models.sphere_start import as_sphere_start
 from limitformer.paths.arrays import Dtype, Outputs
 from limitformer.paths.process import Process
@@ -39,8 +29,6 @@ from limitformer.sphere.limit_paths import token_paths
 from limitformer.sphere.options import Keep as SphereKeep
 from limitformer.sphere.options import Method, SphereOptions
 from limitformer.sphere.process import SpherePaths
-
-PARTS_WITHOUT_CHAIN_GRADIENTS = (OneMatrix, Elementwise, Gated, Mixing, RadialNorm)
 
 
 class RunOptions(TypedDict, total=False):
@@ -127,9 +115,10 @@ def chain(
     kind = OneMatrixChain if type(model.feedforward) is OneMatrix else TransformerChain
     if gradients:
         for part in (model.attention, model.feedforward, model.norm):
+            name = name_of_part(part) if is_user_part(part) else type(part).__name__
             require(
-                type(part) not in PARTS_WITHOUT_CHAIN_GRADIENTS,
-                f"The chain with {type(part).__name__} has no gradients. Nearest: lf.nn.simulate(…, gradients=True).",
+                has_gradients(part),
+                f"The chain with {name} has no gradients. Nearest: lf.nn.simulate(…, gradients=True).",
             )
         kind = GradientChain
     radius = checked_radius(radius, recording)

@@ -95,7 +95,8 @@ def simulate(
         chunk: replicas handed to a thread at a time, best a multiple of 8 (`lanes`); None chooses.
         progress: whether work of more than two seconds shows on the terminal.
         gradients: whether ½|x|² of the last tokens, averaged over tokens, is differentiated. For a `Transformer` of the
-            library's own parts other than `OneMatrix`; `limitformer.nn.simulate` has the gradients of all.
+            library's own parts, `SwiGLU` and `Tanh` too, other than `OneMatrix`; `limitformer.nn.simulate` has the
+            gradients of all.
 
     Keyword Args:
         keep: the quantities in the results. Of covariances "covariance" (V, the default) or "pairs" (the variance of

@@ -9,6 +9,7 @@ import xarray as xr
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from limitformer.base.errors import require
 from limitformer.base.memory import check_scratch
 from limitformer.weightless.decays import DECAYS
 from limitformer.weightless.experts import ROUTER
@@ -25,6 +26,12 @@ BY_LAYER = ("covariance", "largest", "typical", "stream_gradient")  # before eac
 OF_BLOCK = (*ROUTER, *DECAYS)
 BY_BLOCK = ("covariance_inside", "branch", "step", *BY_HEAD, *OF_BLOCK)
 STACK_COORDINATES = ("stack", "block_stack", "tokens", "layer_sequence", "layer_word", "weight_stack")
+
+
+OTHER_TOKENS = (
+    "the modules that were taken for blocks receive other tokens in each network, as experts do whose tokens a router "
+    "chooses. Nearest: blocks='…' with the names of modules that receive all tokens."
+)
 
 
 def stream_arrays(measure: Measure, gradients: bool) -> Arrays:
@@ -54,6 +61,12 @@ def stream_arrays(measure: Measure, gradients: bool) -> Arrays:
             start += length
         arrays[name] = whole
     return arrays
+
+
+def require_same_blocks(first: Arrays, arrays: Arrays) -> None:
+    """Raise `InputError` unless the blocks have the same number, tokens and sublayers as in the first pass."""
+    sizes, others = ({key: each.shape[1:] for key, each in every.items()} for every in (first, arrays))
+    require(sizes == others, OTHER_TOKENS)
 
 
 def stack_arrays(stack: MeasuredStack, gradients: bool) -> Arrays:

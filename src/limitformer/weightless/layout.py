@@ -373,11 +373,19 @@ class Search:
             return [[BlockModules(name, members) for members in inner]]
         if all(is_norm(*unit) or not list(unit[1].parameters()) for unit in called):  # or activations
             return []
+        if self.are_experts([full for full, _ in called]):
+            return []
         blocks = [BlockModules(name, (full,)) for full, part in called if self.maps(full) and list(part.parameters())]
         if len(blocks) == len(called):
             return [blocks] if blocks else []
         deeper = [stack for unit in units for stack in (self.in_list if is_list(unit[1]) else self.inside)(*unit)]
         return deeper or ([blocks] if blocks else [])
+
+    def are_experts(self, names: list[str]) -> bool:
+        """Whether modules of a list receive rows of one width but not as many, and nothing of each other's outputs."""
+        calls = [call for name in names for call in self.calls[name] if len(call.entering) == 2]
+        others = len({call.entering for call in calls}) > 1 and len({call.entering[1] for call in calls}) == 1
+        return others and not any(call.made_of & set(names) for call in calls)
 
     def parallel(self, name: str, lists: dict[str, nn.Module]) -> list[BlockModules]:
         """Return blocks of one module of each list, if the lists have equal lengths and the network calls them in turn.

@@ -360,7 +360,9 @@ class Measure(TorchFunctionMode):
             UnclearBlocksError: the modules do not pass a stream on, and neither the user nor a search has chosen them.
         """
         self.end_of_members()
-        if (self.unclear or not self.stacks) and not self.layout.certain:
+        rows = [(stack.name, stack.shape[1:]) for stack in self.stacks if len(stack.shape) == 2]
+        parted = len(set(rows)) < len(rows)  # modules of one list with other numbers of rows may be experts
+        if (self.unclear or parted or not self.stacks) and not self.layout.certain:
             raise UnclearBlocksError
         if any(stack.changed for stack in self.stacks) and not self.layout.certain:
             raise UnclearBlocksError(measured=True)

@@ -30,6 +30,7 @@ from limitformer.weightless.building import (
     put_parameters,
     uninitialised,
 )
+from limitformer.weightless.decisions import Decisions
 from limitformer.weightless.heads import AttentionWeights, UnclearHeadsError, heads_come_first
 from limitformer.weightless.implicit import Implicit
 from limitformer.weightless.inputs import Inputs, call_with
@@ -106,6 +107,7 @@ class Weightless:
         self.heads_first: bool | None = None if self.foreign else False  # None: not known, and not needed so far
         self.recomputes = False
         self.trims = False  # whether a pass is so large that it trims the heap between blocks
+        self.decisions: Decisions | None = None  # notes numbers that the code reads, if there is one
         self.outputs: Arrays = {}  # norms of the outputs of a foreign module's last pass
         self.uses: dict[str, str] = {}
         self.read_where: dict[str, str] = {}  # where the last pass read parameters
@@ -453,7 +455,7 @@ class Weightless:
         measure.used = run.read
         before = random_states()
         with torch.set_grad_enabled(loss is not None):
-            with self.trimming(), measure, self.by_sample(run):
+            with self.trimming(), measure, self.by_sample(run), self.decisions or nullcontext():
                 out = self.call(arguments)
             measure.finish()
             self.require_initialised(run)

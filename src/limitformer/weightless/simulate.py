@@ -21,8 +21,9 @@ from limitformer.base.progress import advance, progress_bar
 from limitformer.nn.drawn.simulate import resolve_device
 from limitformer.results.datasets import stamp
 from limitformer.simulation.simulate import Interrupted
-from limitformer.weightless.arrays import Arrays, blocks_in_words, dataset
+from limitformer.weightless.arrays import Arrays, blocks_in_words, dataset, require_same_blocks
 from limitformer.weightless.choices import parameters_of
+from limitformer.weightless.decisions import Decisions
 from limitformer.weightless.inputs import Inputs, inputs_of, with_targets
 from limitformer.weightless.layout import Chosen, needs_search
 from limitformer.weightless.losses import Loss, default_loss
@@ -212,7 +213,7 @@ class SideBySide:
 
     def parts(self, samples: range) -> Iterator[tuple[range, Arrays]]:
         """Yield the samples of each pass and its arrays."""
-        at = samples.start
+        at, first = samples.start, Arrays()
         while at < samples.stop:
             part = range(at, min(at + self.step, samples.stop))
             try:
@@ -222,12 +223,17 @@ class SideBySide:
                     raise
                 self.step = 1
                 continue
+            first = first or arrays
+            require_same_blocks(first, arrays)
             yield part, arrays
             at = part.stop
 
 
 def side_by_side(one: Callable[[range], Arrays], network: Weightless, samples: int, size: int) -> int:
-    """Return the number of samples of a pass: one, unless samples side by side have the same numbers as alone."""
+    """Return the number of samples of a pass: one, unless samples side by side have the same numbers as alone.
+
+    Code that reads a number which depends on random weights decides by it, once for a whole pass: one sample too.
+    """
     step = min(samples, MOST_SIDE_BY_SIDE, max(1, SIDE_BY_SIDE_BYTES // max(size, 1)))
     if step < 2:
         return 1
@@ -235,14 +241,16 @@ def side_by_side(one: Callable[[range], Arrays], network: Weightless, samples: i
         together = one(range(2))
     except (OneSampleOnlyError, InputError):
         return 1
+    network.decisions = Decisions()
     first, second = one(range(1)), one(range(1, 2))
+    decides, network.decisions = network.decisions.found, None
     tolerance = AGREEMENT[network.dtype]
     alike = first.keys() == second.keys() == together.keys() and all(
         equal_up_to_rounding(together[key][k], alone[key][0], tolerance)
         for k, alone in enumerate((first, second))
         for key in first
     )
-    return step if alike else 1
+    return step if alike and not decides else 1
 
 
 def check_repeats(first: Arrays, again: Arrays, network: Weightless) -> None:

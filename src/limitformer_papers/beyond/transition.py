@@ -4,9 +4,9 @@ mask.
 Left: [CT]'s, fixed queries and keys: the probability that two tokens end antipodal leaves 0 at β_c(d). Second:
 queries and keys drawn in each layer, b = βτ: antipodes only in dimension 2 and 3, at every b > 0. Third, the reason:
 the rate at which log|X¹ + X²| moves at antipodes, ½[(d − 3)(1 + q/n) − (d − 1)m/n], n = 1 for heads with values of
-their own, however many; n = h for h heads with one matrix of values, whose weights average. It is above 0 for all d
-≥ 4: the critical curve over (h, d, b) is empty. Right: behind a causal mask antipodes never attract; their mean
-lifetime from −1 to 0.9. The paper has no such figure.
+their own, however many; n = h for h heads with one matrix of values, whose outputs are averaged (their sum over √h
+moves h times as fast). It is above 0 for all d ≥ 4: the critical curve over (h, d, b) is empty. Right: behind a causal
+mask antipodes never attract; their mean lifetime from −1 to 0.9. The paper has no such figure.
 """
 
 from dataclasses import dataclass

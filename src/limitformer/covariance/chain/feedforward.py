@@ -64,6 +64,7 @@ class FeedforwardConstants(NamedTuple):
     negative: float
     address: int
     gated: bool
+    derivative: int = NOTHING  # the address of σ′, for gradients
 
 
 class FeedforwardWorkspace(NamedTuple):

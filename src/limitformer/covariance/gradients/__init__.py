@@ -6,4 +6,5 @@ and `chain` is the process that `simulate` runs.
 """
 
 from limitformer.covariance.gradients.chain import GradientChain as GradientChain
+from limitformer.covariance.gradients.chain import has_gradients as has_gradients
 from limitformer.covariance.gradients.chain import weights_of as weights_of

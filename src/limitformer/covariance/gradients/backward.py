@@ -8,8 +8,9 @@ P (m × r) its coordinates where the tokens are, E (s × n) orthonormal rows out
 factor of G outside.
 
 **The Haar frame.** The frame E need not be known: given the tokens, all that lies below, P and T, it is uniformly
-distributed (Haar) among the frames outside Q. The reason is that the weights above are fresh and that their law does
-not change under rotations of R^n that leave Q fixed. This closes the recursion on (P, T).
+distributed (Haar) among the frames outside Q; rows of it that G does not determine are drawn so. The reason is that the
+weights above are fresh and that, given all that lies below, their law does not change under rotations of R^n that leave
+Q fixed (docs/theory.md). This closes the recursion on (P, T).
 
 **A weight that is used once.** A Gaussian weight W in Z W, with Z = S_Z Q_Z and orthonormal rows of Q_Z, has shown
 Q_Z W = N and nothing else. Going back with the gradient D of Z W it is therefore [the theorem of weightless networks,
@@ -42,7 +43,7 @@ import numpy as np
 from limitformer.covariance.chain.norm import backward_norm, normalise
 from limitformer.covariance.chain.residual import POST_NORM, PRE_NORM
 from limitformer.covariance.chain.start import turn_at_random
-from limitformer.covariance.chain.transformer import ATTENTION, HEADS, Constants, residual_at
+from limitformer.covariance.chain.transformer import ATTENTION, FEEDFORWARD, HEADS, Constants, residual_at
 from limitformer.covariance.gradients.attention import (
     AttentionBuffers,
     AttentionRecord,
@@ -79,7 +80,7 @@ from limitformer.numerics.watch import count_whole, is_halted, keep_going
 from limitformer.paths.exits import Ledger, check_factor, clear_exits, copy_exits, first_at, open_ledger
 from limitformer.paths.recording import replicas_of, rows_of, write_factor
 
-WEIGHTS = np.array([3, 4, 2])  # of the sublayers ATTENTION, HEADS, FEEDFORWARD
+WEIGHTS = np.array([3, 4, 2])  # of the sublayers ATTENTION, HEADS, FEEDFORWARD; a gated pair has one more
 
 
 class GradientArrays(NamedTuple):
@@ -213,8 +214,10 @@ def go_backward(constants, sublayers, visible, layers, rows, work, buffers, watc
                 residual = residual_at(constants, layer, place)
                 gamma = np.sqrt(constants.width) * residual.branch
                 backward_sublayer(work.stream, work.fresh, sublayer, residual, constants, visible, buffers, watch)
-                column -= WEIGHTS[sublayer]
-                write_weights(column, WEIGHTS[sublayer], gamma, rows, exits, buffers.branch_gradient.norms)
+                gated = sublayer == FEEDFORWARD and constants.feedforward.gated
+                count = WEIGHTS[sublayer] + 1 if gated else WEIGHTS[sublayer]
+                column -= count
+                write_weights(column, count, gamma, rows, exits, buffers.branch_gradient.norms)
 
 
 @inlined

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from limitformer.base.memory import check_bytes, check_scratch
+from limitformer.covariance.chain.own import elementwise_address
 from limitformer.covariance.chain.transformer import (
     ATTENTION,
     FEEDFORWARD,
@@ -24,7 +25,9 @@ from limitformer.covariance.gradients.backward import (
     run_replicas_with_gradients,
 )
 from limitformer.covariance.gradients.buffers import allocate, count_bytes
-from limitformer.models import Transformer
+from limitformer.models import Elementwise, Feedforward, Gated, Mixing, OneMatrix, RadialNorm, Transformer
+from limitformer.models.activations import derivative_of
+from limitformer.models.frozen import function_of
 from limitformer.numerics.random import key
 from limitformer.numerics.watch import Watch
 from limitformer.paths.arrays import Shapes, bytes_of
@@ -41,6 +44,8 @@ WEIGHTS_OF = {
 def weights_of(model: Transformer) -> list[str]:
     """Return the names of all weights, layer after layer, as in `lf.nn.simulate(model, gradients=True)`."""
     names = [name for sublayer in sublayers_of(model) for name in WEIGHTS_OF[sublayer]]
+    if type(model.feedforward) is Gated:
+        names.insert(names.index("feedforward.post"), "feedforward.gate")
     return [f"layers.{layer}.{name}" for layer in range(model.depth) for name in names]
 
 
@@ -56,7 +61,7 @@ class GradientChain(TransformerChain):
     @property
     def gradient_shapes(self) -> Shapes:
         """The shapes of one sample: the loss and norms, in float64."""
-        weights = self.model.depth * sum(len(WEIGHTS_OF[sublayer]) for sublayer in sublayers_of(self.model))
+        weights = len(weights_of(self.model))
         sizes = {"loss": (), "stream_gradient": (len(self.points),), "weight_gradient": (weights,)}
         return {name: (size, np.float64) for name, size in sizes.items()}
 
@@ -83,7 +88,8 @@ class PreparedGradients:
 
     def __init__(self, prepared: PreparedChain, seed: int) -> None:
         self.prepared = prepared
-        self.shapes = shapes_of(prepared.chain.model, prepared.chain.tokens, prepared.constants)
+        self.constants = with_derivative(prepared.constants, prepared.chain.model.feedforward)
+        self.shapes = shapes_of(prepared.chain.model, prepared.chain.tokens, self.constants)
         self.keys = np.array([prepared.key_words, key(seed, "chain, backward")], np.uint64)
 
     def run(self, first: int, outputs: Outputs, watch: Watch) -> None:
@@ -92,7 +98,7 @@ class PreparedGradients:
         run_replicas_with_gradients(
             prepared.factor,
             prepared.turned,
-            prepared.constants,
+            self.constants,
             allocate(self.shapes),
             prepared.sublayers,
             prepared.visible,
@@ -100,6 +106,23 @@ class PreparedGradients:
             GradientArrays(outputs["loss"], outputs["stream_gradient"], outputs["weight_gradient"]),
             watch,
         )
+
+
+def has_gradients(part: object) -> bool:
+    """Whether the chain can differentiate a part of a model."""
+    if type(part) in (Elementwise, Gated):
+        return derivative_of(function_of(part)) is not None
+    return type(part) not in (Mixing, OneMatrix, RadialNorm)
+
+
+def with_derivative(constants: Constants, part: Feedforward | None) -> Constants:
+    """Return the constants with the address of σ′, if σ is a function at an address."""
+    if not isinstance(part, Elementwise):
+        return constants
+    derivative = derivative_of(function_of(part))
+    assert derivative is not None  # as `has_gradients` requires
+    address = elementwise_address(derivative)
+    return constants._replace(feedforward=constants.feedforward._replace(derivative=address))
 
 
 def of_samples(shapes: Shapes, samples: int) -> Shapes:

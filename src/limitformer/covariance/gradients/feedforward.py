@@ -10,6 +10,13 @@ Y_B = Γ Nᵀ. The coordinates of each tile outside those of U_b have met only f
   [ Y_b−1 | ∂J_b ] = [ Y_b | S Z ] Ω_b,   S Sᵀ = Γ Γᵀ,   Z Gaussian,
   δ_b = √(c/n_h) σ′(h_b) ∘ ∂J_b.
 
+A gated pair has J = √(c/n_h) σ(h) ∘ h′ with h′ = R g′ of W_gate, so that
+
+  δ_b = √(c/n_h) σ′(h_b) ∘ h′_b ∘ ∂J_b,   δ′_b = √(c/n_h) σ(h_b) ∘ ∂J_b,
+
+and W_gate returns the same as W_pre, with δ′ and g′. Both are independent outside the tokens' span: the covariances
+of their rows add up. The norms of their gradients are Σ |Rᵀ δ_b|² and Σ |Rᵀ δ′_b|².
+
 The forward pass shows W_pre as g from R. So it returns Σ δ_b g_bᵀ inside the tokens' span, and outside it a Gaussian
 matrix whose rows have the covariance C Cᵀ = Σ δ_b δ_bᵀ. Squared norms of the weights' gradients are |Rᵀ C|² and
 |Uᵀ Γ|².
@@ -22,12 +29,15 @@ import numpy as np
 
 from limitformer.covariance.chain.feedforward import (
     GAUSSIAN_ERROR,
+    OWN,
     TILE,
     FeedforwardConstants,
     FeedforwardWorkspace,
     activate,
     draw_units,
+    multiply_by_gates,
 )
+from limitformer.covariance.chain.own import call_elementwise
 from limitformer.covariance.gradients.buffers import Buffer
 from limitformer.covariance.gradients.matrices import add_to_entry, clear, place, reflect, squared_product, turn_back
 from limitformer.covariance.gradients.residual import find_root
@@ -38,15 +48,20 @@ from limitformer.numerics.random import next_normal
 from limitformer.numerics.watch import is_halted
 
 PRE, POST = np.arange(2)  # places of the weights' norms
+GATE = POST  # in a gated pair, and POST is one further
 
 
 class UnitBuffers(NamedTuple):
-    """The hidden units; the first two are the record of the forward pass."""
+    """The hidden units; the first three are the record of the forward pass."""
 
     normals: Buffer  # g_b of each tile
+    gates: Buffer  # g′_b of each tile; one tile that is not used without gates
     rows: Buffer  # the reflections of Ω_b of each tile
     fresh: Buffer  # Z
-    pre: Buffer  # h_b
+    pre: Buffer  # h_b, then √(c/n_h) σ(h_b) of a gated pair
+    gate: Buffer  # h′_b
+    slope: Buffer  # √(c/n_h) σ′(h_b) of a σ at an address
+    partner: Buffer  # δ′_b behind m columns that are not used
     gradient: Buffer  # [Y_b | ∂J_b], then δ_b behind the first m columns
     stacked: Buffer  # [C | δ_b], to be triangularised
 
@@ -56,9 +71,13 @@ def unit_shapes(m: int, r: int, constants: FeedforwardConstants) -> UnitBuffers:
     tiles = -(-constants.hidden // TILE)
     return UnitBuffers(
         normals=(tiles, r, TILE),
+        gates=(tiles if constants.gated else 1, r, TILE),
         rows=(tiles, m, m + TILE),
         fresh=(m, TILE),
         pre=(m, TILE),
+        gate=(m, TILE),
+        slope=(m, TILE),
+        partner=(m, m + TILE),
         gradient=(m, m + TILE),
         stacked=(m, m + TILE),
     )
@@ -76,6 +95,8 @@ def forward_units(stream, factor, constants, units, out, watch):
         place(out, rows, FIRST)
         draw_units(stream, factor, size, FeedforwardWorkspace(units.normals[b], rows))
         activate(rows, m, m + size, constants)
+        if constants.gated:
+            multiply_by_gates(stream, factor, size, FeedforwardWorkspace(units.gates[b], rows))
         reflect(rows, FIRST, m + size, out, FIRST)
 
 
@@ -83,7 +104,8 @@ def forward_units(stream, factor, constants, units, out, watch):
 def backward_units(stream, factor, constants, units, total, returned, watch):
     """Go from Γ in `total` to the gradient that the branch returns."""
     m = factor.shape[0]
-    add_to_entry(returned.norms, POST, squared_product(total.branch, total.gradient, FIRST, total.gradient.shape[1]))
+    post = GATE + 1 if constants.gated else POST
+    add_to_entry(returned.norms, post, squared_product(total.branch, total.gradient, FIRST, total.gradient.shape[1]))
     find_root(total)
     place(total.seen, units.gradient, FIRST)
     for b in range((constants.hidden + TILE - 1) // TILE - 1, -1, -1):
@@ -96,31 +118,46 @@ def backward_units(stream, factor, constants, units, total, returned, watch):
         multiply_into(total.root, units.fresh, size, units.gradient, m)
         turn_back(units.rows[b], FIRST, m + size, units.gradient)
         multiply_into(factor, normals, size, units.pre, FIRST)
-        differentiate(units.pre, size, constants, units.gradient)
-        backward_matrix(normals, size, units, returned)
-    add_to_entry(returned.norms, PRE, squared_product(factor, returned.spread, FIRST, m))
+        if constants.gated:
+            multiply_into(factor, units.gates[b], size, units.gate, FIRST)
+            differentiate_pair(size, constants, units)
+            add_to_entry(returned.norms, PRE, squared_product(factor, units.gradient, m, m + size))
+            add_to_entry(returned.norms, GATE, squared_product(factor, units.partner, m, m + size))
+            backward_matrix(units.partner, units.gates[b], size, units, returned)
+        else:
+            differentiate(size, constants, units)
+        backward_matrix(units.gradient, normals, size, units, returned)
+    if not constants.gated:
+        add_to_entry(returned.norms, PRE, squared_product(factor, returned.spread, FIRST, m))
 
 
 @kernel
-def backward_matrix(normals, size, units, returned):
-    """inside += δ gᵀ and C Cᵀ += δ δᵀ."""
+def backward_matrix(gradient, normals, size, units, returned):
+    """inside += δ gᵀ and C Cᵀ += δ δᵀ, for δ behind the first m columns of `gradient`."""
     m = returned.inside.shape[0]
-    place(units.gradient, units.stacked, FIRST)
+    place(gradient, units.stacked, FIRST)
     place(returned.spread, units.stacked, FIRST)
     for i in range(m):
         for k in range(returned.inside.shape[1]):
             total = everywhere(0.0)
             for j in range(size):
-                total = total + load(units.gradient, i, m + j) * load(normals, k, j)
+                total = total + load(gradient, i, m + j) * load(normals, k, j)
             store(returned.inside, i, k, load(returned.inside, i, k) + total)
     triangularise(units.stacked, FIRST, m + size, returned.spread, FIRST)
 
 
 @kernel
-def differentiate(pre, size, constants, gradient):
-    """∂J to δ, behind the first m columns of `gradient`."""
+def differentiate(size, constants, units):
+    """∂J to δ, behind the first m columns of `units.gradient`."""
+    pre, gradient = units.pre, units.gradient
     if constants.activation == GAUSSIAN_ERROR:
         differentiate_gaussian_error(pre, size, constants.gain, gradient)
+    elif constants.activation == OWN:
+        compute_slopes(size, constants, units)
+        for i in range(pre.shape[0]):
+            for j in range(size):
+                k = pre.shape[0] + j
+                store(gradient, i, k, load(units.slope, i, j) * load(gradient, i, k))
     else:
         positive, negative = constants.gain * constants.positive, constants.gain * constants.negative
         for i in range(pre.shape[0]):
@@ -128,6 +165,27 @@ def differentiate(pre, size, constants, gradient):
                 slope = choose(load(pre, i, j), everywhere(positive), everywhere(negative))
                 k = pre.shape[0] + j
                 store(gradient, i, k, slope * load(gradient, i, k))
+
+
+@kernel
+def compute_slopes(size, constants, units):
+    """√(c/n_h) σ′(h) into `units.slope`, for σ′ at an address."""
+    place(units.pre, units.slope, FIRST)
+    for i in range(units.slope.shape[0]):
+        call_elementwise(constants.derivative, units.slope, i, FIRST, size, constants.gain)
+
+
+@kernel
+def differentiate_pair(size, constants, units):
+    """∂J to δ and δ′ of a gated pair, behind the first m columns of `units.gradient` and `units.partner`."""
+    compute_slopes(size, constants, units)
+    m = units.pre.shape[0]
+    for i in range(m):
+        call_elementwise(constants.address, units.pre, i, FIRST, size, constants.gain)
+        for j in range(size):
+            gradient = load(units.gradient, i, m + j)
+            store(units.partner, i, m + j, load(units.pre, i, j) * gradient)
+            store(units.gradient, i, m + j, load(units.slope, i, j) * load(units.gate, i, j) * gradient)
 
 
 @kernel

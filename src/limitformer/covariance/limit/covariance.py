@@ -2,9 +2,9 @@ r"""The infinite-depth limit of a Transformer's covariance: depth and width to i
 
 * only attention: [ST, Thm 4.2]; only feed-forward: [ST, Thm 3.2]; both: [ST, Cor. 4.3]; causal mask: see `drift`.
 * one matrix a layer at γ = 1: [ST, eq. 3], with Σ_lin instead of 2γ² Σ_lin.
-* **Beyond the paper:** a hidden width n_h = r·n with r ≠ 1. The hidden units are n_h samples of the kernel, so their
-  fluctuation has 1/r of the variance; λ²γ²·2 + γ⁴(1 + 1/r) replaces 2γ² in Σ_res. One matrix a layer at γ < 1: no
-  hidden units fluctuate, which is r = ∞.
+* **Beyond the paper, derivations and not theorems** (`CovarianceLimit.basis`): a causal mask. A hidden width n_h = r·n
+  with r ≠ 1: the hidden units are n_h samples of the kernel, so their fluctuation has 1/r of the variance; λ²γ²·2 +
+  γ⁴(1 + 1/r) replaces 2γ² in Σ_res. One matrix a layer at γ < 1: no hidden units fluctuate, which is r = ∞.
 """
 
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ SquareLike = Annotated[ArrayLike, "tokens tokens"]
 @register("limit")
 @dataclass(frozen=True, kw_only=True)
 class CovarianceLimit:
-    """The covariance SDE of [ST], the result of `lf.limit(model)`.
+    """The covariance SDE of [ST], the result of `lf.limit(model)`; `basis` names its theorem, or says "derivation".
 
     Attributes:
         gamma: γ.
@@ -72,6 +72,26 @@ class CovarianceLimit:
         require(self.horizon > 0, f"horizon must be positive; got {self.horizon}.")
         require(self.tau0 is None or self.tau0 > 0, f"tau0 must be positive or None; got {self.tau0}.")
         require(self.mask in (None, "causal"), f'mask must be None or "causal"; got {self.mask!r}.')
+
+    @property
+    def basis(self) -> str:
+        """The theorem that proves this limit, or "derivation: …" where none does; docs/theory.md has each derivation.
+
+        >>> import limitformer as lf
+        >>> parts = {"width": 200, "depth": 150, "gamma": 0.5, "attention": lf.ShapedAttention(tau0=1.0)}
+        >>> lf.limit(lf.Transformer(**parts)).basis
+        '[ST, Theorem 4.2]'
+        >>> lf.limit(lf.Transformer(**parts, mask="causal")).basis
+        'derivation: a causal mask'
+        """
+        if self.hidden_ratio is None:
+            return "[ST, equation 3]" if self.gamma == 1 else "derivation: one matrix a layer at gamma < 1"
+        if self.mask is not None and self.tau0 is not None:
+            return "derivation: a causal mask"
+        if self.kink is not None and self.hidden_ratio != 1:
+            return "derivation: a hidden width other than the width"
+        attention, feedforward = self.tau0 is not None, self.kink is not None
+        return f"[ST, {'Corollary 4.3' if attention and feedforward else f'Theorem {4.2 if attention else 3.2}'}]"
 
     def constants(self) -> LimitConstants:
         """Return the factors of drift and noise."""

@@ -1,5 +1,6 @@
 r"""The ODE of λ = 1, γ = 1/√d: every layer adds 1/d of a deterministic amount, t = layer/d runs from 0 to 1.
 
+This is a derivation, not a theorem: the law of large numbers that it uses is not shown to hold uniformly in the layers.
 In law, one sublayer is V′ = V + M/√d + Φ/d. Here M = X fᵀ + f Xᵀ over n has mean 0 given X and the size n^{-1/2}, and
 Φ = f fᵀ/n is its mean F(V) up to n^{-1/2} and, of a random attention, up to noise of mean 0. Fresh weights make both
 noises independent from layer to layer, so d layers add M/√d up to n^{-1/2} and Φ/d up to (n d)^{-1/2}: as n → ∞ and
@@ -46,6 +47,8 @@ def flows(model: Transformer) -> bool:
 class CovarianceFlow:
     """The covariance ODE of λ = 1, γ = 1/√depth, the result of `lf.limit(model)`. Width and depth have no effect.
 
+    It is derived in docs/theory.md and tested, not proven.
+
     Attributes:
         model: the model that has this limit.
     """
@@ -66,6 +69,11 @@ class CovarianceFlow:
                 "that is known, because its logits stay random as the width grows, and the mean of A V A^T over them "
                 'is not known; it needs temperature="shaped". Nearest: ShapedAttention(tau0=1.0).'
             )
+
+    @property
+    def basis(self) -> str:
+        """The text "derivation: lam = 1, gamma = 1/sqrt(depth)"; a limit that is proven names its theorem here."""
+        return "derivation: lam = 1, gamma = 1/sqrt(depth)"
 
     @property
     def horizon(self) -> float:

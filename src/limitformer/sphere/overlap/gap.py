@@ -1,8 +1,12 @@
 r"""The metastable antipodal state of two unequal clusters.
 
-For p ≠ q the overlap leaves −1 again. While it stays, the gap w = 1 + z has nearly the law of the *speed density*
-2/(g² s) on the near side of the barrier, normalised. The barrier is the overlap at the last maximum of s, as a density
-in u = artanh z, where a step of u is least likely to continue. With δ² = 2D(−1), close to −1
+For p ≠ q the overlap leaves −1 again. The law of the gap w = 1 + z that is returned is the *speed measure* 2/(g² s) du
+on the near side of the barrier, normalised: the stationary law of the overlap that is reflected at the barrier. The
+barrier is the overlap at the last maximum of s, as a density in u = artanh z, where a step of u is least likely to
+continue. It is not the *quasi-stationary law*, that of the overlap given that it has not reached the barrier for a
+long time. That law has the density ψ · 2/(g² s), ψ the first eigenfunction that vanishes at the barrier; ψ is nearly
+constant where the mass is if the lifetime is long, so that both agree at large |β|. Medians for (2, 1), d = 4: 0.00421
+and 0.00317 at β = 2, 7.20e-5 and 6.83e-5 at β = 3, 1.301e-6 and 1.289e-6 at β = 4. With δ² = 2D(−1), close to −1
 
   dw = σ²δ²(d − 1)/2 dt + σδ√(2w) dB,      a squared Bessel process of dimension d − 1,
 
@@ -28,7 +32,10 @@ from limitformer.sphere.overlap.scale import ScaleFunction
 
 @dataclass(frozen=True)
 class MetastableGap:
-    """The law of the gap 1 + z of two unequal clusters while they are antipodal.
+    """The speed measure of the gap 1 + z of two unequal clusters below the barrier, normalised.
+
+    It is the stationary law of the gap if the barrier reflects, and the law while the clusters are antipodal in the
+    limit of long lifetimes. For short ones the quasi-stationary law is nearer to −1 (see the module).
 
     Attributes:
         barrier: overlap beyond which the state ends.
@@ -44,7 +51,7 @@ class MetastableGap:
 
 
 def metastable_gap(scale: ScaleFunction) -> MetastableGap:
-    """Return the law of the gap; raise `InputError` if s has no maximum between −1 and 1."""
+    """Return the speed measure of the gap below the barrier; raise `InputError` if s has no maximum inside."""
     top = barrier(scale)
     inner = panels(scale.motion, np.array([scale.motion.minus.reach, top]))
     log_density = inner.log_speed - inner.local - inner.heights[:-1, None]

@@ -13,8 +13,9 @@ and the way out contributes ∫ s du = ∫_{−1}^b dz/√(1 − z²) = π/2 + a
 
   E(−1 → b)  ~  (π/2 + arcsin b) · B(½, (d−1)/2)/(2√2) · pq/|p² − q²| · e^{2|β|}/σ².
 
-for fixed b in (−1, 1). The omitted factor of s, e^{−(d−2) ∫ (p/q + q/p) e^{−|β|(1−z)} du}, is the attraction at b. The
-exact integral is shorter by the relative (d − 2)(p/q + q/p) e^{−|β|(1−b)}/(β² (1 − b²)^{3/2} (π/2 + arcsin b)).
+for fixed b in (−1, 1). The omitted factor of s, e^{−(d−2) ∫ (p/q + q/p) e^{−|β|(1−z)} du}, is the attraction at b. As
+|β|(1 − b) → ∞ the exact integral is shorter by the relative (d − 2)(p/q + q/p) e^{−|β|(1−b)}/(β² (1 − b²)^{3/2} (π/2 +
+arcsin b)); at b = 0.9 that is 1.53 times the true difference at |β|(1 − b) = 4, and 1.22 times at 10.
 """
 
 from math import asin, exp, pi, sqrt

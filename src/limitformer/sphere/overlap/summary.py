@@ -33,7 +33,7 @@ def summary_of(diffusion: Any) -> dict[str, Any]:
 
 
 def metastable(diffusion: Any) -> dict[str, Any] | None:
-    """Return the lifetime from −1 and the law of the gap, for unequal clusters and for a causal mask."""
+    """Return the lifetime from −1 and the speed measure of the gap, for unequal clusters and for a causal mask."""
     if diffusion.motion.minus.growth == 0:
         return None
     lifetime = json_number(diffusion.mean_hitting_time(LIFETIME_TARGET, start=-1.0))

@@ -11,7 +11,7 @@ import xarray as xr
 from limitformer.base.errors import require, require_count
 from limitformer.base.progress import advance, progress_bar
 from limitformer.simulation.simulate import Interrupted
-from limitformer.weightless.arrays import BY_HEAD, Arrays
+from limitformer.weightless.arrays import BY_HEAD, Arrays, require_same_blocks
 from limitformer.weightless.building import put_parameters
 from limitformer.weightless.implicit import Implicit
 from limitformer.weightless.inputs import inputs_of
@@ -152,6 +152,7 @@ def simulate_steps(
             of_rates: list[Arrays] = []
             for rule in every:
                 of_rates.append(one(sample, rule))
+                require_same_blocks(parts[0][0] if parts else of_rates[0], of_rates[-1])
                 advance(bar, sample * len(every) + len(of_rates))
             parts.append(of_rates)
     except KeyboardInterrupt as interrupt:

@@ -15,10 +15,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from limitformer.base.errors import require
-from limitformer.weightless.arrays import BY_HEAD, Arrays, sizes_of_stacks, stream_arrays
+from limitformer.base.errors import InputError, require
+from limitformer.weightless.arrays import (
+    BY_HEAD,
+    OTHER_TOKENS,
+    Arrays,
+    require_same_blocks,
+    sizes_of_stacks,
+    stream_arrays,
+)
 from limitformer.weightless.inputs import Inputs
 from limitformer.weightless.losses import Loss, output_of
+from limitformer.weightless.measure import Measure, UnclearBlocksError
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.run import KeepWeightsError
 from limitformer.weightless.steps.optimizers import StepRules
@@ -127,7 +135,7 @@ class Trajectory:
             with network.trimming(), measure or nullcontext():
                 out = network.call(arguments)
             if measure is not None:
-                measure.finish()
+                finish(measure)
             value = self.loss(out, arguments)
             require(
                 isinstance(value, Tensor) and (value.requires_grad or not gradients),
@@ -149,6 +157,7 @@ class Trajectory:
     def measured(self, start: Pass, now: Pass) -> Arrays:
         """Return the measures of a pass, and how they have changed since the start."""
         arrays, covariance = now.arrays, now.arrays["covariance"][0]
+        require_same_blocks(start.arrays, arrays)
         variances = np.diagonal(covariance, axis1=-2, axis2=-1)
         known = ~np.isnan(variances)
         with np.errstate(invalid="ignore", divide="ignore"):  # a stream that is not finite has no size
@@ -181,6 +190,14 @@ class Trajectory:
     def by_weight(self, values: dict[str, float], function: Callable[[float], float] = float) -> NDArray[np.float64]:
         """Return numbers in the order of the trained parameters, NaN for those that have none."""
         return np.array([function(values[name]) if name in values else math.nan for name in self.network.trained])
+
+
+def finish(measure: Measure) -> None:
+    """Finish the measures of a pass; raise `InputError` if its blocks are not those of the first network."""
+    try:
+        measure.finish()
+    except UnclearBlocksError as error:
+        raise InputError(OTHER_TOKENS) from error
 
 
 def number(value: float) -> NDArray[np.float64]:
