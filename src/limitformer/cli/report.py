@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import typer
 from rich.console import Console
 
-from limitformer.base.errors import InputError, MissingExtraError
+from limitformer.base.errors import InputError, MissingExtraError, unusable
 from limitformer.cli.endings import BAD_INPUT, CLOSED_PIPE, INTERRUPTED, NOTHING_WRITTEN, OutputError, code_of
 
 
@@ -79,6 +79,11 @@ def errors_in_one_line() -> Iterator[None]:
         raise typer.Exit(BAD_INPUT) from error
     except OutputError as error:
         raise typer.Exit(say_output_error(error)) from error
+    except OSError as error:
+        if error.filename is None:
+            raise
+        say_error(unusable(error))  # of a file that no command has checked
+        raise typer.Exit(BAD_INPUT) from error
     except KeyboardInterrupt as error:
         resumes = getattr(error, "resumes", False)  # a sweep's store keeps the finished cells
         message = str(error) if resumes else NOTHING_WRITTEN
