@@ -11,6 +11,7 @@ from rich.console import Console
 
 from limitformer.base.errors import InputError, MissingExtraError, unusable
 from limitformer.cli.endings import BAD_INPUT, CLOSED_PIPE, INTERRUPTED, NOTHING_WRITTEN, OutputError, code_of
+from limitformer.cli.surroundings import check_folder, import_failure
 
 
 class Screen(Console):
@@ -70,6 +71,7 @@ def say_output_error(error: OSError) -> int:
 def errors_in_one_line() -> Iterator[None]:
     """Turn exceptions into one line and an exit code: 2 for bad input, 130 for Ctrl-C, 74 if stdout fails."""
     try:
+        check_folder()
         yield
     except (InputError, MissingExtraError) as error:
         say_error(str(error))
@@ -79,13 +81,16 @@ def errors_in_one_line() -> Iterator[None]:
         raise typer.Exit(BAD_INPUT) from error
     except OutputError as error:
         raise typer.Exit(say_output_error(error)) from error
-    except OSError as error:
-        if error.filename is None:
-            raise
-        say_error(unusable(error))  # of a file that no command has checked
-        raise typer.Exit(BAD_INPUT) from error
     except KeyboardInterrupt as error:
         resumes = getattr(error, "resumes", False)  # a sweep's store keeps the finished cells
         message = str(error) if resumes else NOTHING_WRITTEN
         errors.print(message, markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from error
+    except Exception as error:
+        line = import_failure(error)
+        if line is None and isinstance(error, OSError) and error.filename is not None:
+            line = unusable(error)  # a file that no command has checked
+        if line is None:
+            raise
+        say_error(line)
+        raise typer.Exit(BAD_INPUT) from error
