@@ -110,7 +110,7 @@ def test_variables_without_relation_to_the_package_are_not_named(tmp_path, monke
     assert import_failure(error).endswith(" Nearest: without NUMBA_OPT in the environment.")
 
 
-def test_environment_keeps_what_the_user_chose_for_messages(monkeypatch):
+def test_environment_keeps_a_level_of_messages_that_the_user_sets(monkeypatch):
     for name in (*OURS, "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "info")

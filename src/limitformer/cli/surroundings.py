@@ -1,4 +1,4 @@
-"""What a command depends on around it: environment variables, the working folder, and packages that can be imported."""
+"""The surroundings of a command: environment variables, the working folder, and packages that can be imported."""
 
 import os
 from collections.abc import Iterator
