@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from types import FrameType
 
 from limitformer.base.errors import InputError, first_line
@@ -20,6 +21,8 @@ PREFIXES = {  # of the variables that a package reads when it is imported
     "datasets": ("HF_",),
     "matplotlib": ("MPL",),
 }
+COMPILER = "TORCHINDUCTOR_CACHE_DIR"
+CHOSEN = os.environ.get(COMPILER)  # by the user, before torch sets it
 
 
 def prepare_environment() -> None:
@@ -28,6 +31,13 @@ def prepare_environment() -> None:
         os.environ[name] = value if name == "MPLBACKEND" else os.environ.get(name, value)
     if os.environ.get("COLUMNS", "").strip() == "0":  # which Rich takes for the width, and prints nothing
         del os.environ["COLUMNS"]
+
+
+def remove_new_folder() -> None:
+    """Remove the folder of torch's compiler, which an import of transformers makes and commands leave empty."""
+    if CHOSEN is None and COMPILER in os.environ:
+        with suppress(OSError):  # it is not empty, or not made yet
+            os.rmdir(os.environ[COMPILER])
 
 
 def check_folder() -> None:
