@@ -142,6 +142,23 @@ def test_gradients_are_in_the_table_and_in_the_data(run, tmp_path, kind, describ
     assert "layers.0.attention.value" in data["weight"].values
 
 
+@pytest.mark.parametrize("lam", ["1e300", "1e30", "1e20"])
+def test_gradients_that_are_lost_are_counted(run, lam):
+    for options in (SMALL, (*SMALL[:-2], "--as", "network")):
+        table = run("simulate", *options, "--lam", lam, "--gradients").stdout
+        assert "6 samples have no gradients (NaN), which need all layers within the ball" in " ".join(table.split())
+
+
+@pytest.mark.parametrize(
+    "options", [("--lam", "2"), ("--lam", "0"), ("--lam", "1e-300"), ("--as", "network")], ids=" ".join
+)
+def test_gradients_that_are_finite_need_no_word(run, options):
+    small = SMALL if "network" not in options else SMALL[:-2]
+    table = run("simulate", *small, "--gradients", *options).stdout
+    assert "median |∂X|" in table
+    assert "no gradients" not in table
+
+
 def test_same_seed_same_table(simulate):
     first, second, other = (simulate("--seed", seed).stdout for seed in (3, 3, 4))
     assert first == second
