@@ -1,6 +1,7 @@
 """`limitformer transfer`: does a learning rate that was tuned on a small model hold on a large one?"""
 
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -84,6 +85,7 @@ def transfer(
 
         if place is not None:
             check_writable(place)
+        import_module("transformers")  # before the work begins
         from limitformer.base.progress import suggest_quicker
         from limitformer.scaling.transfer import TransferInterrupted
         from limitformer.scaling.transfer import transfer as run_transfer

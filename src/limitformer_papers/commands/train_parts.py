@@ -20,9 +20,7 @@ Summary = Mapping[str, Any]
 
 
 def be_quiet() -> None:
-    """Silence the reports and bars of transformers; of torchrun's processes, only the first prints."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    """Let only the first of torchrun's processes print."""
     screen.quiet = errors.quiet = os.environ.get("RANK", "0") != "0"
 
 
