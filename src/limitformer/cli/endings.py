@@ -55,10 +55,10 @@ def begin_work() -> None:
 
 
 def interrupt_once(number: int, frame: Any) -> None:
-    """Do what Ctrl-C does now. A second SIGTERM ends the process; terminals send SIGHUP twice, so more are ignored."""
+    """Do what Ctrl-C does now, at the first signal; `timeout` sends SIGTERM twice, and terminals SIGHUP."""
     RECEIVED.append(number)
-    signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)
-    interrupt(number, frame)
+    if len(RECEIVED) == 1:
+        interrupt(number, frame)
 
 
 def code_at_end(code: str | int | None) -> str | int | None:
