@@ -33,7 +33,7 @@ def test_cell_that_is_too_large_is_announced_before_the_first_cell_runs(tmp_path
     description = sweep({"tokens": [2, 10**7, 3]})
     report = lf.run_sweep(description, tmp_path / "s.sweep", workers=1, threads=1)
     (before,) = order
-    assert before.startswith("A model does not fit into the memory, and will fail. Cell tokens = 10000000: ")
+    assert "A model does not fit into the memory, and will fail. Cell tokens = 10000000: " in before
     assert (report.done, report.failed, list(report.errors)) == (2, 1, [(1,)])
 
 
