@@ -5,6 +5,7 @@ import xarray as xr
 
 import limitformer as lf
 from limitformer.base.files import SHOWN, write_whole
+from limitformer.results.storage import check_target
 
 LONG = 300 * "a"  # a name may have 255 bytes
 
@@ -30,3 +31,5 @@ def test_save_names_a_path_that_is_too_long(tmp_path, name):
     data = xr.Dataset({"x": ("sample", [1.0])})
     with pytest.raises(lf.InputError, match=r"^Cannot use .*: File name too long\. Nearest: a shorter name\.$"):
         lf.save(data, tmp_path / name)
+    with pytest.raises(lf.InputError, match=r"^Cannot use .*: File name too long\. Nearest: a shorter name\.$"):
+        check_target(tmp_path / name)  # of a command, before its work
