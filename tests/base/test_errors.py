@@ -7,6 +7,7 @@ import pkgutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import xarray as xr
@@ -17,6 +18,7 @@ from limitformer.base.errors import PicklesArguments
 from limitformer.base.lock import CannotLockError
 from limitformer.checking.steps import StepsInterrupted, StepsReport
 from limitformer.designing import DesignInterrupted
+from limitformer.scaling.transfer import Transfer, TransferInterrupted
 from limitformer.sweep import SweepInterrupted
 from limitformer.weightless.lengths import RowsMeasured
 from limitformer.weightless.measure import UnclearBlocksError
@@ -43,6 +45,10 @@ MADE = {
     SweepInterrupted: (lambda: SweepInterrupted(Path("a.zarr"), 1, 3), lambda error: error.resumes),
     RowsMeasured: (lambda: RowsMeasured({"seen": torch.ones(2)}), lambda error: error.values["seen"].tolist()),
     UnclearBlocksError: (lambda: UnclearBlocksError(measured=True), lambda error: error.measured),
+    TransferInterrupted: (
+        lambda: TransferInterrupted(Transfer("width", (1, 2), "mup", "sgd", {}, {"output": np.ones((3, 2))}, {})),
+        lambda error: (error.result.rule, error.partial.to_dict()),
+    ),
     TrainingInterrupted: (lambda: TrainingInterrupted(Path("run"), 2, 9), lambda error: error.resumes),
 }  # fmt: skip
 LEFT_OUT = "limitformer.__main__"  # importing it runs the command line

@@ -142,6 +142,23 @@ def test_gradients_are_in_the_table_and_in_the_data(run, tmp_path, kind, describ
     assert "layers.0.attention.value" in data["weight"].values
 
 
+@pytest.mark.parametrize("lam", ["1e300", "1e30", "1e20"])
+def test_gradients_that_are_lost_are_counted(run, lam):
+    for options in (SMALL, (*SMALL[:-2], "--as", "network")):
+        table = run("simulate", *options, "--lam", lam, "--gradients").stdout
+        assert "6 samples have no gradients (NaN), which need all layers within the ball" in " ".join(table.split())
+
+
+@pytest.mark.parametrize(
+    "options", [("--lam", "2"), ("--lam", "0"), ("--lam", "1e-300"), ("--as", "network")], ids=" ".join
+)
+def test_gradients_that_are_finite_need_no_word(run, options):
+    small = SMALL if "network" not in options else SMALL[:-2]
+    table = run("simulate", *small, "--gradients", *options).stdout
+    assert "median |∂X|" in table
+    assert "no gradients" not in table
+
+
 def test_same_seed_same_table(simulate):
     first, second, other = (simulate("--seed", seed).stdout for seed in (3, 3, 4))
     assert first == second
@@ -448,6 +465,38 @@ def test_out_that_cannot_be_written_before_any_work(refused, tmp_path, monkeypat
     assert (tmp_path / "file").read_text(encoding="utf-8") == "here before"
 
 
+LONG = 300 * "a"  # a name may have 255 bytes
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("simulate", "--out", f"{LONG}.nc"),
+        ("simulate", "--out", f"{LONG}.zarr"),
+        ("simulate", "--out", f"{LONG}/a.nc"),
+        ("simulate", "--text", LONG),
+        ("simulate", "--model", LONG),
+        ("phase", "--out", LONG),
+        ("phase", "--store", LONG),
+        ("figure", "st-fig1", "--out", LONG),
+        ("figure", "st-lr", "--out", ".", "--runs", LONG),
+        ("sweep", "status", LONG),
+        ("sweep", "export", LONG, "a.nc"),
+        ("sweep", "run", LONG, "--store", "s"),
+        ("check", "gpt2", "--out", LONG),
+        ("design", "gpt2", "--out", LONG),
+        ("steps", "gpt2", "--optimizer", "sgd", "--inputs", LONG),
+        ("transfer", "gpt2", "--widths", "64,128", "--out", LONG),
+        ("initialisation", f"{LONG}.py:a", f"{LONG}.py:b"),
+        ("train", "glue", LONG, "--data", LONG),
+    ],
+    ids=lambda arguments: " ".join(arguments).replace(LONG, "LONG"),
+)
+def test_name_that_is_too_long_is_refused_before_any_work(refused, monkeypatch, arguments):
+    monkeypatch.setattr(lf, "simulate", no_work)
+    refused(*arguments, says="File name too long|is not the store")
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -476,6 +525,11 @@ def test_a_bug_is_not_taken_for_bad_input(run, monkeypatch):
     result = run("simulate", *SMALL)
     assert isinstance(result.exception, ZeroDivisionError)
     assert result.exit_code == 1
+
+
+def test_file_that_no_command_checks_is_named_in_one_line(refused, monkeypatch):
+    monkeypatch.setattr(lf, "simulate", lambda *_, **__: Path("no", "such", "file").read_text(encoding="utf-8"))
+    refused("simulate", *SMALL, says=r"^Error: Cannot use no/such/file: No such file or directory\.$")
 
 
 def test_an_error_is_one_line_whatever_it_says(capsys):

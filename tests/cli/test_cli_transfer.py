@@ -4,6 +4,9 @@ import json
 
 import pytest
 
+import limitformer as lf
+from limitformer.weightless.steps.trajectory import Trajectory
+
 SMALL = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 30, "n_positions": 16}
 QUICK = ("--steps", "1", "--samples", "2", "--tokens", "6")
 
@@ -36,6 +39,7 @@ def test_command_prints_exponents_and_writes_files(run, folder):
         (("--widths", "16,32", "--tokens", "1"), "--tokens must be at least 2"),
         (("--widths", "16,32", "--set", "depth=3"), "the configuration has no field depth"),
         (("--over", "n_embd"), "--over takes NAME=N"),
+        (("--widths", "16,32", "--fail-on", "rate"), "--fail-on must be transfer; got 'rate'"),
     ],
 )
 def test_wrong_options_of_transfer_give_one_line(run, folder, options, message):
@@ -43,3 +47,44 @@ def test_wrong_options_of_transfer_give_one_line(run, folder, options, message):
     assert result.exit_code == 2
     assert message in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+def interrupted_at(monkeypatch, width, sample):
+    """Press Ctrl-C when this network begins."""
+
+    def arrays(self, real=Trajectory.arrays):
+        if self.sample == sample and self.network.module.transformer.wte.weight.shape[-1] == width:
+            raise KeyboardInterrupt
+        return real(self)
+
+    monkeypatch.setattr(Trajectory, "arrays", arrays)
+
+
+def test_interrupted_transfer_prints_and_writes_the_finished_sizes(run, folder, monkeypatch):
+    interrupted_at(monkeypatch, 64, 1)
+    result = run("transfer", "small.json", "--widths", "16,32,64", "--out", "found", *QUICK)
+    assert result.exit_code == 130
+    assert result.stderr == "Interrupted; this is about the finished networks of 2 sizes: 2 and 2.\n"
+    assert "PARTIAL, as it was interrupted: of 2 networks at each size" in result.stdout
+    record = json.loads((folder / "found" / "transfer.json").read_text(encoding="utf-8"))
+    assert record["sizes"] == [16, 32]
+    whole = run("transfer", "small.json", "--widths", "16,32", "--out", "whole", *QUICK)
+    assert whole.exit_code == 0
+    numbers = [lf.load(folder / name / "transfer.nc")["value"] for name in ("found", "whole")]
+    assert numbers[0].equals(numbers[1])
+
+
+def test_interrupted_transfer_without_two_sizes_writes_nothing(run, folder, monkeypatch):
+    interrupted_at(monkeypatch, 32, 0)
+    result = run("transfer", "small.json", "--widths", "16,32,64", "--out", "found", *QUICK)
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert result.stderr == "Interrupted; nothing was written.\n"
+    assert list((folder / "found").iterdir()) == []
+
+
+@pytest.mark.parametrize(("verdict", "code"), [(False, 1), (True, 0), (None, 0)])
+def test_fail_on_transfer_is_the_exit_code(run, folder, monkeypatch, verdict, code):
+    monkeypatch.setattr("limitformer.scaling.transfer.Transfer.transfers", verdict)
+    command = ("transfer", "small.json", "--widths", "16,32", *QUICK)
+    assert run(*command, "--fail-on", "transfer").exit_code == code
+    assert run(*command).exit_code == 0

@@ -107,3 +107,67 @@ def test_bad_arguments_of_transfer_give_one_clear_error(over, options, message):
     options = {"optimizer": "adamw", "steps": 1, "samples": 1, "seed": 0, "progress": False} | options
     with pytest.raises(InputError, match=message):
         lf.transfer(SMALL, over, 6, **options)
+
+
+class BarThatNotes:
+    """A bar that notes its total and each number of pieces done."""
+
+    def __init__(self, description, total, first):
+        self.total, self.done = total, []
+        self.progress = type("Shown", (), {"disable": False})
+        self.visible = False
+
+    def show(self, done):
+        self.done.append(done)
+
+
+def test_one_bar_shows_all_sizes_and_weighs_them_by_their_parameters(monkeypatch):
+    bars = []
+    monkeypatch.setattr(
+        "limitformer.scaling.transfer.progress_bar", lambda *settings: bars.append(BarThatNotes(*settings)) or bars[-1]
+    )
+    monkeypatch.setattr("limitformer.weightless.steps.simulate.progress_bar", lambda *_: pytest.fail("a second bar"))
+    lf.transfer(SMALL, {"width": [16, 32, 64]}, 6, optimizer="sgd", steps=1, samples=2, seed=0)
+    (bar,) = bars
+    entries = [parameters_of_llama(width) for width in (16, 32, 64)]
+    parts = np.repeat(np.array(entries) / 2, 2) / sum(entries)
+    assert bar.total == 6
+    np.testing.assert_allclose(bar.done, 6 * np.cumsum(parts), rtol=1e-12)
+
+
+def parameters_of_llama(width):
+    """Count the parameters of `SMALL` at another width: two blocks, and an embedding and a head for 40 words."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from limitformer.scaling.sizes import at_size
+
+    config = at_size(SMALL, "width", width).model
+    assert config.hidden_size == width
+    fields = {key: value for key, value in config.to_dict().items() if key != "model_type"}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **fields))
+    return sum(each.numel() for each in model.parameters())
+
+
+def test_interrupted_transfer_keeps_networks_that_every_size_has(monkeypatch):
+    from limitformer.scaling.transfer import TransferInterrupted
+    from limitformer.weightless.steps.trajectory import Trajectory
+
+    options = {"optimizer": "sgd", "steps": 1, "seed": 0, "progress": False}
+    whole = lf.transfer(SMALL, {"width": [16, 32, 64]}, 6, samples=2, **options)
+    begun = []
+
+    def arrays(self, real=Trajectory.arrays):
+        begun.append(self.sample)
+        if len(begun) == 3 + 3 + 3:  # the last network of the last size
+            raise KeyboardInterrupt
+        return real(self)
+
+    monkeypatch.setattr(Trajectory, "arrays", arrays)
+    with pytest.raises(TransferInterrupted, match="interrupted after 3 samples") as caught:
+        lf.transfer(SMALL, {"width": [16, 32, 64]}, 6, samples=3, **options)
+    part = caught.value.result
+    assert part.sizes == (16, 32, 64)
+    assert "finished: 3 of width 16, 3 of width 32, 2 of width 64" in part.notes[0]
+    assert isinstance(caught.value, lf.Interrupted)
+    assert np.isnan(part.measures["output"][2, 2])
+    assert part.exponents == whole.exponents  # of the two networks that every size has

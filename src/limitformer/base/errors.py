@@ -82,6 +82,11 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def unusable(error: OSError) -> str:
+    """Return a sentence that names the file of the system's error."""
+    return f"Cannot use {error.filename}: {error.strerror}."
+
+
 def printable(text: str) -> str:
     """Return the text as one line without control characters, which a terminal would obey."""
     return "".join(character if character.isprintable() else " " for character in text).strip()

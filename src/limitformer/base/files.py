@@ -11,6 +11,9 @@ from pathlib import Path
 from limitformer.base.errors import InputError, require
 
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a path has lost the second /; one letter is a drive
+SHOWN = (
+    40  # characters of a file's name in that of its temporary folder, which must not be too long if the file's is not
+)
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
@@ -21,7 +24,7 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        folder = Path(tempfile.mkdtemp(prefix=f".{path.name[:SHOWN]}.", dir=path.parent))
     except OSError as error:
         raise InputError(f"Cannot write {path}: {error.strerror} ({error.filename}).") from error
     try:
@@ -58,7 +61,7 @@ def file_path(given: str | Path) -> Path:
     try:
         os.lstat(path)
     except OSError as error:
-        require(error.errno != errno.ENAMETOOLONG, f"Cannot use {path}: {error.strerror}.")
+        require(error.errno != errno.ENAMETOOLONG, f"Cannot use {path}: {error.strerror}. Nearest: a shorter name.")
     return path
 
 

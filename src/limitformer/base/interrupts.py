@@ -1,11 +1,10 @@
-"""Ctrl-C: which handler receives it, and when."""
+"""Ctrl-C, and signals that do the same: which handler receives them, and when."""
 
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing import resource_tracker
 from typing import Any
 
 Handler = Callable[[int, Any], object]
@@ -25,7 +24,12 @@ def route_interrupts(handler: Handler) -> Iterator[Any]:
 
 @contextmanager
 def interrupts_wait() -> Iterator[None]:
-    """Delay Ctrl-C until the end of the block; processes that start in it ignore Ctrl-C."""
+    """Delay Ctrl-C until the end of the block; processes that start in it ignore Ctrl-C.
+
+    So are signals whose handler is `interrupt`.
+    """
+    from multiprocessing import resource_tracker  # the command line imports this module before anything large
+
     resource_tracker.ensure_running()  # a helper of multiprocessing, which would unblock Ctrl-C when it starts
     waiting: list[int] = []
     try:
@@ -36,8 +40,14 @@ def interrupts_wait() -> Iterator[None]:
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     finally:
-        if waiting:
-            signal.raise_signal(signal.SIGINT)
+        for number in waiting[:1]:
+            signal.raise_signal(number) if number == signal.SIGINT else interrupt(number, None)
+
+
+def interrupt(number: int, frame: Any) -> None:
+    """Do what Ctrl-C does now, for another signal; raise KeyboardInterrupt if Ctrl-C is ignored."""
+    handler = signal.getsignal(signal.SIGINT)
+    (handler if callable(handler) else signal.default_int_handler)(number, frame)
 
 
 def write_notice(line: str) -> None:

@@ -183,9 +183,23 @@ def progress_bar(description: str, total: int, first: float | None = None) -> Ba
     return kind(progress, progress.add_task(description, total=total, left=""), now, now, first)
 
 
-def advance(bar: Bar | None, done: float) -> None:
-    """Show `done` pieces of work; a negative number closes the bar."""
+@dataclass
+class PartOfBar:
+    """A part of longer work, shown on its bar: `count` pieces of the part are `size` pieces of the whole."""
+
+    whole: Bar | None
+    first: float
+    size: float
+    count: int
+
+
+def advance(bar: Bar | PartOfBar | None, done: float) -> None:
+    """Show `done` pieces of work; a negative number closes the bar, unless it is that of longer work."""
     if bar is None:
+        return
+    if isinstance(bar, PartOfBar):
+        if done >= 0:
+            advance(bar.whole, bar.first + bar.size * done / bar.count)
         return
     if done >= 0:
         (bar.print if bar.progress.disable else bar.show)(done)

@@ -5,8 +5,7 @@ that nothing in the folder chooses code, kernels, adapters or other files. A mis
 draw, and whole numbers, which it would take for weights, are errors here.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from limitformer.hf.marks import recorded_class, unmark
 from limitformer.weightless.classes import family_classes, named_class
 from limitformer.weightless.configurations import config_from, values_in
 from limitformer.weightless.models import as_plain_formulas
+from limitformer.weightless.quiet import quiet_transformers
 from limitformer.weightless.sizes import Size, require_room, size_of
 
 LISTED = 3  # names in a message
@@ -121,7 +121,7 @@ def shaped_in(folder: Path, values: dict[str, Any]) -> nn.Module:
     both = {name: (tuple(tensors[name].shape), shape) for name, shape in size.names.items() if name in tensors}
     other = [f"{name} {there} for {wanted}" for name, (there, wanted) in sorted(both.items()) if there != wanted]
     require(not other, f"{folder} does not hold a {kind.__name__} whole: it holds other shapes, {listed(other)}.")
-    with quiet(), one_line(f"{readable_name(folder)} cannot be loaded"):
+    with quiet_transformers(), one_line(f"{readable_name(folder)} cannot be loaded"):
         module: nn.Module = load_shaped(folder, local_files_only=True, dtype=type_of(tensors))
     check_written(module, folder)
     return module
@@ -144,7 +144,7 @@ def check_room(size: Size, tensors: dict[str, Tensor], folder: Path) -> None:
 
 def filled(kind: Any, config: Any, tensors: dict[str, Tensor], folder: Path) -> tuple[nn.Module, dict[str, Any]]:
     """Return the class with these weights, and the report of missing, unexpected and misshapen ones."""
-    with quiet(), one_line(f"{readable_name(folder)} cannot be loaded"):
+    with quiet_transformers(), one_line(f"{readable_name(folder)} cannot be loaded"):
         module, report = kind.from_pretrained(
             None,
             config=config,
@@ -156,22 +156,6 @@ def filled(kind: Any, config: Any, tensors: dict[str, Tensor], folder: Path) -> 
             trust_remote_code=False,
         )
     return module, report
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silence transformers within the block: errors are raised in one line."""
-    from transformers.utils import logging
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity(logging.CRITICAL)
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def type_of(tensors: dict[str, Tensor]) -> torch.dtype:
@@ -250,6 +234,6 @@ def names_of_heads(config: Any) -> set[str]:
 
 def on_meta(kind: Any, config: Any) -> nn.Module:
     """Build a class of the family on the meta device."""
-    with quiet(), one_line(kind.__name__), torch.device("meta"):
+    with quiet_transformers(), one_line(kind.__name__), torch.device("meta"):
         module: nn.Module = kind(config)
     return module

@@ -13,6 +13,7 @@ from limitformer.base.errors import InputError, require
 from limitformer.base.foreign import one_line, readable_name
 from limitformer.weightless.classes import AUTO_CLASSES, task_of
 from limitformer.weightless.models import Blueprint, as_plain_formulas
+from limitformer.weightless.quiet import quiet_transformers
 
 
 def has_code(path: Path) -> bool:
@@ -32,7 +33,7 @@ def with_code(path: Path, weights: bool) -> Blueprint | nn.Module:
     """
     folder = path if path.is_dir() else path.parent
     name, options = readable_name(folder.absolute()), {"trust_remote_code": True, "local_files_only": True}
-    with one_line(f"the code in {name} cannot be run"):
+    with quiet_transformers(), one_line(f"the code in {name} cannot be run"):
         config: Any = as_plain_formulas(transformers.AutoConfig.from_pretrained(folder, **options))
         auto = next((each for _, each, _ in AUTO_CLASSES if each in config.auto_map), None)
         if auto is None:

@@ -6,6 +6,9 @@ def main() -> None:
     from limitformer.cli.endings import end_at_once_on_interrupt
 
     end_at_once_on_interrupt()  # before anything large is imported
+    from limitformer.cli.surroundings import prepare_environment
+
+    prepare_environment()
     from limitformer.cli.app import run
 
     run()

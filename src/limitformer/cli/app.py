@@ -15,7 +15,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from limitformer.cli.endings import BAD_INPUT, CLOSED_PIPE, finish_streams
+from limitformer.cli.endings import ALIKE, BAD_INPUT, CLOSED_PIPE, code_at_end, finish_streams
+from limitformer.cli.surroundings import remove_new_folder
 
 # Typer re-exports only a subclass; the module of the class itself depends on the version.
 UsageError: Any = typer.BadParameter.__base__
@@ -223,5 +224,7 @@ def run() -> None:
 
         code = say_output_error(error)
     failure = finish_streams()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    sys.exit(code or failure)
+    for number in (signal.SIGINT, *ALIKE):
+        signal.signal(number, signal.SIG_DFL)
+    remove_new_folder()
+    sys.exit(code_at_end(code or failure))

@@ -111,10 +111,6 @@ def check(
         from limitformer.base.progress import suggest_quicker
         from limitformer.checking import check as run_check
 
-        # isort: split
-        from transformers.utils import logging
-
-        logging.set_verbosity_error()  # errors are raised in one line
         if place is not None:
             check_writable(place)
         if options["shaping"] is not None:

@@ -1,7 +1,8 @@
-"""Ctrl-C before a command begins its work, and a standard output that cannot be written.
+"""The ends of a command: Ctrl-C, SIGTERM and SIGHUP, and a standard output that cannot be written.
 
 A KeyboardInterrupt inside an import leaves NumPy or torch half loaded, which then raises RecursionError or ImportError,
-or aborts. While a command only imports, Ctrl-C therefore ends the process at once; nothing is lost.
+or aborts. While a command only imports, a signal therefore ends the process at once; nothing is lost. Afterwards
+SIGTERM and SIGHUP do what Ctrl-C does, which saves finished samples and removes locks, with their own exit codes.
 """
 
 import errno
@@ -9,6 +10,9 @@ import os
 import signal
 import sys
 from typing import Any, NoReturn, TextIO
+
+from limitformer.base.interrupts import interrupt
+from limitformer.cli.surroundings import remove_new_folder
 
 BAD_INPUT, CANNOT_WRITE, INTERRUPTED, CLOSED_PIPE = 2, 74, 130, 141  # 74: EX_IOERR; 128 + SIGINT and 128 + SIGPIPE
 NOTHING_WRITTEN = "Interrupted; nothing was written."
@@ -18,22 +22,48 @@ class OutputError(OSError):
     """Raised if standard output cannot be written."""
 
 
+ALIKE = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # handled as Ctrl-C is
+RECEIVED: list[int] = []  # the signals among `ALIKE` that came
+
+
 def end_at_once(number: int, frame: Any) -> NoReturn:
-    """Handle Ctrl-C during imports: print one line and exit without clean-up, which half-loaded modules could break."""
+    """Handle a signal during imports: print one line and exit; clean-up would need modules that are half loaded."""
     os.write(2, f"\n{NOTHING_WRITTEN}\n".encode())
-    os._exit(INTERRUPTED)
+    remove_new_folder()
+    os._exit(128 + number)
 
 
 def end_at_once_on_interrupt() -> None:
-    """Let Ctrl-C end the process until `begin_work`. If the shell ignores it (background jobs), it stays ignored."""
+    """Let signals end the process until `begin_work`. If the shell ignores one (background jobs), it stays ignored.
+
+    Processes that torchrun has started keep the system's SIGTERM: it ends those that wait for one that is gone.
+    """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, end_at_once)
+    for number in ALIKE if "WORLD_SIZE" not in os.environ else ():
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, end_at_once)
 
 
 def begin_work() -> None:
-    """Let Ctrl-C raise KeyboardInterrupt from now on, because all large packages are imported."""
+    """Let signals raise KeyboardInterrupt from now on, because all large packages are imported."""
     if signal.getsignal(signal.SIGINT) is end_at_once:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in ALIKE:
+        if signal.getsignal(number) is end_at_once:
+            signal.signal(number, interrupt_once)
+
+
+def interrupt_once(number: int, frame: Any) -> None:
+    """Do what Ctrl-C does now, at the first signal; `timeout` sends SIGTERM twice, and terminals SIGHUP."""
+    RECEIVED.append(number)
+    if len(RECEIVED) == 1:
+        interrupt(number, frame)
+
+
+def code_at_end(code: str | int | None) -> str | int | None:
+    """Return the exit code of the process: that of the signal if one has ended the command."""
+    return 128 + RECEIVED[0] if code and RECEIVED else code
 
 
 def finish_streams() -> int:

@@ -1,6 +1,7 @@
 """`limitformer initialisation A B`: do two builds of one model begin alike?"""
 
 import json
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -49,9 +50,7 @@ def initialisation(
         from limitformer.initialisation.build_report import failing_kinds
 
         if find_spec("transformers") is not None:
-            from transformers.utils import logging
-
-            logging.set_verbosity_error()  # errors are raised in one line
+            import_module("transformers")  # before the work begins
         try:
             failing_kinds(fail_on)
         except InputError as error:

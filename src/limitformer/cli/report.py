@@ -9,8 +9,9 @@ from typing import Any, NoReturn
 import typer
 from rich.console import Console
 
-from limitformer.base.errors import InputError, MissingExtraError
+from limitformer.base.errors import InputError, MissingExtraError, unusable
 from limitformer.cli.endings import BAD_INPUT, CLOSED_PIPE, INTERRUPTED, NOTHING_WRITTEN, OutputError, code_of
+from limitformer.cli.surroundings import check_folder, import_failure
 
 
 class Screen(Console):
@@ -70,6 +71,7 @@ def say_output_error(error: OSError) -> int:
 def errors_in_one_line() -> Iterator[None]:
     """Turn exceptions into one line and an exit code: 2 for bad input, 130 for Ctrl-C, 74 if stdout fails."""
     try:
+        check_folder()
         yield
     except (InputError, MissingExtraError) as error:
         say_error(str(error))
@@ -84,3 +86,11 @@ def errors_in_one_line() -> Iterator[None]:
         message = str(error) if resumes else NOTHING_WRITTEN
         errors.print(message, markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from error
+    except Exception as error:
+        line = import_failure(error)
+        if line is None and isinstance(error, OSError) and error.filename is not None:
+            line = unusable(error)  # a file that no command has checked
+        if line is None:
+            raise
+        say_error(line)
+        raise typer.Exit(BAD_INPUT) from error

@@ -290,4 +290,7 @@ def caption(dataset: "xr.Dataset", tokens: int) -> str | None:
         count = int(np.sum(causes == cause))
         if count:
             lines.append(f"{count} samples {words} and keep their last values")
+    lost = int(np.isnan(dataset["loss"].values).sum()) if "loss" in dataset else 0
+    if lost:
+        lines.append(f"{lost} samples have no gradients (NaN), which need all layers within the ball")
     return "\n".join(lines) or None

@@ -122,10 +122,6 @@ def steps(
         from limitformer.checking import steps as run_steps
         from limitformer.checking.steps import step_blueprint, step_inputs
 
-        # isort: split
-        from transformers.utils import logging
-
-        logging.set_verbosity_error()  # errors are raised in one line
         if place is not None:
             check_writable(place)
         begin_work()

@@ -173,13 +173,13 @@ def table_of(chosen: "xr.DataArray") -> Table:
     table = Table(*dims, str(chosen.name))
     for column in table.columns:
         column.justify = "right"
-    rows = list(np.ndindex(chosen.shape))
-    selection = rows[:: max(1, -(-len(rows) // ROWS))]
-    for row in selection:
+    selection = range(0, chosen.size, max(1, -(-chosen.size // ROWS)))
+    for place in selection:
+        row = tuple(map(int, np.unravel_index(place, chosen.shape)))
         labels = [label_of(chosen, dim, k) for dim, k in zip(dims, row, strict=True)]
         table.add_row(*labels, f"{chosen.values[row]:.6g}")
-    if len(selection) < len(rows):
-        table.caption = f"{len(selection)} of {len(rows)} values; export has all of them"
+    if len(selection) < chosen.size:
+        table.caption = f"{len(selection)} of {chosen.size} values; export has all of them"
     return table
 
 

@@ -1,18 +1,24 @@
 """`limitformer transfer`: does a learning rate that was tuned on a small model hold on a large one?"""
 
 import time
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from limitformer.base.errors import InputError, require, require_count
 from limitformer.cli.check_options import Settings, Text, assignments, require_known, require_readable
-from limitformer.cli.endings import begin_work
+from limitformer.cli.endings import INTERRUPTED, begin_work
 from limitformer.cli.names import complete_shape
-from limitformer.cli.report import errors_in_one_line, print_plain
+from limitformer.cli.report import errors, errors_in_one_line, print_plain
 from limitformer.cli.user_code import names_code, user_object
 
+if TYPE_CHECKING:
+    from limitformer.scaling.transfer import Transfer
+
+FAILED = 1
+VERDICT = "transfer"
 OPTIMIZERS = ("sgd", "adam", "adamw", "lion", "muon")
 RULES = ("standard", "mup", "completep", "depth-mup")
 
@@ -48,6 +54,9 @@ def transfer(
     samples: Annotated[int, typer.Option(help="Networks at each size.")] = 8,
     clip: Annotated[float | None, typer.Option(help="Largest norm of all gradients together.")] = None,
     settings: Settings = None,
+    fail_on: Annotated[
+        str | None, typer.Option(metavar="NAME", help="transfer: end with exit code 1 if the rate does not transfer.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the networks.")] = 0,
     out: Annotated[
         str | None, typer.Option(metavar="PATH", help="Folder for transfer.json, .csv, .nc and .png.")
@@ -59,6 +68,7 @@ def transfer(
     """
     with errors_in_one_line():
         sizes = sizes_of(widths, depths, over)
+        require(fail_on in (None, VERDICT), f"--fail-on must be {VERDICT}; got {fail_on!r}.")
         require(rule in RULES, f"--rule must be one of {', '.join(RULES)}; got {rule!r}.")
         named = names_code(optimizer)
         require(
@@ -77,12 +87,12 @@ def transfer(
 
         if place is not None:
             check_writable(place)
-        from transformers.utils import logging
-
+        import_module("transformers")  # before the work begins
+        from limitformer.base.progress import suggest_quicker
+        from limitformer.scaling.transfer import TransferInterrupted
         from limitformer.scaling.transfer import transfer as run_transfer
         from limitformer.weightless.configurations import config_of
 
-        logging.set_verbosity_error()  # errors are raised in one line
         begin_work()
         model = user_object(what, "WHAT") if names_code(what) else config_of(what)
         if changes:
@@ -90,14 +100,32 @@ def transfer(
             model = changed(model, changes)
         made = user_object(optimizer, "--optimizer") if named else optimizer
         began = time.monotonic()
-        result = run_transfer(
-            model, sizes, text or tokens, optimizer=made, rate=rate, rule=rule, base=base, steps=steps,
-            samples=samples, seed=seed, clip=clip,
-        )  # fmt: skip
-        print_plain(str(result))
-        if place is not None:
-            print_plain("Wrote " + ", ".join(map(str, result.save(place))))
+        networks = f"{samples} networks at each of {len(next(iter(sizes.values())))} sizes"
+        half = f"; --samples {samples // 2} takes about half." if samples > 1 else ""
+        try:
+            with suggest_quicker(networks + half):
+                result = run_transfer(
+                    model, sizes, text or tokens, optimizer=made, rate=rate, rule=rule, base=base, steps=steps,
+                    samples=samples, seed=seed, clip=clip,
+                )  # fmt: skip
+        except TransferInterrupted as interrupt:
+            finish(interrupt.result, place)
+            counts = " and ".join(str(each.sizes["sample"]) for each in interrupt.result.data.values())
+            line = f"Interrupted; this is about the finished networks of {len(interrupt.result.sizes)} sizes: {counts}."
+            errors.print(line, markup=False, highlight=False, soft_wrap=True)
+            raise typer.Exit(INTERRUPTED) from interrupt
+        finish(result, place)
         print_plain(f"{time.monotonic() - began:.0f} s")
+        if fail_on is not None and result.transfers is False:
+            raise typer.Exit(FAILED)
+
+
+def finish(result: "Transfer", place: Path | None) -> None:
+    """Save a result, then print it."""
+    written = [] if place is None else result.save(place)
+    print_plain(str(result))
+    if written:
+        print_plain("Wrote " + ", ".join(map(str, written)))
 
 
 def changed(config: Any, changes: dict[str, Any]) -> Any:

@@ -53,7 +53,7 @@ def netcdf_attribute(value: Any) -> Any:
 
 def check_target(path: Path) -> None:
     """Raise `InputError` unless data can be saved there: known ending, writable, and no foreign file or folder."""
-    check_ending(path)
+    check_ending(file_path(path))
     ours = path.suffix == ".zarr" and any((path / name).exists() for name in (".zgroup", "zarr.json"))
     require(ours or not path.is_dir(), f"Cannot write {path}: a folder that limitformer did not save is in the way.")
     in_the_way = path.suffix == ".zarr" and path.is_file()

@@ -4,7 +4,8 @@ import csv
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,18 +16,20 @@ import torch
 import xarray as xr
 from numpy.typing import NDArray
 
-from limitformer.base.errors import InputError, require
+from limitformer.base.errors import InputError, require, require_count
 from limitformer.base.files import check_writable, local_path, write_whole
+from limitformer.base.progress import PartOfBar, advance, progress_bar
 from limitformer.results.storage import save
-from limitformer.scaling.exponents import Exponent, exponent, is_size_free
+from limitformer.scaling.exponents import LEAST_SIZES, Exponent, exponent, is_size_free
 from limitformer.scaling.parametrisation import Parametrisation, parametrise
 from limitformer.scaling.roles import kind_of
 from limitformer.scaling.rules import ADAM, ADAMW
 from limitformer.scaling.sizes import DEPTH, WIDTH, at_size, sizes_over
+from limitformer.simulation.simulate import Interrupted
 from limitformer.weightless.law import build_without_weights
 from limitformer.weightless.models import blueprint_of
 from limitformer.weightless.steps.optimizers import read_optimizer
-from limitformer.weightless.steps.simulate import simulate_steps
+from limitformer.weightless.steps.simulate import BAR, simulate_steps
 
 STREAM, OUTPUT, EFFECT = "stream change at the end", "output change", "effect of "
 GROWS, FREE = 0.2, 0.25  # |exponent| of effects beyond which a rate does not transfer, and within which it does
@@ -188,6 +191,17 @@ class Transfer:
         return "\n".join([self.conclusion, "", *(line.rstrip() for line in lines), "", *self.notes, ABOUT])
 
 
+class TransferInterrupted(Interrupted):
+    """Ctrl-C during `transfer`; `result` is that of the finished networks, and `partial` has their data.
+
+    A network counts for the exponents if it is finished at every size that has one.
+    """
+
+    def __init__(self, result: Transfer) -> None:
+        super().__init__(result.dataset())
+        self.result, self.pickled_arguments = result, (result,)
+
+
 def finite_or_none(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
@@ -226,6 +240,7 @@ def transfer(
 
     Raises:
         InputError: an argument cannot be used; the message says at which size.
+        TransferInterrupted: Ctrl-C after a network of the second size; it holds the result of the finished networks.
 
     >>> import limitformer as lf
     >>> small = {"model_type": "llama", "num_hidden_layers": 1, "intermediate_size": 128, "vocab_size": 64}
@@ -237,45 +252,92 @@ def transfer(
     name, sizes = sizes_over(over)
     taken = {"rates", "factors", "overrides"} & options.keys()
     require(not taken, f"transfer has no option {', '.join(sorted(taken))}: the rule sets it.")
+    require_count("samples", samples)
     base = sizes[0] if base is None else base
-    data: dict[int, xr.Dataset] = {}
-    notes: list[str] = []
+    models = {}
     for size in sizes:
-        try:
-            put = parametrised(model, name, size, base, rule, optimizer, steps)
+        with naming(name, size):
+            models[size] = parametrised(model, name, size, base, rule, optimizer, steps)
+    notes = list(models[sizes[-1]][0].notes)
+    bar = progress_bar(BAR, samples * len(sizes), 0.0) if options.pop("progress", True) else None
+    entries = np.array([count for _, count in models.values()], float)
+    works = samples * len(sizes) * entries / entries.sum()  # networks of the mean size that take as long
+    data: dict[int, xr.Dataset] = {}
+    try:
+        for k, size in enumerate(sizes):
+            put = models[size][0]
             factors = {
                 key: (put.lr_factors[key], put.decay_factors[key], put.eps_factors[key]) for key in put.lr_factors
             }
-            data[size] = simulate_steps(
-                put.model, inputs, optimizer=optimizer, rates=None if rate is None else [rate], steps=steps,
-                samples=samples, seed=seed, overrides=put.overrides or None, factors=factors, **options,
-            ).isel(rate=0)  # fmt: skip
-        except InputError as error:
-            raise InputError(f"{name} {size}: {error}") from error
-        notes = list(put.notes)
-    measures = measures_of(data)
+            with naming(name, size):
+                data[size] = simulate_steps(
+                    put.model, inputs, optimizer=optimizer, rates=None if rate is None else [rate], steps=steps,
+                    samples=samples, seed=seed, overrides=put.overrides or None, factors=factors,
+                    progress=PartOfBar(bar, float(works[:k].sum()), float(works[k]), samples), **options,
+                ).isel(rate=0)  # fmt: skip
+    except KeyboardInterrupt as interrupt:
+        finished = dict(data)
+        if isinstance(interrupt, Interrupted) and (
+            len(data) < LEAST_SIZES or interrupt.partial.sizes["sample"] > 1
+        ):  # one network would leave the exponents of finished sizes without intervals
+            finished[size] = interrupt.partial.isel(rate=0)
+        if len(finished) < LEAST_SIZES:
+            raise KeyboardInterrupt from interrupt
+        raise TransferInterrupted(transfer_of(name, finished, rule, [partly(name, finished, samples), *notes])) from (
+            interrupt
+        )
+    finally:
+        advance(bar, -1)
+    return transfer_of(name, data, rule, notes)
+
+
+@contextmanager
+def naming(over: str, size: int) -> Iterator[None]:
+    """Name the size in an `InputError` of the block."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{over} {size}: {error}") from error
+
+
+def partly(over: str, finished: Mapping[int, xr.Dataset], samples: int) -> str:
+    """Return the note about an interrupted run."""
+    counts = ", ".join(f"{each.sizes['sample']} of {over} {size}" for size, each in finished.items())
+    return f"PARTIAL, as it was interrupted: of {samples} networks at each size, these are finished: {counts}."
+
+
+def transfer_of(over: str, data: Mapping[int, xr.Dataset], rule: str, notes: Sequence[str]) -> Transfer:
+    """Fit the exponents of all measures, to the networks that every size has."""
+    sizes, measures = tuple(data), measures_of(data)
     exponents = {}
     for key, values in measures.items():
         positive = values[np.isfinite(values).all(1) & (values > 0).all(1)]
         if len(positive):
             exponents[key] = exponent(positive, sizes, key)
     words = next(iter(data.values())).attrs["optimizer"]
-    return Transfer(name, sizes, rule, words, data, measures, exponents, notes)
+    return Transfer(over, sizes, rule, words, data, measures, exponents, notes)
 
 
-def parametrised(model: Any, over: str, size: int, base: int, rule: str, optimizer: Any, steps: int) -> Parametrisation:
-    """Put the rule into effect for the optimiser of each parameter."""
+def parametrised(
+    model: Any, over: str, size: int, base: int, rule: str, optimizer: Any, steps: int
+) -> tuple[Parametrisation, int]:
+    """Put the rule into effect for the optimiser of each parameter; return also the number of entries."""
     module, _ = build_without_weights(blueprint_of(at_size(model, over, size).model), torch.float32)
     rules = read_optimizer(optimizer, module, steps=steps).rules
     kinds = {key: ADAMW if each.kind == ADAM and each.decoupled else each.kind for key, each in rules.items()}
-    return parametrise(model, over, size, base, rule, kinds)
+    entries = sum(each.numel() for each in module.parameters())
+    return parametrise(model, over, size, base, rule, kinds), entries
 
 
 def measures_of(data: Mapping[int, xr.Dataset]) -> dict[str, NDArray[np.float64]]:
-    """Return the measures (samples, sizes) after the first step and after the last, by name."""
-    each = {size: measures_at(one) for size, one in data.items()}
-    names = [name for name in next(iter(each.values())) if all(name in one for one in each.values())]
-    return {name: np.stack([one[name] for one in each.values()], 1) for name in names}
+    """Return the measures (samples, sizes) after the first step and after the last, by name; NaN for missing ones."""
+    each = [measures_at(one) for one in data.values()]
+    names = [name for name in each[0] if all(name in one for one in each)]
+    most = max(one.sizes["sample"] for one in data.values())
+    return {
+        name: np.stack([np.pad(one[name], (0, most - len(one[name])), constant_values=np.nan) for one in each], 1)
+        for name in names
+    }
 
 
 def measures_at(data: xr.Dataset) -> dict[str, NDArray[np.float64]]:

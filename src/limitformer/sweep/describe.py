@@ -30,6 +30,7 @@ from limitformer.sweep.reduce import Reduced, Work, checked_keep, reduced
 
 OWN_SETTINGS = ("samples", "seed", "start", "record", "as", "common_seed")
 START_FIELDS = ("tokens", "correlation", "variance")
+MOST_MEASURED = 1_000  # models whose memory is compared with the free one before a run
 MOST_CHECKED = 5_000  # models that are checked when a sweep is declared
 
 T = TypeVar("T")
@@ -310,6 +311,25 @@ def process_at(sweep: Sweep, cell: Cell) -> Process:
 def check_memory(sweep: Sweep, cell: Cell) -> None:
     """Raise `InputError` if the samples of a cell do not fit into memory."""
     process_at(sweep, cell).outputs(sweep.settings.samples)
+
+
+def too_large(sweep: Sweep) -> list[str]:
+    """Return why cells do not fit the free memory, with their names; of a large grid at most `MOST_MEASURED` are tried.
+
+    Each axis is tried with its ends, where the largest cells are.
+    """
+    over = {name: values[:1] if name == SEED else values for name, values in sweep.over.items()}
+    large = prod(map(len, over.values())) > MOST_MEASURED
+    most = max(2, int(MOST_MEASURED ** (1 / len(over)))) if large else None
+    tried = {name: evenly(values, most) for name, values in over.items()}
+    reasons = []
+    for cell in cells(sweep.base, tried):
+        changes = {name: values[k] for (name, values), k in zip(tried.items(), cell.index, strict=True)}
+        try:
+            at_cell(changes, check_memory, sweep, cell)
+        except InputError as error:
+            reasons.append(str(error))
+    return reasons
 
 
 def where(sweep: Sweep, cell: Cell) -> str:

@@ -13,10 +13,10 @@ import numpy as np
 import xarray as xr
 
 from limitformer.base.errors import InputError, PicklesArguments, require, require_count
-from limitformer.base.progress import advance, progress_bar, track
+from limitformer.base.progress import advance, print_line, progress_bar, track
 from limitformer.paths.replicas import usable_cores
 from limitformer.sweep.cells import DONE, ERROR_LENGTH, FAILED
-from limitformer.sweep.describe import Sweep, check_rest, compute
+from limitformer.sweep.describe import Sweep, check_rest, compute, too_large
 from limitformer.sweep.grid import Index
 from limitformer.sweep.opening import open_store, ready, store_path
 from limitformer.sweep.processes import in_this_process, on_processes
@@ -96,9 +96,19 @@ def run_sweep(
         chosen_engine(workers, threads, cluster) as engine,
         ready(path, sweep, extend=extend, any_version=any_version) as (there, survey),
     ):
+        if cluster is None and progress and bool((survey.status != DONE).any()):
+            announce_large_cells(there.sweep)
         job = job_of(there, threads=threads_each(workers, threads), tries=tries, any_version=any_version)
         options = {"retry_failed": retry_failed, "shuffle": shuffle, "progress": progress}
         return completed(there, survey, partial(engine, job), **options)
+
+
+def announce_large_cells(sweep: Sweep) -> None:
+    """Print a line before any work about cells that do not fit into the memory: they fail, and the others run."""
+    reasons = too_large(sweep)
+    if reasons:
+        which = "A model does" if len(reasons) == 1 else f"{len(reasons)} models do"
+        print_line(f"{which} not fit into the memory, and will fail. {reasons[0]}")
 
 
 def completed(

@@ -124,10 +124,9 @@ class Store:
     def cells(self) -> Iterator[tuple[Index, CellFile | None]]:
         """Yield each cell of the grid that has a file, with its content; None if it is damaged."""
         limit = sum(kind.size for kind in self.kinds.values()) + HEADER_LIMIT
-        present, folder = self.present(), str(self.path / CELLS)
-        for index in np.ndindex(self.sweep.shape):
-            name = self.names.of(index)
-            file = read_regular(f"{folder}/{place_of(name)}", limit) if name in present else None
+        folder = str(self.path / CELLS)
+        for index, name in self.names.among(self.present()):
+            file = read_regular(f"{folder}/{place_of(name)}", limit)
             if file is not None:
                 cell = decoded(name, file, self.kinds)
                 if cell is not None:

@@ -17,6 +17,7 @@ from limitformer.base.foreign import MOST_JSON, escaped_errors, one_line, readab
 from limitformer.models.serial import from_record, json_object
 from limitformer.models.text import read_text
 from limitformer.weightless.hints import without_family
+from limitformer.weightless.quiet import quiet_transformers
 from limitformer.weightless.shapes import SHAPES, require_shape
 
 # Entries that name code, kernels or other files; none of them changes the network.
@@ -118,7 +119,7 @@ def config_from(values: dict[str, Any]) -> Any:
             f"{OWN_CODE if own_code else family_like(kind)}"
         )
     check_sizes(values, kind)
-    with one_line(f"the configuration of {kind} cannot be made"):
+    with quiet_transformers(), one_line(f"the configuration of {kind} cannot be made"):
         config = AutoConfig.for_model(**values)
         refuse_unread(config, values)
         check_dtype(config)

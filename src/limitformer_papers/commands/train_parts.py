@@ -20,9 +20,7 @@ Summary = Mapping[str, Any]
 
 
 def be_quiet() -> None:
-    """Silence the reports and bars of transformers; of torchrun's processes, only the first prints."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    """Let only the first of torchrun's processes print."""
     screen.quiet = errors.quiet = os.environ.get("RANK", "0") != "0"
 
 
@@ -44,7 +42,7 @@ def threads_of(threads: int | None, workers: int) -> int | None:
 def finish_all(
     runs: Sequence[Any], make: Callable[[Any], Summary], workers: int, line: Callable[[Any, Summary], str]
 ) -> list[tuple[Any, Summary]]:
-    """Make all runs, print how each ended, and return them with their summaries.
+    """Make all runs, print how each ended, and return them with their summaries; each reason to fail is printed once.
 
     Raises:
         InputError: some runs failed; the others are finished.
@@ -53,22 +51,23 @@ def finish_all(
     from limitformer_papers.training.grid import run_all
 
     finished: list[tuple[Any, Summary]] = []
-    failed: list[InputError] = []
+    failed: list[int] = []
+    reasons: dict[str, int] = {}  # why runs failed → the first of them
     with suggest_quicker("--preset tiny or fewer steps or epochs are quicker."):
         for number, (run, outcome) in enumerate(run_all(runs, make, workers=workers), 1):
             if isinstance(outcome, InputError):
-                failed.append(outcome)
-                text = f"failed: {outcome}"
+                failed.append(number)
+                first = reasons.setdefault(str(outcome), number)
+                text = f"failed: {outcome}" if first == number else f"failed as {first}/{len(runs)} did"
             else:
                 finished.append((run, outcome))
                 text = line(run, outcome)
             if len(runs) > 1:
                 errors.print(f"{number}/{len(runs)} {text}", highlight=False, soft_wrap=True, markup=False)
     if failed:
-        first = str(failed[0])
-        raise InputError(
-            first if len(runs) == 1 else f"{len(failed)} of {len(runs)} runs failed, the first with: {first}"
-        )
+        why = f"{len(reasons)} reasons" if len(reasons) > 1 else "reason"
+        several = f"{len(failed)} of {len(runs)} runs failed, for the {why} above."
+        raise InputError(next(iter(reasons)) if len(runs) == 1 else several)
     return finished
 
 

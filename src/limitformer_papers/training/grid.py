@@ -5,8 +5,9 @@ save: on Ctrl-C, or when the parent process ends, a run stops at its next step w
 """
 
 import os
+import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any, TypeVar
@@ -16,13 +17,14 @@ import torch
 from transformers.utils import logging
 
 from limitformer.base import progress
-from limitformer.base.errors import InputError, MissingExtraError, require, require_count
+from limitformer.base.errors import InputError, MissingExtraError, require, require_count, unusable
 from limitformer.base.pool import LostTask, Pool, StopRequested
 from limitformer_papers.training.interrupts import TrainingInterrupted, obey
 from limitformer_papers.training.plan import processes
 
 Run = TypeVar("Run")
 Summary = Mapping[str, float]
+Outcomes = Generator[tuple[Run, Summary | InputError], None, None]
 Reply = Summary | InputError | TrainingInterrupted  # sent by a worker
 DEVICES = "CUDA_VISIBLE_DEVICES"
 
@@ -38,6 +40,7 @@ def run_all(
 ) -> Iterator[tuple[Run, Summary | InputError]]:
     """Yield (run, function(run)) of each run as it ends, or (run, error) if it fails or its worker is killed.
 
+    The traceback of an unexpected error is printed once, however many runs it ends.
     The processes of one run (torchrun) must stay in step, so the first failure ends all.
 
     Args:
@@ -51,13 +54,17 @@ def run_all(
     """
     workers = require_count("workers", workers)
     require(workers == 1 or processes() == 1, "With torchrun each run has all processes; workers must be 1.")
-    if min(workers, len(runs)) <= 1:
-        yield from one_by_one(runs, function)
-    else:
-        yield from on_processes(runs, function, workers)
+    alone = min(workers, len(runs)) <= 1
+    printed: set[str] = set()
+    with closing(one_by_one(runs, function) if alone else on_processes(runs, function, workers)) as outcomes:
+        for run, outcome in outcomes:
+            for text in set(getattr(outcome, "__notes__", ())) - printed:
+                printed.add(text)
+                sys.stderr.write(text)
+            yield run, outcome
 
 
-def one_by_one(runs: Sequence[Run], function: Callable[[Run], Summary]) -> Iterator[tuple[Run, Summary | InputError]]:
+def one_by_one(runs: Sequence[Run], function: Callable[[Run], Summary]) -> Outcomes[Run]:
     for run in runs:
         try:
             outcome = function(run) if processes() > 1 else outcome_of(function, run)
@@ -70,19 +77,20 @@ def one_by_one(runs: Sequence[Run], function: Callable[[Run], Summary]) -> Itera
 
 
 def outcome_of(function: Callable[[Run], Summary], run: Run) -> Summary | InputError:
-    """Return the summary of a run, or its error; print the traceback of an unexpected one."""
+    """Return the summary of a run, or its error; an unexpected one has its traceback as a note."""
     try:
         return function(run)
     except (InputError, MissingExtraError) as error:
         return InputError(str(error))
     except Exception as error:  # noqa: BLE001 (one run must not end a whole grid)
-        traceback.print_exc()
-        return InputError(f"{type(error).__name__}: {' '.join(str(error).split())}")
+        if isinstance(error, OSError) and error.filename is not None:
+            return InputError(unusable(error))
+        failure = InputError(f"{type(error).__name__}: {' '.join(str(error).split())}")
+        failure.add_note(traceback.format_exc())
+        return failure
 
 
-def on_processes(
-    runs: Sequence[Run], function: Callable[[Run], Summary], workers: int
-) -> Iterator[tuple[Run, Summary | InputError]]:
+def on_processes(runs: Sequence[Run], function: Callable[[Run], Summary], workers: int) -> Outcomes[Run]:
     """Yield the outcomes of all runs, `workers` at a time."""
     pool = Pool[Run, Reply](partial(begin, function, gpus()), workers, caller="run_all", saves=True)
     saved = lost = 0

@@ -9,7 +9,7 @@ import torch
 import xarray as xr
 
 from limitformer.base.errors import require, require_count
-from limitformer.base.progress import advance, progress_bar
+from limitformer.base.progress import PartOfBar, advance, progress_bar
 from limitformer.simulation.simulate import Interrupted
 from limitformer.weightless.arrays import BY_HEAD, Arrays, require_same_blocks
 from limitformer.weightless.building import put_parameters
@@ -26,6 +26,7 @@ from limitformer.weightless.steps.optimizers import StepRules, read_optimizer
 from limitformer.weightless.steps.trajectory import Trajectory
 from limitformer.weightless.steps.weights import Forms
 
+BAR = "networks in training"
 DIMENSIONS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("loss", "loss_unseen", "gradient_norm", "clipping", "output", "output_change"), ()),
     **dict.fromkeys(("stream", "stream_change", "largest"), ("layer",)),
@@ -56,7 +57,7 @@ def simulate_steps(
     dtype: torch.dtype = torch.float32,
     batch_dim: int = 0,
     blocks: Chosen | None = None,
-    progress: bool = True,
+    progress: bool | PartOfBar = True,
 ) -> xr.Dataset:
     """Simulate the first training steps of a network, exactly in law and without drawing most weights.
 
@@ -88,7 +89,7 @@ def simulate_steps(
         dtype: torch.float32 or torch.float64.
         batch_dim: the dimension of the inputs in which sequences lie.
         blocks: the modules to measure, as for `limitformer.weightless.simulate`.
-        progress: whether the terminal shows work of more than two seconds.
+        progress: whether the terminal shows work of more than two seconds; or a part of the bar of longer work.
 
     Returns:
         A dataset by rate, sample and step; step t is before the step t + 1, so that there is one more than `steps`.
@@ -146,7 +147,7 @@ def simulate_steps(
         }  # fmt: skip
         return dataset(parts, [each.base for each in every], network, about)
 
-    bar = progress_bar("networks in training", samples * len(every), 0.0) if progress else None
+    bar = progress_bar(BAR, samples * len(every), 0.0) if progress is True else progress or None
     try:
         for sample in range(samples):
             of_rates: list[Arrays] = []
