@@ -1,32 +1,35 @@
 r"""Exits from the ball |V| < r within a step of the limit, not only at its end.
 
-A path that is inside at both ends of a step may have been outside between them. With y = log|V| at the ends and b = log r,
-and between them a Brownian bridge of the step's variance σ²h, it was outside with probability
+A path that is inside at both ends of a step may have been outside between them. The factor step moves √|V| nearly
+linearly in its noise. With y = √|V| at the ends, c = √r, and a Brownian bridge between them whose variance is that of
+the step, y₀² σ²h/4, the path was outside with probability
 
-  exp(−2 (b − y₀)(b − y₁)/(σ²h)),   σ² = 4 (a² tr V⁴ + (γ²/τ₀)² tr(V Q V Qᵀ))/|V|⁴ at the beginning of the step,
+  exp(−8 (c − y₀)(c − y₁)/(y₀² σ²h)),   σ² = 4 (a² tr V⁴ + (γ²/τ₀)² tr(V Q V Qᵀ))/|V|⁴ at the beginning of the step.
 
-where Q has the centred rows of V², over m_α (`centre_rows`): σ² dt is the variance of ⟨V, N + Nᵀ⟩/|V|². Such a path
-stops there with this probability, by a uniform number that belongs to (seed, replica, step, short step).
+Q has the centred rows of V², over m_α (`centre_rows`); σ² dt is the variance of ⟨V, N + Nᵀ⟩/|V|², which is that of
+d log|V|. The path stops there with this probability, by a uniform number that belongs to (seed, replica, step, short
+step).
 
-**Bound.** tr V⁴ ≤ |V|⁴, and the second part of σ² is at most the pace of `short_steps` (√m times it with a mask). So
+**Bound.** tr V⁴ ≤ |V|⁴, and the second part of σ² is at most 4(γ²/τ₀)²P (√m times it with a mask). So
 
   σ²h ≤ s² = 4a²dt + resolution (√m times it with a mask),
 
-and a path whose |V| is below r exp(−s √LEAST_CHANCE) at both ends is not outside between them: the probability is below
-that of the least uniform number. Since |V| ≤ tr V, nothing else is computed for steps so far inside.
+and for a path whose |V| is below r exp(−s √LEAST_CHANCE) at both ends the probability is below the least uniform
+number. Since |V| ≤ tr V, nothing but tr V is computed for steps so far inside.
 
-**Value.** V is continuous, so |V| = r at the exit. V of the step's end is scaled to that: what V moves after the exit has
-mean O(h), and so the stopped V is right to first order. The time of the exit is that of the step's end.
+**Value.** V is continuous, so |V| = r at the exit: V at the end of the step is scaled to that. What V moves between
+the exit and the end has mean O(h), so the stopped V is right to first order. The time of the exit is that of the step's
+end.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-from limitformer.covariance.limit.factor_step import centre_rows
+from limitformer.covariance.limit.factor_step import centre_rows, step_workspace
 from limitformer.numerics.elementary import U64
-from limitformer.numerics.factor import multiply
-from limitformer.numerics.kernels import allocator, kernel
+from limitformer.numerics.factor import multiply, put_in_lanes
+from limitformer.numerics.kernels import allocator, driver, kernel
 from limitformer.numerics.lanes import (
     LANES,
     all_below,
@@ -106,6 +109,23 @@ def measure_variance(constants, mask, before, work, ball):
         # The rounding of Q may exceed the variance itself where tokens are nearly parallel, but not the pace.
         mixed = smaller(scale * (scale * mixed), (ball.sizes[2] * 4.0 * constants.mixing**2) * load(work.pace, 1, 0))
         store(ball.lanes, VARIANCE, 0, load(ball.lanes, VARIANCE, 0) + larger(mixed, everywhere(0.0)))
+
+
+@driver
+def variance_at(v, constants, mask):
+    """Return σ² at one V (m, m), for checks."""
+    m = v.shape[0]
+    work, ball = (
+        step_workspace(m, constants, mask),
+        open_ball(m, constants, mask, 1.0, 1.0, 1.0, np.zeros(2, np.uint64)),
+    )
+    in_lanes = lane_matrix(m, m)
+    put_in_lanes(v, in_lanes)
+    store(work.pace, 1, 0, np.inf)
+    for lane in range(LANES):
+        ball.lanes[FIRST, 0, lane] = norm_of(in_lanes, lane)
+    measure_variance(constants, mask, in_lanes, work, ball)
+    return ball.lanes[VARIANCE, 0, 0]
 
 
 @kernel

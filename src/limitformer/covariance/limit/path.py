@@ -28,7 +28,6 @@ from limitformer.covariance.limit.short_steps import (
     EULER_RESOLUTION,
     FACTOR_RESOLUTION,
     MOST_STEPS,
-    RESOLVED_DT,
     SHORTENED,
     ShortSteps,
     clear_short_steps,
@@ -103,7 +102,7 @@ def path_workspace(tokens, constants, mask, dt, resolution, radius, key_words):
 
 @kernel
 def begin_paths(start, key_words, replica, work):
-    """Begin the paths of `replica` and its neighbours; `key_words` (6,) has the keys of steps, short steps and exits."""
+    """Begin the paths of `replica` and its neighbours; `key_words` (6,): steps, short steps, exits."""
     rewind(work.stream, key_words[:2], replica)
     rewind(work.short.stream, key_words[2:4], replica)
     copy(start, work.moved)
@@ -308,12 +307,6 @@ class CovariancePaths(CovarianceProcess):
         return self.model.horizon / self.steps
 
     @property
-    def resolution(self) -> float:
-        """The resolution of short steps, which shrinks with dt."""
-        resolution = FACTOR_RESOLUTION if self.step == "factor" else EULER_RESOLUTION
-        return resolution * min(1.0, self.dt / RESOLVED_DT)
-
-    @property
     def step_numbers(self) -> NDArray[np.int64]:
         """The steps that are recorded."""
         return np.rint(self.times / self.actual_dt).astype(np.int64)
@@ -347,6 +340,7 @@ class PreparedPaths:
             *key(seed, f"limit {paths.step}, exits"),
         )
         self.key_words = np.array(words, np.uint64)
+        self.resolution = FACTOR_RESOLUTION if paths.step == "factor" else EULER_RESOLUTION
         self.kernel = run_factor_paths if paths.step == "factor" else run_euler_paths
 
     def run(self, first: int, outputs: Outputs, watch: Watch) -> None:
@@ -354,5 +348,5 @@ class PreparedPaths:
         paths = self.paths
         constants, mask = paths.model.constants(), paths.model.mask_from(paths.start)
         share = paths.share(outputs, first, self.key_words, paths.step_numbers)
-        self.kernel(self.factor, constants, mask, paths.actual_dt, paths.resolution, paths.steps, share, watch)
+        self.kernel(self.factor, constants, mask, paths.actual_dt, self.resolution, paths.steps, share, watch)
         outputs["exits"] *= paths.actual_dt

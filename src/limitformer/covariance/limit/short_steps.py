@@ -68,9 +68,9 @@ from limitformer.paths.exits import LEFT_BALL, LOST, record_exit
 
 FACTOR_RESOLUTION = 0.05
 EULER_RESOLUTION = 0.02  # V takes the noise whole: beyond 7 standard deviations it would leave the cone
-RESOLVED_DT = 0.01  # the resolution is that of this dt; for a shorter dt it shrinks in proportion
-NEAR = 2.0  # log(r/tr V) from which a path is near the ball
-NEARER = 4.0 * (1.0 - 1e-9)  # times as many steps near the ball; just below 4, so that the fourth of dt is the last
+RESOLVED_DT = 0.01  # for a shorter dt the resolution near the ball shrinks in proportion
+NEAR, NEXT = 4.0, 2.0  # log(r/tr V) from which a path is near the ball, or next to it
+MORE_STEPS = 4.0 * (1.0 - 1e-9)  # times as many steps there; just below 4, so that the fourth of dt is the last
 MOST_SHORT_STEPS = 2**21  # in one step: ten times as many as a path at the threshold of explosion needs
 MOST_STEPS = 2**31
 LEAST_TIME = 1e-300  # positive
@@ -155,7 +155,15 @@ class ShortSteps(NamedTuple):
     covariance: np.ndarray  # V of the Euler-Maruyama step
     trial: np.ndarray  # V after a short step
     lanes: np.ndarray  # (3, 1, LANES): whether a lane takes short steps, its remaining time, its short step
-    rules: np.ndarray  # (3,): the resolution, and for paths near the ball tr V from which they are and their least pace
+    rules: (
+        np.ndarray
+    )  # (5,): the resolution; least tr V and multiple of the pace near the ball; least tr V and pace next to it
+
+
+@allocator
+def rules_of_ball(dt, resolution, radius):
+    more = MORE_STEPS * max(1.0, RESOLVED_DT / dt)
+    return np.array([resolution, radius * np.exp(-NEAR), more, radius * np.exp(-NEXT), MORE_STEPS * resolution / dt])
 
 
 @allocator
@@ -167,15 +175,17 @@ def open_short_steps(tokens, dt, resolution, radius):
         lane_matrix(tokens, tokens),
         lane_matrix(tokens, tokens),
         lane_matrix(3, 1),
-        np.array([resolution, radius * np.exp(-NEAR), NEARER * resolution / dt]),
+        rules_of_ball(dt, resolution, radius),
     )
 
 
 @kernel
 def quicken_near_ball(size, work, short):
     """Raise the measured pace of the paths whose `size` = tr V is near the ball."""
-    pace, beyond = load(work.pace, 0, 0), size - short.rules[1]
-    store(work.pace, 0, 0, choose(beyond, larger(NEARER * pace, everywhere(short.rules[2])), pace))
+    rules, pace = short.rules, load(work.pace, 0, 0)
+    pace = choose(size - rules[1], rules[2] * pace, pace)
+    pace = choose(size - rules[3], larger(pace, everywhere(rules[4])), pace)
+    store(work.pace, 0, 0, pace)
 
 
 @kernel
