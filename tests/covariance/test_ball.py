@@ -115,6 +115,35 @@ def test_one_token_leaves_at_the_times_of_a_geometric_brownian_motion(step):
         assert errors_from(seen, probability) < -4
 
 
+@pytest.mark.parametrize(
+    ("start", "radius", "more"),
+    [
+        ([[2.0, 0.3], [0.3, 1.0]], 4.0, {}),
+        (V3, 4.0, {"mask": "causal", "feedforward": lf.ShapedReLU(c_plus=1.5, c_minus=-1.5)}),
+    ],
+    ids=["attention", "mask and ReLU"],
+)
+def test_a_wide_chain_leaves_a_ball_as_often_as_the_limit(start, radius, more):
+    """Any start. A chain is seen at its layers alone, which moves the radius by exp(0.5826 σ/√n).
+
+    σ² is the variance of log|V| [Broadie, Glasserman and Kou, Math. Finance 7, 1997].
+    """
+    width, samples = 1000, 8000
+    net = lf.Transformer(width=width, depth=600, gamma=0.7, attention=lf.ShapedAttention(tau0=0.9), **more)
+    limit, options = lf.limit(net), {"samples": samples, "seed": 1, "progress": False}
+    first = lf.simulate(limit, start, radius=radius, record=[limit.horizon], **options)
+    there = first["covariance"].values[first["exit_cause"].values == LEFT_BALL, 0]
+    mask = limit.mask_for(len(start))
+    deviation = np.mean([sqrt(variance_at(v, limit.constants(), mask)) for v in there[:500]])
+    further = radius * exp(0.5826 * deviation / sqrt(width))
+    share = left_ball(limit, start, samples, radius=further)[0].mean()
+    chain = lf.simulate(net, start, radius=radius, record=[600], **options)["exit_cause"].values == LEFT_BALL
+    seen = seen_outside(limit, start, samples, further).mean()
+    error = sqrt(share * (1 - share) * 2 / samples)
+    assert abs(chain.mean() - share) < 4 * error
+    assert chain.mean() - seen > 4 * error
+
+
 @pytest.mark.parametrize("step", ["factor", "euler-maruyama"])
 def test_stopped_covariance_lies_on_the_ball_and_is_a_martingale(step):
     """Optional stopping: E V is V₀. A thirtieth more at the exit is rejected."""

@@ -17,6 +17,10 @@ at its own state allows. Their random numbers come from another stream, from blo
 a path depends neither on its neighbours nor on their short steps, and a path without short steps has the numbers of a
 fixed step.
 
+**Near a ball** (`quicken_near_ball`) the pace is raised, so that the probability of an exit has a small error that
+shrinks with dt: above tr V = r e^−NEAR it is four times the measured one, and more in proportion to 1/dt for
+dt < 0.01; above r e^−NEXT no step is longer than dt/4.
+
 The pace of an exploding path grows with |V|², and the path reaches any ball in a bounded number of short steps, about
 log |V| over the resolution. A path that has used up its short steps before the end of the step is stopped with the
 cause "resolution lost", because its further way is not known.
