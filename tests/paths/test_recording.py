@@ -53,6 +53,8 @@ PATHS = {
     "limit": (WARM, {"dt": 0.02}),
     "limit, Euler-Maruyama": (WARM, EULER),
 }
+CHAINS = list(PATHS.values())[:2]
+LIMITS = list(PATHS.values())[2:]
 every_path = pytest.mark.parametrize(("model", "options"), PATHS.values(), ids=list(PATHS))
 
 
@@ -95,7 +97,7 @@ def unbroken(model, options):
     return full.isel(sample=inside), inside
 
 
-@every_path
+@pytest.mark.parametrize(("model", "options"), CHAINS, ids=list(PATHS)[:2])
 def test_a_path_keeps_the_value_of_its_exit(model, options):
     """It has the bits of the unstopped path up to the exit, then the value at the exit; half of the paths leave."""
     full, inside = unbroken(model, options)
@@ -108,15 +110,36 @@ def test_a_path_keeps_the_value_of_its_exit(model, options):
     assert 0 < (causes == LEFT_BALL).sum() < len(causes)
 
 
+@pytest.mark.parametrize(("model", "options"), LIMITS, ids=list(PATHS)[2:])
+def test_a_path_of_the_limit_keeps_a_value_on_the_ball(model, options):
+    """|V| is below the radius before the exit, and from then on V is one value with |V| = radius.
+
+    Far from the ball paths have the bits of those without a radius.
+    """
+    full = run(model, **options)
+    radius = middle_radius(full)
+    part = run(model, radius=radius, **options)
+    left = part["exit_cause"].values == LEFT_BALL
+    assert 0 < left.sum() < len(left)
+    after = part["time"].values >= part["exit"].values[:, None] - 1e-12
+    size = norms(part)
+    np.testing.assert_allclose(size[after & left[:, None]], radius, rtol=1e-12)
+    assert (size[~after & left[:, None]] < radius).all()
+    last = part["covariance"].values[:, -1:]
+    assert (part["covariance"].values == last)[after & left[:, None]].all()
+    calm, wide = norms(full).max(1) < 10 * radius, run(model, radius=1e4 * radius, **options)
+    assert calm.mean() > 0.5
+    np.testing.assert_array_equal(wide["covariance"].values[calm], full["covariance"].values[calm])
+
+
 @pytest.mark.parametrize("step", ["factor", "euler-maruyama"])
 def test_an_exit_in_a_short_step_has_its_own_time_and_value(step):
-    """|V| at the exit is just beyond the radius, where a step of 0.05 would jump far over it."""
+    """A step of 0.05 would jump far over the radius."""
     model = limit(Transformer(width=20, depth=20, gamma=0.6, attention=ShapedAttention(tau0=0.2)))
     left = run(model, dt=0.05, step=step, radius=1e6)
     out = left["exit_cause"].values == LEFT_BALL
     assert 10 < out.sum() < len(out)
-    assert (norms(left)[out, -1] >= 1e6).all()
-    assert (norms(left)[out, -1] < 2e6).all()
+    np.testing.assert_allclose(norms(left)[out, -1], 1e6, rtol=1e-12)
     whole = left["exit"].values[out] / 0.05
     assert (np.abs(whole - np.rint(whole)) > 1e-6).any()
     points = left["time"].values >= left["exit"].values[:, None]

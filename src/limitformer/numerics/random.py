@@ -85,6 +85,13 @@ def words_of(block, replica, k0, k1):
     return philox(block & LOW_32, block >> SHIFT_32, replica & LOW_32, replica >> SHIFT_32, k0, k1)
 
 
+@strict_kernel
+def uniform_of(block, replica, k0, k1):
+    """Return the number in (0, 1) of a block of a replica's numbers."""
+    word, _, _, _ = words_of(block, replica, k0, k1)
+    return uniform(word)
+
+
 @inlined
 def box_muller(a, b):
     """Return two independent normals from two 32-bit words: radius from `a`, angle from `b`."""

@@ -106,8 +106,9 @@ def simulate(
             them.
         dtype: type of the results, "float64" (default) or "float32", which has seven digits from 1e-38 to 3e38, fewer
             below and 0 below 1e-45. Paths run in float64 in either case.
-        radius: of a `Transformer` and its SDE: a path whose |V| (Frobenius) reaches it stops and is marked. The default
-            and largest value is 1e100, in float32 3e37; a path that left with larger entries is scaled down to 3e37.
+        radius: of a `Transformer` and its SDE: a path whose |V| (Frobenius) reaches it stops and is marked, in the SDE
+            also within a step, and with V scaled to |V| = radius. The default and largest value is 1e100, in float32
+            3e37; a path that left with larger entries is scaled down to 3e37.
         dt: step of a limit. The default is 0.01 for covariances, and on the sphere a step that resolves the model.
         step: of an SDE of covariances, "factor" (default) or "euler-maruyama".
         horizon: on the sphere, the time at which paths end; required.

@@ -7,6 +7,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from limitformer.base.errors import require, require_real, set_fields
+from limitformer.covariance.limit.ball import (
+    ACTIVE,
+    BLOCKS_OF_STEP,
+    TIME,
+    Ball,
+    find_leaving,
+    is_finite,
+    is_near,
+    keep_active,
+    open_ball,
+    scale_to_radius,
+    trace,
+)
 from limitformer.covariance.limit.covariance import CovarianceLimit, largest_step
 from limitformer.covariance.limit.differences import covariance_of, to_step_factor, tokens_of, trace_of
 from limitformer.covariance.limit.euler import cholesky, euler_maruyama_step
@@ -15,22 +28,27 @@ from limitformer.covariance.limit.short_steps import (
     EULER_RESOLUTION,
     FACTOR_RESOLUTION,
     MOST_STEPS,
+    SHORTENED,
     ShortSteps,
+    clear_short_steps,
     measure_pace,
     measure_root,
     open_short_steps,
+    quicken_near_ball,
     shorten_euler_step,
     shorten_factor_step,
     too_coarse,
 )
 from limitformer.models import Start
+from limitformer.numerics.elementary import U64
 from limitformer.numerics.factor import copy, gram, lower_root
 from limitformer.numerics.kernels import allocator, driver, kernel
-from limitformer.numerics.lanes import LANES, all_below, everywhere, in_lanes, lane_matrix, load
+from limitformer.numerics.lanes import LANES, all_below, everywhere, in_lanes, lane_matrix, load, store
 from limitformer.numerics.random import Stream, key, open_stream, rewind
 from limitformer.numerics.watch import Watch, count_whole, is_halted, keep_going
 from limitformer.paths.arrays import points_in
 from limitformer.paths.exits import (
+    LEFT_BALL,
     LEFT_CONE,
     Ledger,
     check_ball,
@@ -64,17 +82,19 @@ class PathWorkspace(NamedTuple):
     ledger: Ledger  # with V of the Euler-Maruyama step as `now`
     step: StepWorkspace
     short: ShortSteps
+    ball: Ball
     factor: np.ndarray  # (m, m, LANES)
     moved: np.ndarray  # (m, m, LANES): the start's factor, then the output of the factor step, in turn with `factor`
 
 
 @allocator
-def path_workspace(tokens, constants, mask):
+def path_workspace(tokens, constants, mask, dt, resolution, radius, key_words):
     return PathWorkspace(
         open_stream(),
         open_ledger(tokens),
         step_workspace(tokens, constants, mask),
-        open_short_steps(tokens),
+        open_short_steps(tokens, dt, resolution, radius),
+        open_ball(tokens, constants, mask, radius, dt, resolution, key_words),
         lane_matrix(tokens, tokens),
         lane_matrix(tokens, tokens),
     )
@@ -82,17 +102,17 @@ def path_workspace(tokens, constants, mask):
 
 @kernel
 def begin_paths(start, key_words, replica, work):
-    """Begin the paths of `replica` and its neighbours; `key_words` (4,) has the keys of steps and of short steps."""
+    """Begin the paths of `replica` and its neighbours; `key_words` (6,): steps, short steps, exits."""
     rewind(work.stream, key_words[:2], replica)
-    rewind(work.short.stream, key_words[2:], replica)
+    rewind(work.short.stream, key_words[2:4], replica)
     copy(start, work.moved)
     clear_exits(work.ledger)
 
 
 @driver
-def run_factor_paths(start, constants, mask, dt, steps, share, watch):
+def run_factor_paths(start, constants, mask, dt, resolution, steps, share, watch):
     """Run the replicas of a share from `start` (m, m, LANES); write their records, exits and causes."""
-    work = path_workspace(start.shape[0], constants, mask)
+    work = path_workspace(start.shape[0], constants, mask, dt, resolution, share.radius, share.key_words[4:])
     for begin in range(0, len(share.exits), LANES):
         begin_paths(start, share.key_words, np.uint64(share.first + begin), work)
         record = rows_of(share.arrays, begin)
@@ -107,28 +127,59 @@ def run_factor_paths(start, constants, mask, dt, steps, share, watch):
 def factor_paths(constants, mask, dt, steps, points, radius, record, work, watch):
     """Run the paths of all lanes by the factor step."""
     to_step_factor(work.moved, mask, work.factor)
-    check_step_factor(work.factor, work.factor, 0, radius, mask, work)
+    first = trace_of(work.factor, mask)
+    check_start(first, radius, mask, work)
     write_step_factor(work.factor, points, 0, record, mask, work)
     factor, moved, long = work.factor, work.moved, everywhere(dt)
     for step in range(1, steps + 1):
         if not keep_going(watch, replicas_of(record), step / (steps + 1)):
             return
         measure_pace(constants, mask, factor, work.step)
+        quicken_near_ball(first, work.step, work.short)
         factor_step(work.stream, long, constants, mask, factor, moved, work.step)
-        if too_coarse(long, FACTOR_RESOLUTION, work.step):
-            shorten_factor_step(step, dt, constants, mask, radius, factor, moved, work.step, work.ledger, work.short)
-        check_step_factor(moved, factor, step, radius, mask, work)
+        clear_short_steps(work.short)
+        if too_coarse(long, work.step, work.short):
+            shorten_factor_step(step, dt, constants, mask, factor, moved, work.step, work.ledger, work.ball, work.short)
+        last = trace_of(moved, mask)
+        if is_near(first, last, work.ball):
+            activate_unshortened(work)
+            if keep_active(first, last, work.ball):
+                covariance_of(moved, mask, work.short.trial, work.ledger.now)
+                covariance_of(factor, mask, work.short.trial, work.ledger.before)
+                check_long_ball(step, dt, constants, mask, work)
         write_step_factor(moved, points, step, record, mask, work)
-        factor, moved = moved, factor
+        factor, moved, first = moved, factor, last
 
 
 @kernel
-def check_step_factor(factor, previous, step, radius, mask, work):
-    """Call `check_ball` on V of a step's factor, which is formed only if its trace reaches the radius."""
-    if not all_below(trace_of(factor, mask), radius):
-        covariance_of(factor, mask, work.short.trial, work.ledger.now)
-        covariance_of(previous, mask, work.short.trial, work.ledger.before)
-        check_ball(step, radius, work.ledger)
+def check_start(size, radius, mask, work):
+    """Record the exits of paths that begin outside the ball; `size` is tr V."""
+    if not all_below(size, radius):
+        covariance_of(work.factor, mask, work.short.trial, work.ledger.now)
+        check_ball(0, radius, work.ledger)
+
+
+@kernel
+def activate_unshortened(work):
+    """Make the paths active that are inside and took no short steps, which check the ball themselves."""
+    for lane in range(LANES):
+        inside = work.ledger.exits[lane] == np.inf and work.short.lanes[SHORTENED, 0, lane] == 0.0
+        work.ball.lanes[ACTIVE, 0, lane] = 1.0 if inside else 0.0
+
+
+@kernel
+def check_long_ball(step, dt, constants, mask, work):
+    """Record the exits of the active paths that leave the ball in the step from `ledger.before` to `ledger.now`."""
+    ledger, ball = work.ledger, work.ball
+    store(ball.lanes, TIME, 0, dt)
+    block = U64(step) << BLOCKS_OF_STEP
+    find_leaving(constants, mask, ledger.before, ledger.now, block, work.stream.words[2], work.step, ball)
+    for lane in range(LANES):
+        if ball.lanes[ACTIVE, 0, lane] > 0.0:
+            finite = is_finite(lane, ball)
+            record_exit(lane, step, LEFT_BALL, ledger.now if finite else ledger.before, ledger)
+            if finite:
+                scale_to_radius(lane, ball, ledger)
 
 
 @kernel
@@ -146,9 +197,9 @@ def write_step_factor(factor, points, step, record, mask, work):
 
 
 @driver
-def run_euler_paths(start, constants, mask, dt, steps, share, watch):
+def run_euler_paths(start, constants, mask, dt, resolution, steps, share, watch):
     """Run the replicas of a share as `run_factor_paths`, by Euler-Maruyama."""
-    work = path_workspace(start.shape[0], constants, mask)
+    work = path_workspace(start.shape[0], constants, mask, dt, resolution, share.radius, share.key_words[4:])
     for begin in range(0, len(share.exits), LANES):
         begin_paths(start, share.key_words, np.uint64(share.first + begin), work)
         gram(work.moved, work.ledger.now)
@@ -164,26 +215,33 @@ def run_euler_paths(start, constants, mask, dt, steps, share, watch):
 def euler_paths(constants, mask, dt, steps, points, radius, record, work, watch):
     """Run the paths of all lanes by Euler-Maruyama; each keeps its last V that is a covariance."""
     copy(work.ledger.now, work.ledger.before)
-    for step in range(steps + 1):
+    cholesky(work.ledger.now, work.factor, work.step.failed)
+    check_cone(0, work.step.failed, work.ledger)
+    check_ball(0, radius, work.ledger)
+    write(points, 0, record, work.ledger)
+    for step in range(1, steps + 1):
         if not keep_going(watch, replicas_of(record), step / (steps + 1)):
             return
-        if step > 0:
-            copy(work.ledger.now, work.ledger.before)
-            move_by_euler(step, dt, constants, mask, radius, work)
+        copy(work.ledger.now, work.ledger.before)
+        move_by_euler(step, dt, constants, mask, work)
         cholesky(work.ledger.now, work.factor, work.step.failed)
         check_cone(step, work.step.failed, work.ledger)  # before the ball, because |V| means nothing outside the cone
-        check_ball(step, radius, work.ledger)
+        activate_unshortened(work)
+        if keep_active(trace(work.ledger.before), trace(work.ledger.now), work.ball):
+            check_long_ball(step, dt, constants, mask, work)
         write(points, step, record, work.ledger)
 
 
 @kernel
-def move_by_euler(step, dt, constants, mask, radius, work):
+def move_by_euler(step, dt, constants, mask, work):
     """Move the paths by one step, or by short steps where it is too coarse."""
     long = everywhere(dt)
+    clear_short_steps(work.short)
     measure_root(constants, mask, work.factor, work.step)
+    quicken_near_ball(trace(work.ledger.now), work.step, work.short)
     euler_maruyama_step(work.stream, long, constants, mask, work.ledger.now, work.factor, work.step)
-    if too_coarse(long, EULER_RESOLUTION, work.step):
-        shorten_euler_step(step, dt, constants, mask, radius, work.factor, work.step, work.ledger, work.short)
+    if too_coarse(long, work.step, work.short):
+        shorten_euler_step(step, dt, constants, mask, work.factor, work.step, work.ledger, work.ball, work.short)
 
 
 @kernel
@@ -276,8 +334,13 @@ class PreparedPaths:
     def __init__(self, paths: CovariancePaths, seed: int) -> None:
         self.paths = paths
         self.factor = in_lanes(lower_root(paths.start.covariance))
-        words = *key(seed, f"limit {paths.step}"), *key(seed, f"limit {paths.step}, short steps")
+        words = (
+            *key(seed, f"limit {paths.step}"),
+            *key(seed, f"limit {paths.step}, short steps"),
+            *key(seed, f"limit {paths.step}, exits"),
+        )
         self.key_words = np.array(words, np.uint64)
+        self.resolution = FACTOR_RESOLUTION if paths.step == "factor" else EULER_RESOLUTION
         self.kernel = run_factor_paths if paths.step == "factor" else run_euler_paths
 
     def run(self, first: int, outputs: Outputs, watch: Watch) -> None:
@@ -285,5 +348,5 @@ class PreparedPaths:
         paths = self.paths
         constants, mask = paths.model.constants(), paths.model.mask_from(paths.start)
         share = paths.share(outputs, first, self.key_words, paths.step_numbers)
-        self.kernel(self.factor, constants, mask, paths.actual_dt, paths.steps, share, watch)
+        self.kernel(self.factor, constants, mask, paths.actual_dt, self.resolution, paths.steps, share, watch)
         outputs["exits"] *= paths.actual_dt
