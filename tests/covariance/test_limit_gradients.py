@@ -194,6 +194,18 @@ def test_wrong_twins_without_one_term_are_rejected(parts, missing):
     assert min(ks_2samp(twin.stream, stream).pvalue, ks_2samp(twin.kernel, kernel).pvalue) < 1e-6
 
 
+@pytest.mark.parametrize("parts", LAWS[:2], ids=["attention", "relu"])
+def test_nearly_equal_tokens(parts):
+    """V⁻¹ is large there, from the first step on, and the gradients are not."""
+    start = lf.equicorrelated(tokens=2, correlation=1 - 1e-7)
+    model = network(160, **parts)
+    chain, limit = (
+        lf.simulate(each, start, samples=5000, seed=6, gradients=True, record=[0], progress=False).fillna(np.inf)
+        for each in (model, lf.limit(model))
+    )
+    assert ks_2samp(chain.stream_gradient[:, 0] / 160, limit.stream_gradient[:, 0]).pvalue > 1e-3
+
+
 def test_one_token_in_closed_form():
     """E |G|²/n² = V₀ (e^{4a²T} − e^{−2a²T})/3 at t = 0, from the equations dV = 2aV dB and dΨ = 2a²(M²/V − Ψ)dt + …"""
     limit = lf.limit(network(200, gamma=0.6, feedforward=lf.ShapedReLU(c_plus=0.0, c_minus=-1.0, hidden=100)))

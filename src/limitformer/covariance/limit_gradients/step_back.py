@@ -112,7 +112,7 @@ def accept(dt, moved, out):
 
 @kernel
 def solve(factor, state):
-    """L⁻¹M into `state.solved` and V⁻¹M into `state.inverse`, by substitution."""
+    """L⁻¹M into `state.solved`, V⁻¹M into `state.inverse`, by substitution. Pivots of the start's L may be negative."""
     m = factor.shape[0]
     for j in range(m):
         for i in range(m):
@@ -120,13 +120,13 @@ def solve(factor, state):
             for k in range(i):
                 rest = rest - load(factor, i, k) * load(state.solved, k, j)
             pivot = load(factor, i, i)
-            store(state.solved, i, j, where_positive(pivot, rest / pivot))
+            store(state.solved, i, j, where_positive(magnitude(pivot), rest / pivot))
         for i in range(m - 1, -1, -1):
             rest = load(state.solved, i, j)
             for k in range(i + 1, m):
                 rest = rest - load(factor, k, i) * load(state.inverse, k, j)
             pivot = load(factor, i, i)
-            store(state.inverse, i, j, where_positive(pivot, rest / pivot))
+            store(state.inverse, i, j, where_positive(magnitude(pivot), rest / pivot))
 
 
 @kernel
