@@ -11,7 +11,7 @@ from typing import Any
 FIGURES = Path(__file__).resolve().parents[1] / "figures"
 PAGE = FIGURES.parent / "gallery.md"
 SECTIONS = {
-    "The Shaped Transformer": ("st-", "text-fate"),
+    "The Shaped Transformer": ("st-", "text-fate", "gradient-limit"),
     "Clustering in Deep Stochastic Transformers": ("ct-", "lifetimes", "transition", "large-beta", "many-tokens"),
     "Stock models": ("stock-models",),
     "Studies": ("foretells",),

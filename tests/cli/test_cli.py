@@ -159,6 +159,14 @@ def test_gradients_that_are_finite_need_no_word(run, options):
     assert "no gradients" not in table
 
 
+def test_gradients_of_a_limit_are_in_units_of_the_width(run, tmp_path):
+    result = run("simulate", *SMALL, "--as", "limit", "--gradients", "--out", tmp_path / "data.nc")
+    assert result.exit_code == 0, result.output
+    for words in ("median |∂X|", "median |∂W|: attention.query", "in units of the width; median of Σ |∂W|²"):
+        assert words in result.stdout
+    assert lf.load(tmp_path / "data.nc")["tangent_kernel"].shape == (6,)
+
+
 def test_same_seed_same_table(simulate):
     first, second, other = (simulate("--seed", seed).stdout for seed in (3, 3, 4))
     assert first == second

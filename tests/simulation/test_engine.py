@@ -258,7 +258,7 @@ def test_records_and_options_that_a_chain_refuses(settings, message):
         ({"dt": np.inf}, "dt must be finite; got inf."),
         ({"dt": np.nan}, "dt must be finite; got nan."),
         ({"step": "heun"}, 'step must be "factor" or "euler-maruyama"; got \'heun\'.'),
-        ({"steps": 3}, "A limit has no option steps; it has keep, pairs, dtype, radius, dt, step."),
+        ({"steps": 3}, "A limit has no option steps; it has keep, pairs, dtype, radius, dt, step, gradients."),
     ],
 )
 def test_records_and_options_that_a_limit_refuses(settings, message):

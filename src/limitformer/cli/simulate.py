@@ -101,9 +101,7 @@ def simulate(
     radius: Annotated[
         float | None, option(RUN, help="Stop a path of a chain or limit when |V| reaches this radius.", default="1e100")
     ] = None,
-    gradients: Annotated[
-        bool, option(RUN, "--gradients", help="Differentiate ½|x|² of the last tokens (chain or network).")
-    ] = False,
+    gradients: Annotated[bool, option(RUN, "--gradients", help="Differentiate ½|x|² of the last tokens.")] = False,
     seed: Annotated[int, option(RUN, help="Seed; the same seed gives the same numbers.")] = 0,
     threads: Annotated[int | None, option(RUN, help="Threads of a chain or limit.", default=ALL_CORES)] = None,
     out: Annotated[Path | None, option(RUN, help="Write the data to this file, .nc or .zarr.")] = None,
@@ -265,10 +263,13 @@ def weight_lines(dataset: "xr.Dataset") -> list[str]:
     """Return the median gradient norm of each kind of weight, over samples and layers."""
     if "weight_gradient" not in dataset:
         return []
-    kinds = [str(name).split(".", 2)[2] for name in dataset["weight"].values]
+    kinds = [".".join(str(name).split(".")[-2:]) for name in dataset["weight"].values]  # without the layer of a chain
     medians = dataset["weight_gradient"].assign_coords(kind=("weight", kinds)).groupby("kind").median(...)
     sizes = ", ".join(f"{kind} {float(medians.sel(kind=kind)):.3g}" for kind in dict.fromkeys(kinds))
-    return ["∂: gradient of |x|²/2 of the last tokens, averaged over tokens", f"median |∂W|: {sizes}"]
+    lines = ["∂: gradient of |x|²/2 of the last tokens, averaged over tokens", f"median |∂W|: {sizes}"]
+    if "tangent_kernel" in dataset:
+        lines.append(f"in units of the width; median of Σ |∂W|²: {float(dataset['tangent_kernel'].median()):.3g}")
+    return lines
 
 
 def near_one(rho: float) -> str:

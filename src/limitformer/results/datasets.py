@@ -153,6 +153,30 @@ def with_gradients(dataset: xr.Dataset, outputs: Mapping[str, NDArray[Any]], wei
     return dataset.assign(added).assign_coords(weight=weights)
 
 
+def with_limit_gradients(dataset: xr.Dataset, outputs: Mapping[str, NDArray[Any]], weights: list[str]) -> xr.Dataset:
+    """Add the gradients of a limit, in units of the width.
+
+    `loss` and `tangent_kernel` (sample,), `stream_gradient` (sample, time) and `weight_gradient` (sample, time,
+    weight).
+    """
+    paths = ("sample", "time")
+    added = {
+        "loss": (("sample",), outputs["loss"], {"long_name": "|x|^2 / 2 of the last tokens, mean", "units": "width"}),
+        "stream_gradient": (paths, outputs["stream_gradient"], {"long_name": "|d loss / dX|", "units": "width"}),
+        "weight_gradient": (
+            (*paths, "weight"),
+            outputs["weight_gradient"],
+            {"long_name": "|d loss / dW|", "units": "width, of queries and keys width^(1/2)"},
+        ),
+        "tangent_kernel": (
+            ("sample",),
+            outputs["tangent_kernel"],
+            {"long_name": "sum of |d loss / dW|^2", "units": "width^3"},
+        ),
+    }
+    return dataset.assign(added).assign_coords(weight=weights)
+
+
 def pair_coordinates(pairs: NDArray[np.int64]) -> dict[str, Any]:
     return {"first": ("pair", pairs[:, 0]), "second": ("pair", pairs[:, 1])}
 

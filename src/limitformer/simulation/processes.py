@@ -15,6 +15,7 @@ from limitformer.covariance.chain import OneMatrixChain, TransformerChain
 from limitformer.covariance.gradients import GradientChain, has_gradients, weights_of
 from limitformer.covariance.limit import CovarianceFlow, CovarianceLimit, CovariancePaths, FlowPath
 from limitformer.covariance.limit.path import Step
+from limitformer.covariance.limit_gradients import GradientPaths, weight_kinds
 from limitformer.models import HybridTransformer, OneMatrix, Start, StochasticTransformer, Transformer, as_start
 from limitformer.models.frozen import is_user_part, name_of_part
 from limitformer.models.sphere_start import as_sphere_start
@@ -22,7 +23,13 @@ from limitformer.paths.arrays import Dtype, Outputs
 from limitformer.paths.process import Process
 from limitformer.paths.recording import Keep, Recording
 from limitformer.paths.times import Record, recorded_layers, recorded_points
-from limitformer.results.datasets import covariance_dataset, pairs_dataset, sphere_dataset, with_gradients
+from limitformer.results.datasets import (
+    covariance_dataset,
+    pairs_dataset,
+    sphere_dataset,
+    with_gradients,
+    with_limit_gradients,
+)
 from limitformer.sphere.chain import sphere_chain
 from limitformer.sphere.limit import TokenLimit
 from limitformer.sphere.limit_paths import token_paths
@@ -63,6 +70,7 @@ class CovarianceLimitOptions(CovarianceOptions, total=False):
     radius: float
     dt: float
     step: Step
+    gradients: bool
 
 
 class SphereChainOptions(RunOptions, total=False):
@@ -109,7 +117,7 @@ def chain(
     gradients: bool = False,
     **recording_options: Any,
 ) -> TransformerChain:
-    require(isinstance(gradients, bool), f"gradients must be True or False; got {gradients!r}.")
+    require_boolean("gradients", gradients)
     start, points = as_start(start), recorded_layers(model, record)
     recording = recording_of(recording_options, start)
     kind = OneMatrixChain if type(model.feedforward) is OneMatrix else TransformerChain
@@ -133,16 +141,17 @@ def covariance_paths(
     radius: float | None = None,
     dt: float = 0.01,
     step: Step = "factor",
+    gradients: bool = False,
     **recording_options: Any,
 ) -> CovariancePaths:
+    require_boolean("gradients", gradients)
     start = as_start(start)
     recording = recording_of(recording_options, start)
+    kind = GradientPaths if gradients else CovariancePaths
 
     def paths_at(times: Any) -> CovariancePaths:
         ball = checked_radius(radius, recording)
-        return CovariancePaths(
-            model=model, start=start, times=times, dt=dt, step=step, radius=ball, recording=recording
-        )
+        return kind(model=model, start=start, times=times, dt=dt, step=step, radius=ball, recording=recording)
 
     if record is not None:
         return paths_at(recorded_points("record", record))
@@ -189,6 +198,10 @@ KINDS = (
 )
 
 
+def require_boolean(name: str, value: Any) -> None:
+    require(isinstance(value, bool), f"{name} must be True or False; got {value!r}.")
+
+
 def recording_of(options: Mapping[str, Any], start: Start) -> Recording:
     recording = Recording(**options)
     recording.pairs_among(start.tokens)  # raises if a token is not there
@@ -228,4 +241,8 @@ def dataset_of(process: Any, outputs: Outputs, provenance: dict[str, Any]) -> xr
     else:
         arrays: dict[str, Any] = {name: outputs[name] for name in ("variance", "pair_covariance", "distance")}
         result = pairs_dataset(**arrays, pairs=recording.pairs_among(tokens), **paths)
-    return with_gradients(result, outputs, weights_of(process.model)) if isinstance(process, GradientChain) else result
+    if isinstance(process, GradientChain):
+        return with_gradients(result, outputs, weights_of(process.model))
+    if isinstance(process, GradientPaths):
+        return with_limit_gradients(result, outputs, weight_kinds(process.model))
+    return result

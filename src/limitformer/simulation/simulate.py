@@ -95,8 +95,8 @@ def simulate(
         chunk: replicas handed to a thread at a time, best a multiple of 8 (`lanes`); None chooses.
         progress: whether work of more than two seconds shows on the terminal.
         gradients: whether ½|x|² of the last tokens, averaged over tokens, is differentiated. For a `Transformer` of the
-            library's own parts, `SwiGLU` and `Tanh` too, other than `OneMatrix`; `limitformer.nn.simulate` has the
-            gradients of all.
+            library's own parts, `SwiGLU` and `Tanh` too, other than `OneMatrix`, and for its SDE with step="factor";
+            `limitformer.nn.simulate` has the gradients of all.
 
     Keyword Args:
         keep: the quantities in the results. Of covariances "covariance" (V, the default) or "pairs" (the variance of
@@ -126,7 +126,10 @@ def simulate(
         with `exit` and `exit_cause` (sample,); on the sphere of the quantities that `keep` names
         (`results.datasets.sphere_dataset`). With gradients also `loss` (sample,) and the norms `stream_gradient`
         (sample, depth), of ∂loss/∂X of all tokens at once, and `weight_gradient` (sample, weight), of ∂loss/∂W for
-        weights with N(0, 1) entries; NaN for a path that left the ball.
+        weights with N(0, 1) entries; NaN for a path that left the ball. The gradients of an SDE are in units of the
+        width n: `loss` over n, `stream_gradient` (sample, time) over n, `weight_gradient` (sample, time, weight), of
+        one weight of the layer at that time, over n (over √n of queries and keys), and `tangent_kernel` (sample,), the
+        sum of |∂loss/∂W|² over all weights, over n³.
 
     Raises:
         InputError: an argument that cannot be used, or results that do not fit the memory.

@@ -212,6 +212,18 @@ SENTENCES = {
         ("N = 3: share not in one", "{:.2f} of the trajectories of three"),
         ("N = 9: share not in one", "not one cluster, and {:.2f} of nine"),
     ],
+    "gradient-limit": [
+        ("attention: KS distance of chain", "(KS) is {:.3f} for attention"),
+        ("attention and ReLU: KS distance of chain", "and {:.3f} with a ReLU, where"),
+        ("attention: the same", "at n = 12 it is {:.3f} and"),
+        ("attention and ReLU: the same", "and {:.3f}. It falls"),
+        ("attention: median of the chain", "median is {:.2f} and"),
+        ("attention and ReLU: median of the chain", "and {:.2f} times the SDE's"),
+        ("attention: the kernel's 95 %", "quantile is {:.0f} times its 5 % quantile for attention"),
+        ("attention and ReLU: the kernel's 95 %", "and {:.0f} times with a ReLU"),
+        ("attention: KS distance of the frozen", "at a distance of {:.2f} and"),
+        ("attention and ReLU: KS distance of the frozen", "and {:.2f}."),
+    ],
     "many-tokens": [
         ("β = 1e+06: growth", "at β = 10⁶ by {:.2f} ± 0.14 per"),
         ("β = 3: growth", "and grows by {:.2f} ± 0.05"),

@@ -320,6 +320,13 @@ TWINS = {
     "large-beta, another limit": ("large-beta", lambda d: d.assign(limit=d["limit"] * 0 + 1), "largest |share"),
     "many-tokens, that stay apart": ("many-tokens", lambda d: d.assign(rest=d["rest"] * 0 + 0.2), "odd N"),
     "many-tokens, half as long": ("many-tokens", lambda d: d.assign(lifetime=d["lifetime"] * 0.5), "simulated over"),
+    "gradient-limit, another SDE": ("gradient-limit", lambda d: d.assign(sde=d["sde"] * 1.5), "KS distance of chain"),
+    "gradient-limit, widths backwards": ("gradient-limit", lambda d: reversed_along(d, "width"), "it falls"),
+    "gradient-limit, a frozen chain": (
+        "gradient-limit",
+        lambda d: d.assign(network=d["network"] * 0 + d["frozen"]),
+        "frozen kernel; above",
+    ),
     "foretells, losses of other networks": (
         "foretells",
         lambda d: d.assign(first=reversed_along(d["first"], "cell")),
