@@ -25,6 +25,9 @@ differences from the paper. *Holds* counts the statements of the paper that were
 `make gallery` makes all of them again, except for figures of trained networks, which are drawn from runs
 ([training](training.md)). After an interruption, the same command resumes. Each record has version and seed, and the
 figure's claims at a small scale: a test computes them again and names the figures whose numbers have moved.
+
+For a paper: `limitformer figure st-fig1 --format pdf --width 6.75 --letters --serif` writes a picture of that width in inches, with type in proportion
+and fonts embedded. `svg` and, with TeX, `pgf` are formats too.
 """
 CARD = """-   **[{title}](figures/{name}.md)**
 
