@@ -26,8 +26,8 @@ differences from the paper. *Holds* counts the statements of the paper that were
 ([training](training.md)). After an interruption, the same command resumes. Each record has version and seed, and the
 figure's claims at a small scale: a test computes them again and names the figures whose numbers have moved.
 
-For a paper: `limitformer figure st-fig1 --format pdf --width 6.75 --letters --serif` writes a picture of that width in inches, with type in proportion
-and fonts embedded. `svg` and, with TeX, `pgf` are formats too.
+For a paper: `limitformer figure st-fig1 --format pdf --width 6.75 --letters --serif` writes a picture of that width in
+inches, with type in proportion and fonts embedded. `svg` and, with TeX, `pgf` are formats too.
 """
 CARD = """-   **[{title}](figures/{name}.md)**
 
