@@ -26,14 +26,14 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """`head_power` is the power of width/base by which the head's output is divided: 1 in muP."""
+    """`head_power` is the power of width/base by which the head's input, or its output, is divided: 1 in muP."""
 
-    def __init__(self, width=BASE, depth=2, head_power=0.0):
+    def __init__(self, width=BASE, depth=2, head_power=0.0, after=False):
         super().__init__()
         self.table, self.places = nn.Embedding(VOCABULARY, width), nn.Embedding(64, width)
         self.blocks = nn.ModuleList([Block(width, width // 32, 1 / math.sqrt(32)) for _ in range(depth)])
         self.norm, self.head = nn.LayerNorm(width, bias=False), nn.Linear(width, VOCABULARY, bias=False)
-        self.divisor = (width / BASE) ** head_power
+        self.divisor, self.after = (width / BASE) ** head_power, after
         for part in self.modules():
             if isinstance(part, nn.Linear):
                 nn.init.normal_(part.weight, std=part.in_features**-0.5)
@@ -46,6 +46,8 @@ class GPT(nn.Module):
         x = self.table(ids) + self.places(torch.arange(ids.shape[1]))
         for block in self.blocks:
             x = block(x)
+        if self.after:
+            return self.head(self.norm(x)) / self.divisor
         return self.head(self.norm(x) / self.divisor)
 
 
@@ -64,6 +66,14 @@ def mup(width):
 
 def wrong(width):
     return GPT(width, head_power=0.5)
+
+
+def mup_after(width):
+    return GPT(width, head_power=1.0, after=True)
+
+
+def wrong_after(width):
+    return GPT(width, head_power=0.5, after=True)
 
 
 def adam(module):

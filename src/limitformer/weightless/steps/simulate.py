@@ -102,7 +102,8 @@ def simulate_steps(
         of weight decay, relative to `weight_size`, the norm |W_0| in root mean square over networks (infinite for a
         weight that was zero and moves), and its largest singular value
         `weight_spectral` where the change has low rank, relative to the same; `update_effect`, the root mean square of
-        what the change adds to the output of the weight's linear map.
+        what the change adds to the output of the weight's linear map, times a multiplier between the head and the
+        module's output.
 
     Raises:
         InputError: an argument cannot be used, or the module's code cannot run.

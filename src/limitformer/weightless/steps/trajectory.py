@@ -147,6 +147,8 @@ class Trajectory:
                 value.backward()
                 squares = self.weights.note_gradients(run)
             result = Pass(float(value.detach()), output_of(out).detach().clone(), squares)
+            if measured:
+                self.weights.scale_last(result.output)
             if measure is not None:
                 network.stacks = sizes_of_stacks(measure)
                 result.arrays = stream_arrays(measure, gradients=False)

@@ -33,6 +33,8 @@ from limitformer.weightless.steps.updates import CoreUpdate, TensorUpdate, is_en
 
 UNDRAWN, AGAIN, ROWS, ENTRIES = "undrawn", "drawn again for each product", "rows", "entries"
 MOST_FOR_SPECTRUM = 2**20  # entries of a matrix whose largest singular value is computed
+MULTIPLE = 1e-3  # relative distance at which an output counts as a multiple of another
+SMALLEST = 1e-300
 COPIES = 4  # of a weight with entries: itself, its start, and two of the optimiser
 
 
@@ -285,6 +287,7 @@ class TrainedWeights:
         self.own: dict[str, nn.Parameter] = {}  # parameters of the module that have entries
         self.steps: dict[str, list[tuple[float, float, bool]]] = {}  # by name: the steps of all parts of a weight
         self.effects: dict[str, list[tuple[float, int]]] = {}  # by name: squares that updates add to outputs
+        self.last: tuple[str, Tensor] | None = None  # the name and the output of the last map, of a measured pass
         self.gradients: dict[str, Any] = {}  # of the last backward pass: tensors, or ids and rows
 
     def rule(self, name: str) -> UpdateRule | None:
@@ -350,6 +353,18 @@ class TrainedWeights:
     def note_effect(self, name: str, change: Tensor) -> None:
         """Note what the updates of a weight add to the output of a map."""
         self.effects.setdefault(name, []).append((float(squared_norm(change[None])), change.numel()))
+
+    def scale_last(self, output: Tensor) -> None:
+        """Note the effect of the last map on the module's output, if this is a multiple of the map's: muP's head."""
+        name, own = self.last or ("", output[:0])
+        self.last = None
+        if own.numel() != output.numel() or not output.isfinite().all():
+            return
+        own, output = own.flatten().double(), output.detach().flatten().double()
+        factor = float(own @ output) / max(float(own @ own), SMALLEST)
+        rest = torch.linalg.vector_norm(output - factor * own)
+        if name in self.effects and float(rest) <= MULTIPLE * float(torch.linalg.vector_norm(output)):
+            self.effects[name] = [(square * factor**2, count) for square, count in self.effects[name]]
 
     def note_gradients(self, run: "TrainedRun") -> dict[str, float]:
         """Note the gradients of a backward pass; return |∂W|² of each weight that has one."""
@@ -417,12 +432,15 @@ class TrainedRun(WeightlessRun):
             out: Tensor = TrainedMap.apply(
                 z[0], self.anchor, matrix, transpose, tensor.frozen, weight.name, noted, None
             )
+            self.trained.last = (weight.name, out.detach()) if self.measured else None
             return out[None]
         entries = as_matrix(self.part_of(self.whole(weight), tensor), transpose)
         if self.measured and z.isfinite().all():
             moved = as_matrix(self.part_of(self.trained.entries[weight.name].moved[None], tensor), transpose)
             self.trained.note_effect(weight.name, z[0].detach() @ moved[0])
-        return z @ (entries.detach() if tensor.frozen else entries)
+        answer: Tensor = z @ (entries.detach() if tensor.frozen else entries)
+        self.trained.last = (weight.name, answer.detach()) if self.measured else None
+        return answer
 
     @staticmethod
     def part_of(whole: Tensor, tensor: Implicit) -> Tensor:
