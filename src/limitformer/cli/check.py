@@ -54,7 +54,7 @@ def check(
     shaped: Annotated[
         str | None, typer.Option(metavar="gamma=…,tau0=…", help="Shape it first, as limitformer.hf.shape_model does.")
     ] = None,
-    against: Annotated[str | None, typer.Option(metavar="WHAT2", help="Another network, shown beside it.")] = None,
+    against: Annotated[str | None, typer.Option(metavar="WHAT2", help="Another network, shown with it.")] = None,
     gradients: Annotated[
         bool, typer.Option("--gradients/--no-gradients", help="Whether a loss is differentiated.")
     ] = True,

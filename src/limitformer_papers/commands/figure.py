@@ -39,7 +39,11 @@ def figure(
     picture_format: Annotated[str, typer.Option("--format", help="png, pdf, svg or pgf.")] = "png",
     width: Annotated[
         float | None,
-        typer.Option(metavar="INCHES", help="Width of the picture.", show_default="9.6, or 5.6 of one panel"),
+        typer.Option(
+            metavar="INCHES",
+            help="Width in print; panels side by side have at least 2.6 each.",
+            show_default="9.6, or 5.6 of one panel",
+        ),
     ] = None,
     letters: Annotated[bool, typer.Option("--letters", help="Letters a, b, … at the panels.")] = False,
     serif: Annotated[bool, typer.Option("--serif", help="A serif typeface, as in most journals.")] = False,

@@ -15,6 +15,8 @@ from limitformer.plot import SMALL, STYLE, WIDTH, style
 
 FORMATS = ("png", "pdf", "svg", "pgf")
 NARROWEST, WIDEST = 2.0, 40.0  # inches
+NARROWEST_PANEL = 2.6  # inches, of panels side by side; legends and labels cover each other in narrower ones
+PRINT = 600  # dots per inch of a picture whose width is given
 LEAST_POINTS = 6.5  # of numbers at axes, however narrow the figure is
 TEX = ("xelatex", "lualatex", "pdflatex")  # that matplotlib can use for PGF
 
@@ -23,7 +25,8 @@ TEX = ("xelatex", "lualatex", "pdflatex")  # that matplotlib can use for PGF
 class Picture:
     """A format of `FORMATS`, a width in inches (None: as on the site), bold letters of panels, and a serif typeface.
 
-    A narrower picture has smaller type in proportion, but never smaller than `LEAST_POINTS`.
+    A narrower picture has smaller type in proportion, but never smaller than `LEAST_POINTS`. Panels side by side have at
+    least `NARROWEST_PANEL` inches each.
 
     Raises:
         InputError: an unknown format, a width out of range, or PGF without TeX.
@@ -69,9 +72,12 @@ class Picture:
         """Write a drawing that was made under `look`."""
         if self.width is not None:
             wide, high = drawing.get_size_inches()
-            drawing.set_size_inches(self.width, high * self.width / wide)
+            places = [axes.get_subplotspec() for axes in drawing.axes]
+            columns = max((place.get_gridspec().ncols for place in places if place is not None), default=1)
+            width = max(self.width, NARROWEST_PANEL * columns) if columns > 1 else self.width
+            drawing.set_size_inches(width, high * width / wide)
         panels = [axes for axes in drawing.axes if axes.get_label() != "<colorbar>"]
         if self.letters and len(panels) > 1:
             for k, axes in enumerate(panels):
                 axes.set_title(chr(ord("a") + k), loc="left", fontweight="bold")
-        drawing.savefig(path, format=self.format)
+        drawing.savefig(path, format=self.format, **({} if self.width is None else {"dpi": PRINT}))

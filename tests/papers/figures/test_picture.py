@@ -30,6 +30,16 @@ def test_width_is_that_of_the_page_and_the_shape_stays(tmp_path):
     assert float(box[2]) == pytest.approx(72 * 6.5 * 3.6 / 9.6, abs=0.5)
 
 
+def test_panels_side_by_side_keep_a_width_that_can_be_read(tmp_path):
+    drawn(Picture("svg", width=3.4), tmp_path / "a.svg")
+    assert 'width="374.4pt"' in (tmp_path / "a.svg").read_text()  # 2 · 2.6 in
+    drawn(Picture("svg", width=3.4), tmp_path / "a.svg", 1)
+    assert 'width="244.8pt"' in (tmp_path / "a.svg").read_text()
+    drawn(Picture(width=3.4), tmp_path / "a.png", 1)
+    with Image.open(tmp_path / "a.png") as image:
+        assert image.width == 2040  # 600 dots per inch
+
+
 def test_type_shrinks_with_the_width_to_a_least_size(tmp_path):
     sizes = [
         drawn(Picture(width=width), tmp_path / "a.png").axes[0].xaxis.label.get_size() for width in (None, 8.0, 3.4)
@@ -53,11 +63,11 @@ def test_typeface_is_embedded_as_journals_want_it(tmp_path, serif, font):
 
 
 def test_figure_is_written_in_the_format_that_was_asked_for(tmp_path):
-    made = make("ct-table1", scale="quick", out=tmp_path, picture=Picture("svg", width=4.0))
-    assert [path.name for path in made.paths] == ["ct-table1.svg", "ct-table1.nc", "ct-table1.json"]
-    width = re.search(r'<svg .*?width="([\d.]+)pt"', (tmp_path / "ct-table1.svg").read_text(), re.DOTALL)
+    made = make("st-fig7", scale="quick", out=tmp_path, threads=1, picture=Picture("svg", width=4.0))
+    assert [path.name for path in made.paths] == ["st-fig7.svg", "st-fig7.nc", "st-fig7.json"]
+    width = re.search(r'<svg .*?width="([\d.]+)pt"', (tmp_path / "st-fig7.svg").read_text(), re.DOTALL)
     assert float(width[1]) == pytest.approx(288, abs=1)
-    with Image.open(make("ct-table1", scale="quick", out=tmp_path).paths[0]) as image:
+    with Image.open(make("st-fig7", scale="quick", out=tmp_path, threads=1).paths[0]) as image:
         assert image.format == "PNG"
 
 
