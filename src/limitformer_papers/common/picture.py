@@ -25,8 +25,8 @@ TEX = ("xelatex", "lualatex", "pdflatex")  # that matplotlib can use for PGF
 class Picture:
     """A format of `FORMATS`, a width in inches (None: as on the site), bold letters of panels, and a serif typeface.
 
-    A narrower picture has smaller type in proportion, but never smaller than `LEAST_POINTS`. Panels side by side have at
-    least `NARROWEST_PANEL` inches each.
+    A narrower picture has smaller type in proportion, but never smaller than `LEAST_POINTS`. Panels side by side have
+    at least `NARROWEST_PANEL` inches each.
 
     Raises:
         InputError: an unknown format, a width out of range, or PGF without TeX.
