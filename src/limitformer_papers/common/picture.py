@@ -80,4 +80,5 @@ class Picture:
         if self.letters and len(panels) > 1:
             for k, axes in enumerate(panels):
                 axes.set_title(chr(ord("a") + k), loc="left", fontweight="bold")
-        drawing.savefig(path, format=self.format, **({} if self.width is None else {"dpi": PRINT}))
+        dots: int = mpl.rcParams["savefig.dpi"] if self.width is None else PRINT
+        drawing.savefig(path, format=self.format, dpi=dots)
