@@ -311,12 +311,7 @@ def test_halt_stops_the_forward_and_the_backward_pass(share):
     [
         (small(feedforward=lf.OneMatrix(activation=lf.ReLU())), V0, {}, "OneMatrix has no gradients.*nn.simulate"),
         (small(feedforward=lf.Gated(own_sine)), V0, {}, r"Gated\(.*own_sine\) has no gradients.*nn.simulate"),
-        (
-            lf.limit(lf.Transformer(width=9, depth=9, gamma=0.3, attention=lf.ShapedAttention(tau0=1.0))),
-            V0,
-            {},
-            "limit",
-        ),
+        (lf.limit(lf.Transformer(width=9, depth=9, gamma=1 / 3, lam=1.0, feedforward=lf.ReLU())), V0, {}, "limit"),
         (lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=9), None, {"horizon": 1}, "sphere"),
         (CASES["causal"][0], V0, {"gradients": 1}, "True or False; got 1"),
     ],

@@ -551,7 +551,13 @@ def chain_paths(model):
 def limit_paths(step):
     process = process_of(limit(SHAPED), START, None, {"dt": 0.02, "step": step})
     prepared = process.prepare(2)
-    arguments = process.model.constants(), process.model.mask_for(3), process.actual_dt, process.steps
+    arguments = (
+        process.model.constants(),
+        process.model.mask_for(3),
+        process.actual_dt,
+        prepared.resolution,
+        process.steps,
+    )
 
     def paths(spoil):
         start, outputs = prepared.factor.copy(), process.outputs(LANES)

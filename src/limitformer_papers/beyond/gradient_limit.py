@@ -20,7 +20,7 @@ from limitformer.base.progress import track
 from limitformer.covariance.limit import CovarianceLimit
 from limitformer.covariance.limit_gradients.coefficients import GradientCoefficients
 from limitformer.models import ShapedAttention, ShapedReLU, Start, Transformer, equicorrelated
-from limitformer.plot import BLUE, MARKERS, RED, Array, density, draw_densities, legend_below, panels
+from limitformer.plot import BLACK, BLUE, MARKERS, RED, Array, density, draw_densities, legend_below, panels
 from limitformer.simulation.limit import limit
 from limitformer.simulation.simulate import simulate
 from limitformer_papers.common.claims import Claim, FigureRun, ks_distance, ks_noise
@@ -173,7 +173,7 @@ def draw(data: xr.Dataset) -> Figure:
     right.set_xticks(widths, [str(width) for width in widths])
     right.set_yticks(DISTANCES, [str(distance) for distance in DISTANCES])
     right.minorticks_off()
-    for axes in (left, second, third, right):
+    for axes in (left, third, right):  # the second panel has the curves of the first
         legend_below(axes, 1)
     return figure
 
@@ -183,14 +183,14 @@ def draw_kernel(axes: Axes, one: xr.Dataset) -> None:
     low, high = np.quantile(sde, [0.002, 0.99])
     grid = np.linspace(low - 0.3, high + 0.3, 200)
     draw_densities(axes, network, sde, grid, density)
-    axes.axvline(np.log10(float(one["frozen"])), color="gray", label="frozen kernel")
+    axes.axvline(np.log10(float(one["frozen"])), color=BLACK, linestyle=":", label="frozen kernel")
 
 
 def draw_streams(axes: Axes, one: xr.Dataset) -> None:
     """Draw median and band from 5 to 95 % of |∂loss/∂X|/n."""
     low, middle, high = one["network_stream"].values
     axes.fill_between(one["time"], low, high, color=BLUE, alpha=0.2, linewidth=0)
-    axes.plot(one["time"], middle, color=BLUE, label="network (exact chain), 5 to 95 %")
+    axes.plot(one["time"], middle, color=BLUE, label="network, 5 to 95 %")
     for k, values in enumerate(one["sde_stream"].values):
         axes.plot(one["time"], values, color=RED, linestyle="--", label="SDE, the same quantiles" if k == 1 else None)
     axes.set(title=BOTH, xlabel="layer / n", ylabel=r"$|\partial\,$loss$/\partial X|/n$", ylim=(0, None))

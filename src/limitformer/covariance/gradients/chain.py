@@ -117,7 +117,7 @@ def has_gradients(part: object) -> bool:
 
 def with_derivative(constants: Constants, part: Feedforward | None) -> Constants:
     """Return the constants with the address of σ′, if σ is a function at an address."""
-    if not isinstance(part, Elementwise):
+    if type(part) not in (Elementwise, Gated):
         return constants
     derivative = derivative_of(function_of(part))
     assert derivative is not None  # as `has_gradients` requires
