@@ -10,6 +10,7 @@ import http.server
 import importlib
 import inspect
 import itertools
+import json
 import os
 import re
 import subprocess
@@ -19,7 +20,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from docs.tools import command_line, explorer, hooks
+from docs.tools import command_line, explorer, hooks, notebooks
 
 from chromium import launched
 
@@ -211,6 +212,28 @@ def test_unreadable_formula_fails_the_build():
 )
 def test_indices_in_sentences_are_subscripts(written, shown):
     assert hooks.in_text(written) == shown
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_notebooks_are_pages_with_their_output(site, path):
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    outputs = [each for cell in cells for each in cell.get("outputs", [])]
+    page = (site / "examples" / f"{path.stem}.html").read_text(encoding="utf-8")
+    text = html.unescape(re.sub("<[^>]+>", "", page))
+    printed = [line.strip() for each in outputs for line in each.get("text", []) if line.strip()]
+    assert printed
+    assert [line for line in printed if line not in text] == []
+    pictures = [each for each in outputs if "image/png" in each.get("data", {})]
+    assert len(list((site / "examples").glob(f"{path.stem}-*.png"))) == len(pictures)
+    assert page.count(f'src="{path.stem}-') == len(pictures)
+    assert notebooks.page_of(path)[0].startswith("# ")
+
+
+def test_links_to_sections_name_them(site):
+    page = (site / "steps.html").read_text(encoding="utf-8")
+    assert 'aria-label="Link to Steps of an optimiser"' in page
+    names = re.findall(r'class="formula"[^>]*aria-label="([^"]+)"', page)
+    assert len(set(names)) == len(names) > 2
 
 
 def test_pictures_open_large(site):

@@ -13,6 +13,7 @@ from latex2mathml.converter import convert
 FILES = "https://github.com/limitformer/limitformer/blob/main/"
 FORMULA = re.compile(r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<source>.*?)\\[)\]]</(?P=tag)>', re.DOTALL)
 ALONE = re.compile(r'<p>(?P<image><img [^>]*src="(?P<source>[^"]+)"[^>]*>)</p>')  # a picture that is no link yet
+HEADING = re.compile(r'(?P<heading><h\d id="[^"]*">(?P<name>[^<"]+))(?P<link><a class="headerlink")')
 # What is not a sentence: code, formulas, and tags with their attributes.
 LITERAL = re.compile(r"(<(?:pre|code|math)\b.*?</(?:pre|code|math)>|<[^>]+>)", re.DOTALL)
 INSIDE = r"\{(?:[^{}]|\{[^{}]*\})*\}|\((?:[^()]|\((?:[^()])*\))*\)|ℓ|[−-]?(?:[α-ωΑ-Ω]+|[A-Za-z0-9]+|∞)[′±₀]?|½"
@@ -34,6 +35,7 @@ def on_page_content(content: str, page: Any, **_: object) -> str:
 
     In the API names are Python's, and keep their underscores.
     """
+    content = HEADING.sub(r'\g<heading>\g<link> aria-label="Link to \g<name>"', content)
     content = ALONE.sub(r'<p><a class="large" href="\g<source>">\g<image></a></p>', FORMULA.sub(mathml, content))
     return content if page.file.src_uri.startswith("api/") else in_text(content)
 
@@ -62,7 +64,9 @@ def mathml(found: re.Match[str]) -> str:
         return read(source, "inline")
     label = html.escape(source, quote=True)
     formula = read(source, "block")
-    return f'<div class="formula" tabindex="0" role="group" aria-label="formula" title="{label}">{formula}</div>'
+    return (
+        f'<div class="formula" tabindex="0" role="group" aria-label="formula: {label}" title="{label}">{formula}</div>'
+    )
 
 
 def read(source: str, display: str) -> str:

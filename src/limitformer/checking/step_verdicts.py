@@ -259,7 +259,10 @@ def sound_verdict(data: xr.Dataset, table: xr.Dataset, place: int, what: str, co
     edge = not above and len(order) > 1
     parts = [f"{what} {'up to' if len(order) > 1 else 'at'} a rate of {rate_text(table, place)}, in "
              f"{counted(table, place, count)}"]  # fmt: skip
-    parts += [f"at {rate_text(table, k)} in {int(table['falls'][k])} of {count}" for k in (*above, *below)]
+    parts += [
+        f"at {rate_text(table, k)} in {int(table['falls'][k])} of {count}{unseen_ruined(table, k)}"
+        for k in (*above, *below)
+    ]
     parts += ["no larger rate was tried"] if edge else []
     again = [rate_text(table, k) for k in order[at + 1 :] if falling(table)[k]]
     parts += [f"it falls again at {', '.join(again)}, beyond rates at which it does not"] if again else []
@@ -268,10 +271,11 @@ def sound_verdict(data: xr.Dataset, table: xr.Dataset, place: int, what: str, co
     return StepVerdict(
         RATE, WATCH if edge else FINE, "; ".join(parts) + ("" if certain else too_few(count)),
         value=float(table["rate"][place]), share=float(table["share"][place]), rate=float(table["rate"][place]),
-        mends="Larger rates show where it stops." if edge else "", **common,
+        mends="Larger rates show where it stops." if edge else "", **common | {"why": f"{common['why']} {BOUND}"},
     )  # fmt: skip
 
 
+BOUND = "The largest rate is a bound: begin at a tenth of it, and tune."
 OTHER_BATCH = "An unseen batch with something to learn: unseen=…"
 OTHER_RATES = "Other rates; the loss by step shows on which side they are."
 LOSSES = {"loss": "the loss of the batch", "loss_unseen": "the loss of an unseen batch"}
@@ -287,6 +291,12 @@ def counted(table: xr.Dataset, place: int, count: int) -> str:
     low, high = float(table["low"][place]), float(table["high"][place])
     networks = f"network{'' if count == 1 else 's'}"
     return f"{int(table['falls'][place])} of {count} {networks} (95 %: {100 * low:.0f} to {100 * high:.0f} %)"
+
+
+def unseen_ruined(table: xr.Dataset, place: int) -> str:
+    """Return in how many more networks the loss falls, but that of an unseen batch explodes; "" if in none."""
+    more = int(table["falls_alone"][place] - table["falls"][place])
+    return f" (in {more} more that of an unseen batch explodes)" if more else ""
 
 
 def too_few(count: int) -> str:

@@ -61,6 +61,14 @@ def copy(a, out):
 
 
 @kernel
+def add_multiple(scale, a, out):
+    """out += `scale` a."""
+    for i in range(out.shape[0]):
+        for k in range(out.shape[1]):
+            store(out, i, k, load(out, i, k) + scale * load(a, i, k))
+
+
+@kernel
 def multiply(a, b, out):
     """out = a b."""
     multiply_into(a, b, b.shape[1], out, FIRST)

@@ -27,11 +27,11 @@ import torch
 from filelock import FileLock, Timeout
 from torch import nn
 from transformers import TrainerCallback
-from transformers.utils import logging
 
 from limitformer.base.errors import InputError, require
 from limitformer.base.files import check_writable
 from limitformer.base.progress import print_line
+from limitformer.weightless.quiet import quiet_transformers
 from limitformer_papers.training import runs
 from limitformer_papers.training.data.batches import steps_per_epoch
 from limitformer_papers.training.evaluation import Metrics
@@ -84,7 +84,7 @@ def train(
             print_line(f"Already finished: {plan.folder}")
         return known
     check_writable(plan.folder)
-    with exclusive_access(plan.folder), quiet(), threads(plan.threads), deferred() as interrupt:
+    with exclusive_access(plan.folder), quiet_transformers(), threads(plan.threads), deferred() as interrupt:
         trainer = ResumableTrainer(
             model, plan, train_data, eval_data, collate, list(callbacks), compute_metrics, eval_collate
         )
@@ -120,19 +120,6 @@ def exclusive_access(folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silence the bars and messages of transformers inside the block; the Trainer sets their level too."""
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
 
 
 @contextmanager

@@ -28,7 +28,7 @@ import numpy as np
 
 from limitformer.covariance.limit.factor_step import centre_rows, step_workspace
 from limitformer.numerics.elementary import U64
-from limitformer.numerics.factor import multiply, put_in_lanes
+from limitformer.numerics.factor import multiply, put_in_lanes, trace_of_gram
 from limitformer.numerics.kernels import allocator, driver, kernel
 from limitformer.numerics.lanes import (
     LANES,
@@ -96,7 +96,7 @@ def measure_variance(constants, mask, before, work, ball):
         for j in range(m):
             store(work.moved, i, j, inverse * load(before, i, j))
     multiply(work.moved, work.moved, work.normals)
-    store(ball.lanes, VARIANCE, 0, (4.0 * constants.linear**2) * squares_of(work.normals))
+    store(ball.lanes, VARIANCE, 0, (4.0 * constants.linear**2) * trace_of_gram(work.normals))
     if constants.mixing > 0.0:
         centre_rows(work.normals, mask)
         multiply(work.moved, work.normals, work.turned)
@@ -133,15 +133,6 @@ def trace(v):
     total = everywhere(0.0)
     for i in range(v.shape[0]):
         total = total + load(v, i, i)
-    return total
-
-
-@kernel
-def squares_of(a):
-    total = everywhere(0.0)
-    for i in range(a.shape[0]):
-        for j in range(a.shape[1]):
-            total = total + load(a, i, j) * load(a, i, j)
     return total
 
 

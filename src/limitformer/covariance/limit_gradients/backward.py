@@ -36,6 +36,7 @@ from typing import NamedTuple
 import numpy as np
 
 from limitformer.covariance.gradients.buffers import Buffer
+from limitformer.covariance.gradients.matrices import clear
 from limitformer.covariance.limit.drift import add_second_order_to_tokens, drift_workspace
 from limitformer.covariance.limit.factor_step import (
     StepWorkspace,
@@ -50,7 +51,6 @@ from limitformer.covariance.limit.short_steps import BLOCKS_OF_STEP, FACTOR_RESO
 from limitformer.covariance.limit_gradients.step_back import (
     BLOCKS,
     add_transposed_product,
-    clear,
     respond,
     step_back,
     store_query,

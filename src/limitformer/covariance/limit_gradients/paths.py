@@ -8,6 +8,7 @@ import numpy as np
 from limitformer.base.errors import require
 from limitformer.base.memory import check_bytes, check_scratch
 from limitformer.covariance.gradients.buffers import allocate, count_bytes
+from limitformer.covariance.gradients.chain import of_samples
 from limitformer.covariance.limit import CovarianceLimit, CovariancePaths
 from limitformer.covariance.limit_gradients.backward import GradientResults, KeptPath, kept_shapes, run_gradient_paths
 from limitformer.covariance.limit_gradients.step_back import GradientConstants, state_shapes
@@ -19,6 +20,7 @@ from limitformer.numerics.watch import Watch
 from limitformer.paths.arrays import Shapes, bytes_of
 from limitformer.paths.recording import Outputs
 
+LEAST_RADIUS = 1e6  # the least radius over |V| at the start, from which a path explodes within a step
 LEAST_EIGENVALUE = 1e-10  # of the correlations of the start: their inverse enters the equation
 
 
@@ -54,6 +56,12 @@ class GradientPaths(CovariancePaths):
             self.model.hidden_ratio is not None,
             "The limit with OneMatrix has no gradients. Nearest: lf.nn.simulate(…, gradients=True).",
         )
+        near = LEAST_RADIUS * float(np.linalg.norm(self.start.covariance))
+        require(
+            self.radius >= near,
+            f"The limit's gradients see exits at the ends of steps alone, and need a radius of at least {near:.3g}, "
+            f"{LEAST_RADIUS:g} times the start; got {self.radius:.3g}. Nearest: leave out radius.",
+        )
         least = float(np.linalg.eigvalsh(correlations_of(self.start.covariance)[0])[0])
         require(
             least > LEAST_EIGENVALUE,
@@ -87,7 +95,7 @@ class GradientPaths(CovariancePaths):
 
     def shapes(self, samples: int) -> Shapes:
         """Return the shapes of all recorded arrays."""
-        return {**super().shapes(samples), **of_all_samples(self.gradient_shapes, samples)}
+        return {**super().shapes(samples), **of_samples(self.gradient_shapes, samples)}
 
     def outputs(self, samples: int) -> Outputs:
         """Allocate the arrays of the results; raise `InputError` if they or the buffers do not fit."""
@@ -95,7 +103,7 @@ class GradientPaths(CovariancePaths):
         check_bytes(needed, samples, points, self.axis, ("fewer samples", "gradients=False"))
         scratch = count_bytes(self.kept_shapes) + count_bytes(state_shapes(self.tokens))
         check_scratch(scratch, "The scratch memory of one thread", "fewer tokens or a larger dt")
-        new = of_all_samples(self.gradient_shapes, samples)
+        new = of_samples(self.gradient_shapes, samples)
         return super().outputs(samples) | {name: np.empty(*shape) for name, shape in new.items()}
 
     @property
@@ -138,7 +146,3 @@ class PreparedGradientPaths:
         )
         kernel *= kernel_weights(paths.model)
         outputs["exits"] *= paths.actual_dt
-
-
-def of_all_samples(shapes: Shapes, samples: int) -> Shapes:
-    return {name: ((samples, *shape), kind) for name, (shape, kind) in shapes.items()}

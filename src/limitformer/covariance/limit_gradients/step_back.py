@@ -17,10 +17,12 @@ step takes one fresh sample; its mean is right, and its variance is of order dt�
 from typing import NamedTuple
 
 from limitformer.covariance.gradients.buffers import Buffer
+from limitformer.covariance.gradients.matrices import clear, rescale, transpose
 from limitformer.covariance.limit.drift import LimitConstants, second_order_weights
 from limitformer.covariance.limit.factor_step import centre_rows, draw_linear, mixing_beyond_noise
 from limitformer.numerics.factor import (
     FIRST,
+    add_multiple,
     copy,
     gram_of_lower,
     inner,
@@ -136,7 +138,7 @@ def carry_mixing(dt, constants, mask, logits, state, work):
     scale, drift = square_root(dt) * forward.mixing, dt * forward.second_order
     copy(logits, state.mixing)
     centre_rows(state.mixing, mask)
-    transpose(1.0, state.alignment, state.response)
+    transpose(state.alignment, state.response)
     centre_rows(state.response, mask)
     pull_back(scale, logits, state.alignment, state)
     second_order_weights(state.covariance, mask, work.drift)
@@ -183,8 +185,8 @@ def move_by_answers(dt, constants, mask, state):
     clear(state.answers)
     add_product(drift * lam * lam, state.covariance, state.product, state.answers, FIRST)
     add_product(-gamma * gamma * drift, state.mixing, state.alignment, state.answers, FIRST)
-    add(-lam * gamma * constants.inverse_temperature * square_root(dt), state.noise, state.answers)
-    transpose(1.0, state.answers, state.response)
+    add_multiple(-lam * gamma * constants.inverse_temperature * square_root(dt), state.noise, state.answers)
+    transpose(state.answers, state.response)
     centre_rows(state.response, mask)
     pull_back(everywhere(1.0), state.logits, state.answers, state)
 
@@ -192,9 +194,10 @@ def move_by_answers(dt, constants, mask, state):
 @kernel
 def respond(constants, mask, state):
     """D = 𝒞(Jᵀ), J = γM − λξ, into `state.response`."""
-    transpose(constants.gamma, state.alignment, state.response)
-    transpose(-constants.lam, state.noise, state.product)
-    add(1.0, state.product, state.response)
+    transpose(state.alignment, state.response)
+    rescale(state.response, constants.gamma)
+    transpose(state.noise, state.product)
+    add_multiple(-constants.lam, state.product, state.response)
     centre_rows(state.response, mask)
 
 
@@ -256,29 +259,6 @@ def pull_back(scale, logits, answers, state):
     add_product(-1.0 * scale, state.mixing, answers, state.moved, FIRST)
     add_product_by_transposed(scale, logits, state.response, state.moved)
     add_transposed_product(scale, logits, state.response, state.moved, FIRST)
-
-
-@kernel
-def clear(a):
-    for i in range(a.shape[0]):
-        for k in range(a.shape[1]):
-            store(a, i, k, 0.0)
-
-
-@kernel
-def add(scale, a, out):
-    """out += `scale` a."""
-    for i in range(a.shape[0]):
-        for k in range(a.shape[1]):
-            store(out, i, k, load(out, i, k) + scale * load(a, i, k))
-
-
-@kernel
-def transpose(scale, a, out):
-    """out = `scale` aᵀ."""
-    for i in range(a.shape[0]):
-        for k in range(a.shape[1]):
-            store(out, k, i, scale * load(a, i, k))
 
 
 @kernel

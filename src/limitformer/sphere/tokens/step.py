@@ -21,6 +21,7 @@ import numpy as np
 from limitformer.numerics.elementary import U64
 from limitformer.numerics.factor import (
     FIRST,
+    add_multiple,
     draw_bartlett,
     inner,
     multiply,
@@ -235,13 +236,6 @@ def add_gram(constants, work):
         for k in range(t):
             store(work.rows, i, n + k, constants.step * load(work.added, i, k))
     triangularise(work.rows, FIRST, n + t, work.x, FIRST)
-
-
-@kernel
-def add_multiple(scale, a, out):
-    for i in range(out.shape[0]):
-        for k in range(out.shape[1]):
-            store(out, i, k, load(out, i, k) + scale * load(a, i, k))
 
 
 @kernel

@@ -364,7 +364,8 @@ class TrainedWeights:
         factor = float(own @ output) / max(float(own @ own), SMALLEST)
         rest = torch.linalg.vector_norm(output - factor * own)
         if name in self.effects and float(rest) <= MULTIPLE * float(torch.linalg.vector_norm(output)):
-            self.effects[name] = [(square * factor**2, count) for square, count in self.effects[name]]
+            square, count = self.effects[name].pop()
+            self.effects[name].append((square * factor**2, count))
 
     def note_gradients(self, run: "TrainedRun") -> dict[str, float]:
         """Note the gradients of a backward pass; return |∂W|² of each weight that has one."""
