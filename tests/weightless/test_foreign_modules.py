@@ -720,3 +720,16 @@ def test_embedding_that_renormalises_its_weight_is_refused():
 
     with pytest.raises(lf.InputError, match=r"changes its parameter embed\.weight when it runs"):
         lf.weightless.simulate(net_with(change), IDS, samples=1, gradients=True, **OPTIONS)
+
+
+class NeedsSizes(nn.Module):
+    def __init__(self, width, depth, bias=True):
+        raise AssertionError("never called")
+
+
+def test_function_with_arguments_is_refused_with_a_repair():
+    says = r"NeedsSizes needs the argument width, depth\. Nearest: a function without arguments, .*: return NeedsSizes"
+    with pytest.raises(lf.InputError, match=says):
+        lf.weightless.law(NeedsSizes)
+    with pytest.raises(lf.InputError, match=r"a function of the size, such as def build\(width\)"):
+        lf.transfer(lambda: None, {"width": [8, 16]}, optimizer="adam", seed=0)

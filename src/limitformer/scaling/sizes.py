@@ -154,8 +154,9 @@ def factory_at(factory: Callable[..., Any], over: str, size: int) -> Sized:
     known = arguments_of(factory)
     name = getattr(factory, "__name__", type(factory).__name__)
     if over not in known and ANY not in known:
+        hint = f" Nearest: a function of the size, such as def build({over}): …" if over.isidentifier() else ""
         has = f"its arguments are {', '.join(known)}" if known else "it has no arguments"
-        raise InputError(f"{printable(name)} has no argument {over!r}; {has}.{nearest(over, known)}")
+        raise InputError(f"{printable(name)} has no argument {over!r}; {has}.{nearest(over, known) or hint}")
     at = partial(factory, **{over: size})
     update_wrapper(at, factory, assigned=("__name__", "__qualname__", "__doc__"), updated=())
     return Sized(at, {over: (known.get(over), size)})

@@ -3,6 +3,7 @@
 The model is a configuration, its JSON or folder, a public shape, a factory, or a Transformer.
 """
 
+import inspect
 import sys
 from collections.abc import Callable
 from copy import deepcopy
@@ -13,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from limitformer.base.errors import InputError, printable
+from limitformer.base.errors import InputError, printable, require
 from limitformer.base.foreign import one_line
 from limitformer.models import Transformer
 from limitformer.nn.drawn.network import Network
@@ -54,12 +55,26 @@ def blueprint_of(model: Any) -> Blueprint:
     if is_config(model):
         return blueprint_of_config(model)
     if callable(model):
-        return Blueprint(model, getattr(model, "__name__", "module"), "hidden")
+        name = getattr(model, "__name__", "module")
+        needed = ", ".join(needed_arguments(model))
+        hint = f"Nearest: a function without arguments, such as def build(): return {printable(name)}(…)."
+        require(not needed, f"{printable(name)} needs the argument {needed}. {hint}")
+        return Blueprint(model, name, "hidden")
     raise InputError(
         "The model must be a configuration of transformers, its folder or JSON, the name of a public shape, a function "
         f"that builds a module, or a limitformer.Transformer; got {printable(f'{model!r:.60}')}. "
         "Nearest: a name of limitformer.shapes()."
     )
+
+
+def needed_arguments(function: Callable[..., Any]) -> list[str]:
+    """Return the arguments without a default; none if they are not known."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [each.name for each in parameters if each.default is each.empty and each.kind not in variable]
 
 
 def is_config(model: Any) -> bool:
