@@ -70,7 +70,8 @@ def blueprint_of(model: Any) -> Blueprint:
 def needed_arguments(function: Callable[..., Any]) -> list[str]:
     """Return the arguments without a default; none if they are not known."""
     try:
-        parameters = inspect.signature(function).parameters.values()
+        # A decorator may supply the arguments of the function that it wraps.
+        parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
     except (TypeError, ValueError):
         return []
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
