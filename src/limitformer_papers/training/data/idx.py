@@ -31,7 +31,7 @@ def read_fashion(folder: Path | None) -> tuple[Arrays, Arrays]:
         InputError: a missing, damaged or foreign file.
     """
     folder = DEBIAN if folder is None else folder
-    paths = [found(folder, name) for name in NAMES]
+    paths = [path_of(folder, name) for name in NAMES]
     images, labels, test_images, test_labels = (read_idx(path) for path in paths)
     for path, pictures, classes in ((paths[0], images, labels), (paths[2], test_images, test_labels)):
         check_pair(path, pictures, classes)
@@ -42,7 +42,7 @@ def read_fashion(folder: Path | None) -> tuple[Arrays, Arrays]:
     return (images[..., None], labels.astype(np.int64)), (test_images[..., None], test_labels.astype(np.int64))
 
 
-def found(folder: Path, name: str) -> Path:
+def path_of(folder: Path, name: str) -> Path:
     """Return the path of a file, plain or compressed."""
     for path in (folder / name, folder / f"{name}.gz"):
         if path.is_file():
