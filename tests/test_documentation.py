@@ -175,6 +175,16 @@ def test_unknown_command_on_a_page_is_detected(line):
 
 PRINTED = re.compile(r"^```sh\n(limitformer .*)\n```\n\n```text\n((?:(?!```).*\n)*)```$", re.MULTILINE)
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
+NAMED = re.compile(r"^# (\w+\.py)$", re.MULTILINE)
+
+
+def write_files(page: Path, folder: Path) -> None:
+    """Write the page's blocks of Python that begin with the name of a file, as a comment."""
+    for _, code in python_blocks(page):
+        if name := NAMED.match(code):
+            (folder / name[1]).write_text(code, encoding="utf-8")
+
+
 WITH_OUTPUT = [page for page in PAGES if PRINTED.search(page.read_text(encoding="utf-8"))]
 
 
@@ -202,12 +212,32 @@ def same_output(printed: str, shown: str) -> bool:
 
 @pytest.mark.parametrize("page", WITH_OUTPUT, ids=relative)
 def test_commands_on_pages_print_the_shown_output(page, tmp_path, monkeypatch):
-    """Each block with one command that is followed by its output is run."""
+    """Each block with one command that is followed by its output is run, in a folder with the files of the page."""
     monkeypatch.chdir(tmp_path)
+    write_files(page, tmp_path)
     for command, shown in PRINTED.findall(page.read_text(encoding="utf-8")):
         done = CliRunner().invoke(app, shlex.split(command)[1:])
         assert done.exit_code == 0, done.output
         assert same_output(done.stdout, shown), done.stdout
+
+
+def test_readmes_model_is_fine_with_the_norms_before_the_branches(tmp_path, monkeypatch):
+    """The README names the three expressions and the result."""
+    monkeypatch.chdir(tmp_path)
+    write_files(FRONT[0], tmp_path)
+    file, prose = tmp_path / "model.py", FRONT[0].read_text(encoding="utf-8")
+    code = file.read_text(encoding="utf-8")
+    for old, new in (
+        ("x = self.norm1(x + self.attention(x, x, x)[0])", "y = self.norm1(x); x = x + self.attention(y, y, y)[0]"),
+        ("self.norm2(x + self.mlp(x))", "x + self.mlp(self.norm2(x))"),
+    ):
+        assert old in code
+        assert all(part.removeprefix("x = ") in prose for part in new.split("; "))
+        code = code.replace(old, new)
+    file.write_text(code, encoding="utf-8")
+    done = CliRunner().invoke(app, ["check", "model.py:build", "--no-gradients"])
+    assert "✓ fine: no threshold is reached" in done.stdout
+    assert re.search(r"correlation .* 0\.412$", done.stdout, re.MULTILINE)
 
 
 def test_readme_shows_the_output_of_its_first_command():

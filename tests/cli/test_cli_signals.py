@@ -57,6 +57,14 @@ main()
 """
 
 
+@pytest.fixture(autouse=True)
+def hangups_end_processes():
+    """Processes inherit a signal that is ignored, as nohup does with SIGHUP."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 def ended(command, **variables):
     """Return exit code, stdout and stderr of a process that has not chosen a folder for torch's compiler."""
     own = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}

@@ -2,6 +2,28 @@
 import limitformer as lf
 
 def block_0() -> None:
+    # model.py
+    import torch
+    from torch import nn
+
+
+    class Block(nn.Module):
+        def __init__(self, width: int = 256) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(width, 4, batch_first=True)
+            self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.norm1(x + self.attention(x, x, x)[0])
+            return self.norm2(x + self.mlp(x))
+
+
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Embedding(1000, 256), *[Block() for _ in range(36)], nn.Linear(256, 1000))
+
+
+def block_1() -> None:
     import limitformer as lf
 
     net = lf.Transformer(width=200, depth=150, gamma=8**-0.5, attention=lf.ShapedAttention(tau0=1.0))
@@ -10,4 +32,3 @@ def block_0() -> None:
     limit = lf.simulate(lf.limit(net), start, samples=4096, seed=0)  # its SDE
     for name, paths in {"network": finite, "SDE": limit}.items():
         print(f"{name}: mean correlation {float(lf.correlation(paths)[:, -1, 0, 1].mean()):.3f}")
-

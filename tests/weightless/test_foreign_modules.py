@@ -733,3 +733,9 @@ def test_function_with_arguments_is_refused_with_a_repair():
         lf.weightless.law(NeedsSizes)
     with pytest.raises(lf.InputError, match=r"a function of the size, such as def build\(width\)"):
         lf.transfer(lambda: None, {"width": [8, 16]}, optimizer="adam", seed=0)
+
+
+def test_function_that_returns_one_module_is_refused():
+    module = nn.Linear(8, 8)
+    with pytest.raises(lf.InputError, match=r"returns one module again and again\. Nearest: a function that builds"):
+        lf.weightless.law(lambda: module)

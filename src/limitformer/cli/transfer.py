@@ -100,7 +100,7 @@ def transfer(
             model = changed(model, changes)
         made = user_object(optimizer, "--optimizer") if named else optimizer
         began = time.monotonic()
-        networks = f"{samples} networks at each of {len(next(iter(sizes.values())))} sizes"
+        networks = f"{samples} network{'s' * (samples > 1)} at each of {len(next(iter(sizes.values())))} sizes"
         half = f"; --samples {samples // 2} takes about half." if samples > 1 else ""
         try:
             with suggest_quicker(networks + half):

@@ -61,10 +61,14 @@ class Built(NamedTuple):
     entries: int  # the number of entries of unknown law
 
 
+ONE_MODULE = "The function returns one module again and again. Nearest: a function that builds a new one at each call."
+
+
 def build_twice(factory: Callable[[], nn.Module], dtype: torch.dtype) -> Built:
     """Build a module from two seeds, and read the laws of its parameters."""
     module, watch = build_watched(factory, dtype, 0)
     other, watch_of_other = build_watched(factory, dtype, 1)
+    require(other is not module, ONE_MODULE)
     twins = dict(other.named_parameters())
     known = {}
     explains = False  # whether a parameter holds the numbers drawn from NumPy or Python
