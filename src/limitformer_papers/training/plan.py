@@ -29,6 +29,8 @@ class Plan:
         keep_checkpoints: number of newest checkpoints that are kept.
         clip: largest norm of the gradient; None does not clip.
         bf16: mixed precision.
+        tf32: float32 products with 10-bit factors, on a GPU (`training.device`).
+        compile: whether steps are compiled, on a GPU.
         tensorboard: whether the log is written for TensorBoard too.
         threads: number of torch's threads, on a CPU; None does not change it.
 
@@ -50,6 +52,8 @@ class Plan:
     keep_checkpoints: int = 2
     clip: float | None = None
     bf16: bool = False
+    tf32: bool = False
+    compile: bool = False
     tensorboard: bool = True
     threads: int | None = None
 
