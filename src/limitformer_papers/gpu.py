@@ -13,6 +13,7 @@ TF32 and compilation (`training.device`) are used where there is a GPU that has 
 """
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -31,11 +32,12 @@ from limitformer.cli.report import errors_in_one_line, print_plain
 RECORD = "gpu.jsonl"
 PICTURES = {"vit": ("ct-fig2",), "mlm": ("st-lr", "st-fig6")}
 GAMMA = 0.2
+MOST_LOADERS = 8
 HOURS = 7200.0  # seconds above which a time is printed in hours
 
 
 @dataclass(frozen=True, kw_only=True)
-class Size:
+class GpuSize:
     """The settings of all runs of one size.
 
     Attributes:
@@ -65,7 +67,7 @@ TINY_WORDS = {
     "steps": 12, "look_every": 4, "save_every": 8, "evaluate_every": 8,
 }  # fmt: skip
 SIZES = {
-    "tiny": Size(
+    "tiny": GpuSize(
         vit="tiny",
         vit_changes={"layers": 3, "dim": 8, "patch": 4, "epochs": 4, "batch": 256},
         vit_seeds=2,
@@ -76,14 +78,14 @@ SIZES = {
         documents=40,
         guesses={"vit": 0.02, "mlm": 0.02},
     ),
-    "small": Size(
+    "small": GpuSize(
         vit="fashion",
         vit_changes={**PAPERS, "epochs": 10, "warmup_epochs": 1},
         mlm="small",
         mlm_changes={"steps": 2_000},
         guesses={"vit": 4.0, "mlm": 2.0},
     ),
-    "paper": Size(
+    "paper": GpuSize(
         vit="fashion",
         vit_changes={**PAPERS, "epochs": 300, "warmup_epochs": 8},
         mlm="small",
@@ -93,7 +95,7 @@ SIZES = {
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """A run: its folder, and the call that begins or resumes it."""
 
     folder: Path
@@ -110,7 +112,7 @@ class Standing:
     summary: Mapping[str, float] | None = None
 
 
-def jobs_of(size: Size, root: Path, data: Path | None) -> dict[str, list[Job]]:
+def jobs_of(size: GpuSize, root: Path, data: Path | None) -> dict[str, list[TrainingJob]]:
     """Return the runs of each experiment, seeds outermost.
 
     Raises:
@@ -123,9 +125,10 @@ def jobs_of(size: Size, root: Path, data: Path | None) -> dict[str, list[Job]]:
     require(size.vit in vit.PRESETS, f"preset must be one of {', '.join(vit.PRESETS)}; got {size.vit!r}.")
     read_images(vit.PRESETS[size.vit].data, data)
     options: dict[str, Any] = {"tf32": has_tf32(), "compile": has_gpu(), "tensorboard": False}
-    images: Any = {"out": root, "data": data, **options, **size.vit_changes}
+    loaders = min(MOST_LOADERS, (os.cpu_count() or 1) - 1) if has_gpu() else 0  # AutoAugment is slower than a step
+    images: Any = {"out": root, "data": data, "loaders": loaders, **options, **size.vit_changes}
     visions = [
-        Job(
+        TrainingJob(
             root / f"vit-{size.vit}" / f"{variant}-{seed}",
             partial(vit.run_vit, size.vit, variant=variant, seed=seed, **images),
         )
@@ -134,7 +137,7 @@ def jobs_of(size: Size, root: Path, data: Path | None) -> dict[str, list[Job]]:
     ]
     config = mlm.preset(size.mlm, learning_rates=size.rates, gammas=(GAMMA,), seeds=size.mlm_seeds, **size.mlm_changes)
     languages = [
-        Job(root / run.name, partial(mlm.run_mlm, run, root, documents=size.documents, **options))
+        TrainingJob(root / run.name, partial(mlm.run_mlm, run, root, documents=size.documents, **options))
         for run in mlm.grid(config, "stdlib", ("shaped-recover", "pre-ln"))
     ]
     return {"vit": visions, "mlm": languages}
@@ -182,7 +185,7 @@ def continue_runs(size: str, budget: Any, out: Path, data: Path | None = None) -
     return done
 
 
-def finish(job: Job, experiment: str, root: Path) -> bool:
+def finish(job: TrainingJob, experiment: str, root: Path) -> bool:
     """Finish a run, record it and remove its checkpoints; record it and return False if the time is up before."""
     from limitformer_papers.training.interrupts import TrainingInterrupted, time_is_up
 
@@ -201,7 +204,7 @@ def finish(job: Job, experiment: str, root: Path) -> bool:
     return True
 
 
-def record(job: Job, experiment: str, root: Path) -> None:
+def record(job: TrainingJob, experiment: str, root: Path) -> None:
     """Add a line on a run to the record, unless its last line says the same."""
     from limitformer_papers.training import runs
     from limitformer_papers.training.device import device_name
@@ -245,7 +248,7 @@ def draw(experiment: str, root: Path) -> None:
                 print_plain(f"{name} is not drawn: {error}")
 
 
-def status(size: Size, experiments: Mapping[str, list[Job]]) -> Iterator[str]:
+def status(size: GpuSize, experiments: Mapping[str, list[TrainingJob]]) -> Iterator[str]:
     """Yield a line for each experiment: the finished runs and steps, and the time that is left."""
     for name, jobs in experiments.items():
         all_of_them = [standing(job.folder) for job in jobs]

@@ -113,7 +113,9 @@ def outcome_of(function: Callable[[Run], Summary], run: Run) -> Summary | InputE
 
 def on_processes(runs: Sequence[Run], function: Callable[[Run], Summary], workers: int) -> Outcomes[Run]:
     """Yield the outcomes of all runs, `workers` at a time."""
-    pool = Pool[Run, Reply](partial(begin, function, gpus(), tuple(BUDGETS)), workers, caller="run_all", saves=True)
+    pool = Pool[Run, Reply](
+        partial(begin, function, gpus(), budgets=tuple(BUDGETS)), workers, caller="run_all", saves=True
+    )
     saved = lost = unbegun = 0
     with closing(pool.outcomes(runs)) as outcomes:
         for run, outcome in outcomes:
@@ -137,9 +139,10 @@ def on_processes(runs: Sequence[Run], function: Callable[[Run], Summary], worker
 def begin(
     function: Callable[[Run], Summary],
     devices: Sequence[str],
-    budgets: Sequence[Budget],
     place: int,
     asked: StopRequested,
+    *,
+    budgets: Sequence[Budget] = (),
 ) -> Callable[[Run], Reply]:
     """Set a worker up and return its task: it has its own GPU, no progress bars, and prints its other messages."""
     obey(asked)

@@ -20,7 +20,7 @@ from limitformer.base.progress import print_line
 from limitformer.nn import without_decay
 from limitformer_papers.training import checkpoints, runs
 from limitformer_papers.training.checkpoints import Checkpoint
-from limitformer_papers.training.data.batches import Batches
+from limitformer_papers.training.data.batches import Batches, BatchesInEpochs, InEpochs, ignore_interrupts
 from limitformer_papers.training.device import BACKEND, check_compiled, device_name, has_gpu
 from limitformer_papers.training.evaluation import Metrics, evaluate
 from limitformer_papers.training.interrupts import TrainingInterrupted
@@ -139,7 +139,13 @@ class ResumableTrainer(Trainer):
         """Return batches in an order that is the same for any number of processes."""
         plan, place = self.plan, {"process": self.args.process_index, "processes": self.args.world_size}
         batches = Batches(self.train_dataset, plan.batch, plan.steps, plan.seed, **place)
-        return DataLoader(self.train_dataset, batch_sampler=batches, collate_fn=self.data_collator)
+        return DataLoader(
+            InEpochs(self.train_dataset),
+            batch_sampler=BatchesInEpochs(batches),
+            collate_fn=self.data_collator,
+            num_workers=plan.loaders,
+            worker_init_fn=ignore_interrupts,
+        )
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Return AdamW with the moments of the papers; gains, slopes, λ, γ, norms and biases do not decay."""

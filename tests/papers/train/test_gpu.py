@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from forks import forked
 from limitformer.base.errors import InputError
 from limitformer_papers import gpu
-from limitformer_papers.gpu import PICTURES, SIZES, Job, Size, continue_runs, hours, status
+from limitformer_papers.gpu import PICTURES, SIZES, GpuSize, TrainingJob, continue_runs, hours, status
 from limitformer_papers.training.interrupts import Budget, TrainingInterrupted
 from limitformer_papers.training.runs import RUN
 from limitformer_papers.training.tasks import mlm, vit
@@ -161,19 +161,19 @@ def test_finished_list_trains_nothing(whole, capsys, monkeypatch):
     assert (whole / "gpu.jsonl").read_bytes() == before
 
 
-def write_run(folder: Path, steps: int, summary: dict | None) -> Job:
+def write_run(folder: Path, steps: int, summary: dict | None) -> TrainingJob:
     folder.mkdir(parents=True)
     (folder / RUN).write_text(json.dumps({"plan": {"steps": steps}}))
     if summary is not None:
         (folder / "summary.json").write_text(json.dumps(summary))
-    return Job(folder, lambda: None)
+    return TrainingJob(folder, lambda: None)
 
 
 def test_status_estimates_the_time_from_the_runs_so_far(tmp_path):
     finished = write_run(tmp_path / "a", 1000, {"steps": 1000, "seconds": 500.0})
     waiting = write_run(tmp_path / "b", 1000, None)
-    size = Size(vit="tiny", mlm="tiny", guesses={"vit": 90.0, "mlm": 1.0})
-    jobs = [finished, waiting, Job(tmp_path / "c", lambda: None)]
+    size = GpuSize(vit="tiny", mlm="tiny", guesses={"vit": 90.0, "mlm": 1.0})
+    jobs = [finished, waiting, TrainingJob(tmp_path / "c", lambda: None)]
     (line,) = status(size, {"vit": jobs})
     assert line == "ct-fig2: 1 of 3 runs are finished, 33 % of the steps; about 17 min left, as measured so far."
     (line,) = status(size, {"vit": jobs[1:]})
@@ -236,6 +236,8 @@ def test_gpu_gets_tf32_and_compiled_steps(tmp_path, monkeypatch):
         return {(job.train.keywords["tf32"], job.train.keywords["compile"]) for job in jobs}
 
     assert options(True, True) == {(True, True)}
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    assert gpu.jobs_of(SIZES["tiny"], tmp_path, None)["vit"][0].train.keywords["loaders"] == 5
     assert options(True, False) == {(False, True)}
     assert options(False, False) == {(False, False)}
 

@@ -1,11 +1,15 @@
 """Time budgets, TF32 and compiled steps: budgets stop runs as Ctrl-C does, and compiled steps equal plain ones."""
 
+import multiprocessing
+import os
+import signal
 from dataclasses import dataclass
 from functools import partial
 
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.data import DataLoader
 from typer.testing import CliRunner
 
 from forks import forking
@@ -14,13 +18,14 @@ from limitformer.base.errors import InputError
 from limitformer.cli.app import app
 from limitformer_papers.commands import train_vit
 from limitformer_papers.training import device, harness, interrupts, trainer
+from limitformer_papers.training.data.batches import Batches, BatchesInEpochs, InEpochs
 from limitformer_papers.training.grid import GridInterrupted, run_all
 from limitformer_papers.training.interrupts import UNFINISHED, Budget, TrainingInterrupted, within
 from limitformer_papers.training.log import curve, read_log
 from limitformer_papers.training.runs import read_json
 from limitformer_papers.training.tasks.mlm import MlmRun, preset, run_mlm
 from limitformer_papers.training.tasks.vit import run_vit
-from train_program import STEPS, small_run
+from train_program import BATCH, EXAMPLES, STEPS, At, Small, collate, items, plan_of, small_run
 from train_states import assert_same_run
 
 pytestmark = pytest.mark.xdist_group("training")  # they share a process to fork
@@ -94,9 +99,10 @@ def seeded_run(seed, out):
 
 def test_grid_begins_no_run_after_its_budget(tmp_path):
     ended = []
-    with within(budget(STEPS + 2)), pytest.raises(GridInterrupted) as stopped:
+    with within(budget(STEPS + 2)), pytest.raises(KeyboardInterrupt) as stopped:
         # The first run reads the clock at its begin and at 50 steps; the second one is due after that.
         ended += run_all(range(3), partial(seeded_run, out=tmp_path))
+    assert isinstance(stopped.value, GridInterrupted)
     assert (tmp_path / "0" / "summary.json").exists()
     assert not (tmp_path / "1").exists()
     assert str(stopped.value) == "The 0.866667 min are over; runs: 2 not begun. Start it again to resume."
@@ -228,3 +234,53 @@ def test_run_that_changes_its_device_prints_both(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(trainer, "device_name", lambda: "NVIDIA X")
     small_run(tmp_path)
     assert "and has NVIDIA X now: the same run, but not to the last bit." in capfd.readouterr().err
+
+
+class Shifted(list):
+    """Points that move by the epoch, as augmented images do."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __getitem__(self, index):
+        item = super().__getitem__(index)
+        return item | {"x": item["x"] + 0.1 * self.epoch}
+
+
+def shifted_run(folder, **changes):
+    train = harness.train
+    parts = {"eval_data": None, "collate": collate, "about": {"experiment": "shifted"}}
+    return train(Small(0.2), plan_of(folder, **changes), train_data=Shifted(items()), **parts)
+
+
+def test_processes_that_prepare_batches_change_no_bit(tmp_path):
+    shifted_run(tmp_path / "whole")
+    with within(budget(29)), pytest.raises(TrainingInterrupted):
+        shifted_run(tmp_path / "run", loaders=2)
+    shifted_run(tmp_path / "run", loaders=1)
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("loaders", [0, 2])
+def test_batches_prepared_ahead_have_their_epoch(loaders):
+    data, still = Shifted(items()), items()
+    order = Batches(data, BATCH, 30, seed=5)
+    loader = DataLoader(InEpochs(data), batch_sampler=BatchesInEpochs(order), collate_fn=collate, num_workers=loaders)
+    assert len(loader) == 30
+    for step, (batch, places) in enumerate(zip(loader, Batches(still, BATCH, 30, seed=5), strict=True)):
+        points = torch.stack([still[k]["x"] for k in places])
+        torch.testing.assert_close(batch["x"], points + 0.1 * (step // (EXAMPLES // BATCH)))
+
+
+def test_ctrl_c_does_not_end_processes_that_prepare_batches(tmp_path):
+    def ctrl_c_to_all():
+        for process in (os.getpid(), *(child.pid for child in multiprocessing.active_children())):
+            os.kill(process, signal.SIGINT)
+
+    with pytest.raises(TrainingInterrupted, match="step 20 of 50"):
+        small_run(tmp_path / "run", [At(20, ctrl_c_to_all)], loaders=2)
+    small_run(tmp_path / "run")
+    small_run(tmp_path / "whole")
+    assert_same_run(tmp_path / "run", tmp_path / "whole")

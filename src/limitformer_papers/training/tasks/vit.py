@@ -45,7 +45,14 @@ from limitformer_papers.training.plan import Plan, Schedule
 Variant = Literal["constant", "random"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 CLASSES = 10
-PLANNED = ("threads", "tensorboard", "keep_checkpoints", "tf32", "compile")  # fields of the plan that a caller sets
+PLANNED = (
+    "threads",
+    "tensorboard",
+    "keep_checkpoints",
+    "loaders",
+    "tf32",
+    "compile",
+)  # fields of the plan that a caller sets
 COUNTS = ("layers", "dim", "patch", "epochs", "batch")
 REALS = ("beta", "sigma", "learning_rate", "weight_decay")
 
