@@ -132,7 +132,7 @@ def draw(data: xr.Dataset) -> Figure:
 
 
 def title(data: xr.Dataset) -> str:
-    names = {"digits": "digits of scikit-learn", "cifar10": "CIFAR-10"}
+    names = {"digits": "digits of scikit-learn", "fashion": "Fashion-MNIST", "cifar10": "CIFAR-10"}
     about, seeds, diverged = data.attrs, data.sizes["seed"], int(data["diverged"].sum())
     return (
         f"{names[about['data']]}, {about['layers']} layers, d = {about['dim']}, β = {about['beta']:g}, "

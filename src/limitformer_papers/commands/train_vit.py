@@ -29,12 +29,20 @@ Place = tuple[str, int]  # (variant, seed)
 
 def vit(
     preset: Annotated[
-        str, typer.Option(help="tiny (digits, a minute), digits (128 layers, minutes) or paper (CIFAR-10).")
+        str,
+        typer.Option(
+            help="tiny (digits, a minute), digits (128 layers, minutes), fashion (Fashion-MNIST) or paper (CIFAR-10)."
+        ),
     ] = "tiny",
     variant: Annotated[str, typer.Option(help="constant or random.", show_default="both")] = "",
     seed: Annotated[str, typer.Option(help="Seeds, separated by commas or as 0:4:1.")] = "0",
     data: Annotated[
-        Path | None, typer.Option(help="Folder that holds CIFAR-10's binary version, cifar-10-batches-bin.")
+        Path | None,
+        typer.Option(
+            help="Folder of Fashion-MNIST's four IDX files, or that holds CIFAR-10's binary version, "
+            "cifar-10-batches-bin.",
+            show_default="Debian's, for Fashion-MNIST",
+        ),
     ] = None,
     out: OUT = Path("runs"),
     workers: WORKERS = 1,
@@ -44,7 +52,9 @@ def vit(
     compiled: COMPILE = False,
     epochs: Annotated[int | None, typer.Option(help="Number of epochs.", show_default="preset's")] = None,
     layers: Annotated[int | None, typer.Option(help="Number of layers.", show_default="preset's")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Learning rate.", show_default="preset's")] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Learning rate of both variants.", show_default="preset's")
+    ] = None,
 ) -> None:
     """Train a vision transformer with attention only: random values against one identity [CT, Fig. 2].
 
@@ -61,6 +71,8 @@ def vit(
         runs = [(name, one) for one in parse_counts("seed", seed) for name in variants]
         named = {"epochs": epochs, "layers": layers, "learning_rate": learning_rate}
         sizes: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+        if learning_rate is not None:
+            sizes["random_learning_rate"] = learning_rate
         course: Any = {"threads": threads_of(threads, workers), "tf32": tf32, "compile": compiled}
         make = partial(one_run, preset=preset, out=out, data=data, **course, **sizes)
         finished = finish_all(runs, make, workers, line_of, budget)

@@ -5,9 +5,10 @@ import os
 import re
 import signal
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import typer
@@ -17,6 +18,7 @@ from forks import forked
 from limitformer.base.errors import InputError
 from limitformer_papers import gpu
 from limitformer_papers.gpu import PICTURES, SIZES, GpuSize, TrainingJob, continue_runs, hours, status
+from limitformer_papers.training.data import idx
 from limitformer_papers.training.interrupts import Budget, TrainingInterrupted
 from limitformer_papers.training.runs import RUN
 from limitformer_papers.training.tasks import mlm, vit
@@ -26,7 +28,6 @@ pytestmark = pytest.mark.xdist_group("training")  # they share a process to fork
 
 ROOT = Path(__file__).resolve().parents[3]
 RUNS = 8  # of size tiny: two seeds × two variants, two rates × two variants
-READY = [name for name, size in SIZES.items() if size.vit in vit.PRESETS]
 NEVER = Budget(1e6, clock=float)  # a clock that stands still
 
 
@@ -209,7 +210,7 @@ def test_bad_input_is_refused_before_any_work(options, message, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("size", [name for name in READY if name != "tiny"])
+@pytest.mark.parametrize("size", ["small", "paper"])
 def test_missing_images_are_refused_before_any_work(size, tmp_path):
     refused = invoke("--size", size, "--data", tmp_path / "nowhere", "--out", tmp_path / "runs")
     assert refused.exit_code == 2
@@ -217,7 +218,7 @@ def test_missing_images_are_refused_before_any_work(size, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("size", READY)
+@pytest.mark.parametrize("size", SIZES)
 def test_settings_of_every_size_are_fields_of_the_presets(size):
     settings = SIZES[size]
     config, _ = vit.with_changes(vit.PRESETS[settings.vit], settings.vit_changes)
@@ -261,3 +262,32 @@ def test_run_that_fails_ends_the_command_with_its_error(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="no memory"):
         continue_runs("tiny", NEVER, tmp_path)
     assert not (tmp_path / "gpu-tiny" / "gpu.jsonl").exists()
+
+
+def write_images(folder: Path) -> None:
+    """Write 40 training and 20 test images in the format of Fashion-MNIST."""
+    generator = np.random.default_rng(0)
+    for name in idx.NAMES:
+        shape = (40 if name.startswith("train") else 20, *((28, 28) if "images" in name else ()))
+        head = bytes([0, 0, 8, len(shape)]) + np.array(shape, ">i4").tobytes()
+        (folder / name).write_bytes(head + generator.integers(10, size=shape, dtype=np.uint8).tobytes())
+
+
+def test_papers_list_runs_on_a_small_set_of_its_images(tmp_path, monkeypatch):
+    """The list of size paper, with its augmented images, its rates and its seeds, on networks of two layers."""
+    write_images(tmp_path)
+    small = {"layers": 2, "dim": 8, "epochs": 4, "warmup_epochs": 1, "batch": 20}
+    paper = replace(SIZES["paper"], mlm="tiny", mlm_changes=gpu.TINY_WORDS, mlm_seeds=1, documents=40)
+    monkeypatch.setitem(SIZES, "paper", replace(paper, vit_changes=SIZES["paper"].vit_changes | small))
+    roots = [tmp_path / name / "gpu-paper" for name in ("whole", "parts")]
+    assert continue_runs("paper", NEVER, roots[0].parent, tmp_path)
+    while not continue_runs("paper", Budget(21 / 60, clock=Ticks()), roots[1].parent, tmp_path):
+        pass
+    assert names_of(roots[0]) == names_of(roots[1])
+    for name in names_of(roots[0]):
+        assert_same_run(roots[1] / name, roots[0] / name)
+    rows = [row for row in rows_of(roots[0]) if row["experiment"] == "vit"]
+    assert {(row["variant"], row["seed"], row["learning_rate"]) for row in rows} == {
+        (variant, seed, vit.PRESETS["fashion"].rate(variant)) for variant in vit.VARIANTS for seed in range(3)
+    }
+    assert (roots[1] / "figures" / "ct-fig2.png").exists()

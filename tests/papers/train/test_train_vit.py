@@ -285,7 +285,7 @@ def test_batches_set_the_epoch_of_images(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"preset": "huge"}, "preset must be one of tiny, digits, paper; got 'huge'"),
+        ({"preset": "huge"}, "preset must be one of tiny, digits, fashion, paper; got 'huge'"),
         ({"variant": "both"}, "variant must be one of constant, random; got 'both'"),
         ({"seed": -1}, "seed must be at least 0"),
         ({"depth": 3}, "A preset has .*layers.*; got depth"),

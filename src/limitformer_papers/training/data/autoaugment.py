@@ -6,6 +6,8 @@ magnitudes 0…9 are ten equal steps over the range of the operation [Table 6], 
 with probability 1/2. Ranges not in pixels are those of the paper; a shift of m pixels of its 331 is m · size/331
 here. A crop of the image padded by an eighth and a flip come first, as in ViT-CIFAR, which [CT] starts from.
 
+Grey images (one channel) have the same policy, in which Color changes nothing.
+
 Random numbers depend only on (seed, epoch, example), so a resumed run sees the same pictures.
 """
 
@@ -110,9 +112,11 @@ AUGMENTATION = 2  # the purpose in the seed of these random numbers; the order o
 
 
 def augmented(image: Pixels, seed: int, epoch: int, example: int) -> Pixels:
-    """Return the image (height, width, 3) as an epoch sees it: cropped, flipped, and changed by the policy."""
+    """Return the image (height, width, 3 or 1) as an epoch sees it: cropped, flipped, and changed by the policy."""
     generator = np.random.default_rng([seed, AUGMENTATION, epoch, example])
-    return np.asarray(by_policy(Image.fromarray(flipped(cropped(image, generator), generator)), generator))
+    moved = flipped(cropped(image, generator), generator)
+    picture = Image.fromarray(moved[..., 0] if moved.shape[-1] == 1 else moved)
+    return np.asarray(by_policy(picture, generator)).reshape(image.shape)
 
 
 def cropped(image: Pixels, generator: Generator) -> Pixels:

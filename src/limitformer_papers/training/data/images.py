@@ -1,7 +1,7 @@
-r"""Images to train on: the digits of scikit-learn, which are always there, or CIFAR-10 where its files are.
+r"""Images to train on: the digits of scikit-learn, which are always there, or files of Fashion-MNIST or CIFAR-10.
 
 A pixel p of 0…255 becomes (p/255 − mean)/deviation, by the mean and deviation of its channel in the training images.
-Of the 1,797 digits (8 × 8, one channel) a fifth is held out, the same for any seed; of CIFAR-10, its test images.
+Of the 1,797 digits (8 × 8, one channel) a fifth is held out, the same for any seed; of the others, their test images.
 """
 
 import hashlib
@@ -16,8 +16,9 @@ from torch.utils.data import Dataset
 from limitformer.base.errors import require
 from limitformer_papers.training.data.autoaugment import augmented
 from limitformer_papers.training.data.cifar import Arrays, read_cifar10
+from limitformer_papers.training.data.idx import read_fashion
 
-Source = Literal["digits", "cifar10"]
+Source = Literal["digits", "fashion", "cifar10"]
 HELD_OUT = 5  # every fifth digit
 
 
@@ -67,8 +68,19 @@ def collate(items: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
     return {name: torch.stack([item[name] for item in items]) for name in items[0]}
 
 
-def read_images(source: Source, folder: Path | None, augment: int | None = None) -> tuple[Images, Images]:
+def read_images(
+    source: Source,
+    folder: Path | None,
+    augment: int | None = None,
+    first: tuple[int | None, int | None] = (None, None),
+) -> tuple[Images, Images]:
     """Return training and held-out images; training images are augmented if there is a seed for it.
+
+    Args:
+        source: the data set.
+        folder: of its files. The digits have none; None finds Fashion-MNIST where Debian's package installs it.
+        augment: seed of the augmentation.
+        first: numbers of training and held-out images, from the start of each file; None takes all.
 
     Raises:
         InputError: no folder where one is needed, one where none is, or files that are missing or damaged.
@@ -76,13 +88,18 @@ def read_images(source: Source, folder: Path | None, augment: int | None = None)
     if source == "digits":
         require(folder is None, f"The digits come with scikit-learn and take no folder of data; got {folder}.")
         training, test = read_digits()
+    elif source == "fashion":
+        training, test = read_fashion(folder)
     else:
         require(folder is not None, "CIFAR-10 needs the folder that holds cifar-10-batches-bin; got none.")
         assert folder is not None
         training, test = read_cifar10(folder)
-    pixels = training[0].astype(np.float64) / 255
+    (images, labels), (test_images, test_labels) = (
+        (a[:n], b[:n]) for (a, b), n in zip((training, test), first, strict=True)
+    )
+    pixels = images.astype(np.float64) / 255
     scale = pixels.mean((0, 1, 2)), pixels.std((0, 1, 2))
-    return Images(*training, scale, augment), Images(*test, scale)
+    return Images(images, labels, scale, augment), Images(test_images, test_labels, scale)
 
 
 def read_digits() -> tuple[Arrays, Arrays]:

@@ -17,7 +17,8 @@ leaves open, and this experiment takes:
 * β: 1. Q and K at the start: the identity, as everywhere else in [CT].
 * The step of the constant variant: 1/√L, as of the random one ("other architectural choices … are fixed"). That is √L
   units of time of the deterministic flow, whose own step is 1/L.
-* Patches: 8 × 8 of them (4 × 4 pixels of CIFAR-10), and the class token, as in ViT-CIFAR. The digits have 4 × 4.
+* Patches: 8 × 8 of them (4 × 4 pixels of CIFAR-10), and the class token, as in ViT-CIFAR. The digits and Fashion-MNIST
+  have 4 × 4.
 * Optimiser: AdamW (0.9, 0.999), learning rate 10⁻³ falling to 0 as a cosine, weight decay 5·10⁻⁵, no clipping, no
   dropout, no label smoothing. ViT-CIFAR has Adam with such a course down to 10⁻⁵.
 * The positions and the class token start as N(0, 1), as in ViT-CIFAR, before the tokens are put on the sphere.
@@ -45,15 +46,10 @@ from limitformer_papers.training.plan import Plan, Schedule
 Variant = Literal["constant", "random"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 CLASSES = 10
-PLANNED = (
-    "threads",
-    "tensorboard",
-    "keep_checkpoints",
-    "loaders",
-    "tf32",
-    "compile",
-)  # fields of the plan that a caller sets
+# Fields of the plan that a caller sets.
+PLANNED = ("threads", "tensorboard", "keep_checkpoints", "loaders", "tf32", "compile")
 COUNTS = ("layers", "dim", "patch", "epochs", "batch")
+OPTIONAL = ("training_images", "held_out_images")
 REALS = ("beta", "sigma", "learning_rate", "weight_decay")
 
 
@@ -62,11 +58,13 @@ class VitConfig:
     """Settings of the vision experiment.
 
     Attributes:
-        data: "digits" or "cifar10".
+        data: "digits", "fashion" (Fashion-MNIST) or "cifar10".
         patch: side of a patch, in pixels.
         layers, dim, beta, sigma: L, d, β, and σ of the random variant.
         epochs, warmup_epochs, batch, learning_rate, weight_decay, schedule: of the training.
-        augment: AutoAugment, for CIFAR-10.
+        random_learning_rate: of the random variant, where it is tuned separately; None takes `learning_rate`.
+        augment: AutoAugment, for Fashion-MNIST and CIFAR-10.
+        training_images, held_out_images: numbers of images, from the start of their files; None takes all.
         bf16: mixed precision.
     """
 
@@ -80,9 +78,12 @@ class VitConfig:
     warmup_epochs: int
     batch: int = 128
     learning_rate: float = 1e-3
+    random_learning_rate: float | None = None
     weight_decay: float = 5e-5
     schedule: Schedule = "cosine"
     augment: bool = False
+    training_images: int | None = None
+    held_out_images: int | None = None
     bf16: bool = False
 
     def __post_init__(self) -> None:
@@ -90,6 +91,9 @@ class VitConfig:
         set_fields(self, **{name: require_count(name, getattr(self, name)) for name in COUNTS})
         set_fields(self, warmup_epochs=require_count("warmup_epochs", self.warmup_epochs, least=0))
         set_fields(self, **{name: require_real(name, getattr(self, name)) for name in REALS})
+        for name, check in (*[(name, require_count) for name in OPTIONAL], ("random_learning_rate", require_real)):
+            value = getattr(self, name)
+            set_fields(self, **{name: value if value is None else check(name, value)})
         require(
             self.warmup_epochs <= self.epochs,
             f"warmup_epochs must be at most epochs = {self.epochs}; got {self.warmup_epochs}. Nearest: {self.epochs}.",
@@ -97,13 +101,28 @@ class VitConfig:
         require(self.beta >= 0, f"beta must be at least 0; got {self.beta}.")
         require(self.sigma > 0, f"sigma must be positive; got {self.sigma}.")
         require(
-            self.data == "cifar10" or not self.augment, "AutoAugment's policy is for CIFAR-10; the digits have none."
+            self.data != "digits" or not self.augment,
+            "AutoAugment's policy is for Fashion-MNIST and CIFAR-10; the digits have none.",
         )
+
+    def rate(self, variant: Variant) -> float:
+        """Return the learning rate of a variant."""
+        return self.random_learning_rate or self.learning_rate if variant == "random" else self.learning_rate
 
 
 PRESETS: Mapping[str, VitConfig] = {
     "tiny": VitConfig(data="digits", patch=2, layers=64, dim=48, epochs=16, warmup_epochs=2, batch=32),
     "digits": VitConfig(data="digits", patch=2, epochs=60, warmup_epochs=4, batch=32),
+    "fashion": VitConfig(
+        data="fashion",
+        patch=7,
+        epochs=8,
+        warmup_epochs=1,
+        batch=32,
+        augment=True,
+        training_images=10_000,
+        held_out_images=2_000,
+    ),
     "paper": VitConfig(data="cifar10", patch=4, epochs=300, warmup_epochs=8, augment=True),
 }
 
@@ -195,7 +214,7 @@ def run_vit(
         variant: "constant" or "random".
         seed: of the weights, the order of the data and the augmentation.
         out: the folder of all runs.
-        data: the folder of CIFAR-10.
+        data: the folder of CIFAR-10 or Fashion-MNIST.
         changes: new values of the preset's fields, or of the plan's fields in `PLANNED`.
 
     Raises:
@@ -205,10 +224,12 @@ def run_vit(
     require(variant in get_args(Variant), f"variant must be one of constant, random; got {variant!r}.")
     seed = require_count("seed", seed, least=0)
     config, options = with_changes(PRESETS[preset], changes)
-    training, held_out = read_images(config.data, data, seed if config.augment else None)
+    first = config.training_images, config.held_out_images
+    training, held_out = read_images(config.data, data, seed if config.augment else None, first)
     side, channels = training.images.shape[2:]
     check_patches(config.patch, side)
-    plan = plan_of(config, training, Path(out) / f"vit-{preset}" / f"{variant}-{seed}", seed, options)
+    folder = Path(out) / f"vit-{preset}" / f"{variant}-{seed}"
+    plan = plan_of(replace(config, learning_rate=config.rate(variant)), training, folder, seed, options)
     return train(
         VisionTransformer(config, variant, channels=channels, side=side, seed=seed),
         plan,
