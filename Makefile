@@ -5,7 +5,7 @@ OUT ?= out
 unexport PYTHONDONTWRITEBYTECODE
 APT = DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends -o Acquire::http::Timeout=20
 
-.PHONY: demo test tests check lint style types core-alone browser site gallery explorer bench zoo faults laws bands alarms coverage release-check clean
+.PHONY: demo test tests check lint style types core-alone browser site gallery explorer bench zoo gpu faults laws bands alarms coverage release-check clean
 
 # The core alone: no torch.
 .venv/ready: pyproject.toml
@@ -108,6 +108,11 @@ zoo: .venv-test/ready
 	$(ZOO)
 	$(ZOO) --sizes
 	$(ZOO) --laws --page docs/architectures.md
+
+# The papers' training experiments on a GPU, MINUTES at a time; the same command resumes. docs/gpu.md; SIZE=tiny needs none.
+gpu: .venv-test/ready
+	.venv-test/bin/python -m limitformer_papers.gpu --size $(or $(SIZE),paper) --minutes $(or $(MINUTES),8) \
+		--out $(or $(RUNS),runs)$(if $(DATA), --data $(DATA))
 
 bench: .venv-test/ready
 	.venv-test/bin/python -m benchmarks.run $(OUT)

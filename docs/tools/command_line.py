@@ -13,7 +13,7 @@ OPENING = """# Command line
 
 `limitformer COMMAND --help` says the same. Exit codes: 0 done, 1 a check that fails, 2 bad input (one line that says
 what came, what was needed, and the nearest repair), 74 where standard output cannot be written (files are saved first),
-130 after Ctrl-C, 141 where a pipe was closed.
+75 where `--minutes` ended a training that the same command resumes, 130 after Ctrl-C, 141 where a pipe was closed.
 """
 
 

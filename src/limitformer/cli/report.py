@@ -69,7 +69,10 @@ def say_output_error(error: OSError) -> int:
 
 @contextmanager
 def errors_in_one_line() -> Iterator[None]:
-    """Turn exceptions into one line and an exit code: 2 for bad input, 130 for Ctrl-C, 74 if stdout fails."""
+    """Turn exceptions into one line and an exit code: 2 for bad input, 130 for Ctrl-C, 74 if stdout fails.
+
+    An exception that is handled as Ctrl-C may have an `exit_code`.
+    """
     try:
         check_folder()
         yield
@@ -85,7 +88,7 @@ def errors_in_one_line() -> Iterator[None]:
         resumes = getattr(error, "resumes", False)  # a sweep's store keeps the finished cells
         message = str(error) if resumes else NOTHING_WRITTEN
         errors.print(message, markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(INTERRUPTED) from error
+        raise typer.Exit(getattr(error, "exit_code", None) or INTERRUPTED) from error
     except Exception as error:
         line = import_failure(error)
         if line is None and isinstance(error, OSError) and error.filename is not None:

@@ -12,10 +12,14 @@ from limitformer.cli.endings import begin_work
 from limitformer.cli.report import errors_in_one_line, screen
 from limitformer.cli.sphere_options import parse_counts, parse_grid
 from limitformer_papers.commands.train_parts import (
+    COMPILE,
+    MINUTES,
     OUT,
+    TF32,
     THREADS,
     WORKERS,
     be_quiet,
+    budget_of,
     finish_all,
     names_of,
     table_over_seeds,
@@ -53,6 +57,9 @@ def mlm(
     ] = False,
     workers: WORKERS = 1,
     threads: THREADS = None,
+    minutes: MINUTES = None,
+    tf32: TF32 = False,
+    compiled: COMPILE = False,
     steps: Annotated[int | None, typer.Option(help="Number of steps.", show_default=PRESETS)] = None,
     depth: Annotated[int | None, typer.Option(help="Number of blocks.", show_default=PRESETS)] = None,
     width: Annotated[int | None, typer.Option(help="Width n.", show_default=PRESETS)] = None,
@@ -71,6 +78,7 @@ def mlm(
     """
     with errors_in_one_line():
         be_quiet()
+        budget = budget_of(minutes)
         from limitformer_papers.training.tasks.mlm import preset as preset_of
         from limitformer_papers.training.tasks.mlm import run_mlm
 
@@ -78,8 +86,9 @@ def mlm(
         sizes = {"depth": depth, "width": width, "heads": heads, "hidden": hidden, "length": length, "bf16": bf16}
         config = preset_of(preset, steps=steps, batch=batch, vocabulary=vocabulary, **sizes)
         runs = chosen_runs(config, data, grid, variant, learning_rate, gamma, seed)
-        make = partial(run_mlm, out=out, threads=threads_of(threads, workers), documents=documents)
-        finished = finish_all(runs, make, workers, line_of)
+        course: Any = {"threads": threads_of(threads, workers), "tf32": tf32, "compile": compiled}
+        make = partial(run_mlm, out=out, documents=documents, **course)
+        finished = finish_all(runs, make, workers, line_of, budget)
         title = f"mlm, {preset}, {config.steps:,} steps"
         screen.print(table_over_seeds(title, finished, place_of, ("train_loss", "eval_loss")))
         screen.print(f"Runs are in {out}. Their figures: limitformer figure st-lr --runs {out}", soft_wrap=True)

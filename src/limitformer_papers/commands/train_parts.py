@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Column, Table
@@ -11,12 +11,31 @@ from rich.table import Column, Table
 from limitformer.base.errors import InputError, require, require_count
 from limitformer.cli.report import errors, screen
 
+if TYPE_CHECKING:
+    from limitformer_papers.training.interrupts import Budget
+
 OUT = Annotated[Path, typer.Option(help="Folder of all runs; each has its own folder in it.")]
 WORKERS = Annotated[int, typer.Option(help="Number of runs at a time.")]
 THREADS = Annotated[
     int | None, typer.Option(help="Number of threads of each run, on a CPU.", show_default="cores over --workers")
 ]
+MINUTES = Annotated[
+    float | None,
+    typer.Option(
+        help="Wall time of the command; then runs save and stop, with exit code 75, and the same command resumes.",
+        show_default="until all is done",
+    ),
+]
+TF32 = Annotated[bool, typer.Option(help="Faster float32 products with 10-bit factors, on an Ampere GPU or later.")]
+COMPILE = Annotated[bool, typer.Option("--compile/--no-compile", help="Compile the steps (torch.compile), on a GPU.")]
 Summary = Mapping[str, Any]
+
+
+def budget_of(minutes: float | None) -> "Budget | None":
+    """Return the time budget of the command, which begins now."""
+    from limitformer_papers.training.interrupts import Budget
+
+    return None if minutes is None else Budget(minutes)
 
 
 def be_quiet() -> None:
@@ -40,20 +59,26 @@ def threads_of(threads: int | None, workers: int) -> int | None:
 
 
 def finish_all(
-    runs: Sequence[Any], make: Callable[[Any], Summary], workers: int, line: Callable[[Any, Summary], str]
+    runs: Sequence[Any],
+    make: Callable[[Any], Summary],
+    workers: int,
+    line: Callable[[Any, Summary], str],
+    budget: "Budget | None" = None,
 ) -> list[tuple[Any, Summary]]:
     """Make all runs, print how each ended, and return them with their summaries; each reason to fail is printed once.
 
     Raises:
         InputError: some runs failed; the others are finished.
+        TrainingInterrupted, GridInterrupted: Ctrl-C, or the budget is spent.
     """
     from limitformer.base.progress import suggest_quicker
     from limitformer_papers.training.grid import run_all
+    from limitformer_papers.training.interrupts import within
 
     finished: list[tuple[Any, Summary]] = []
     failed: list[int] = []
     reasons: dict[str, int] = {}  # why runs failed → the first of them
-    with suggest_quicker("--preset tiny or fewer steps or epochs are quicker."):
+    with within(budget), suggest_quicker("--preset tiny or fewer steps or epochs are quicker."):
         for number, (run, outcome) in enumerate(run_all(runs, make, workers=workers), 1):
             if isinstance(outcome, InputError):
                 failed.append(number)

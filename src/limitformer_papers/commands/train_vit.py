@@ -10,10 +10,14 @@ from limitformer.cli.endings import begin_work
 from limitformer.cli.report import errors_in_one_line, screen
 from limitformer.cli.sphere_options import parse_counts
 from limitformer_papers.commands.train_parts import (
+    COMPILE,
+    MINUTES,
     OUT,
+    TF32,
     THREADS,
     WORKERS,
     be_quiet,
+    budget_of,
     finish_all,
     names_of,
     table_over_seeds,
@@ -43,6 +47,9 @@ def vit(
     out: OUT = Path("runs"),
     workers: WORKERS = 1,
     threads: THREADS = None,
+    minutes: MINUTES = None,
+    tf32: TF32 = False,
+    compiled: COMPILE = False,
     epochs: Annotated[int | None, typer.Option(help="Number of epochs.", show_default="preset's")] = None,
     layers: Annotated[int | None, typer.Option(help="Number of layers.", show_default="preset's")] = None,
     learning_rate: Annotated[
@@ -56,6 +63,7 @@ def vit(
     """
     with errors_in_one_line():
         be_quiet()
+        budget = budget_of(minutes)
         from limitformer_papers.training.tasks.vit import Variant
 
         begin_work()
@@ -65,8 +73,9 @@ def vit(
         sizes: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
         if learning_rate is not None:
             sizes["random_learning_rate"] = learning_rate
-        make = partial(one_run, preset=preset, out=out, data=data, threads=threads_of(threads, workers), **sizes)
-        finished = finish_all(runs, make, workers, line_of)
+        course: Any = {"threads": threads_of(threads, workers), "tf32": tf32, "compile": compiled}
+        make = partial(one_run, preset=preset, out=out, data=data, **course, **sizes)
+        finished = finish_all(runs, make, workers, line_of, budget)
         names = ("train_loss", "eval_loss", "eval_accuracy")
         screen.print(table_over_seeds(f"vit, {preset}", finished, lambda run: {"variant": run[0]}, names))
         screen.print(f"Runs are in {out}. Their figure: limitformer figure ct-fig2 --runs {out}", soft_wrap=True)

@@ -1,7 +1,8 @@
 """Run an experiment many times, sequentially or on several processes; each run resumes where it stopped.
 
 A run that fails does not end the others: its error is its outcome. On processes (`base/pool.py`) runs are tasks that
-save: on Ctrl-C, or when the parent process ends, a run stops at its next step with a checkpoint.
+save: on Ctrl-C, or when the parent process ends, a run stops at its next step with a checkpoint. When a time budget
+(`interrupts.within`) is spent, runs do the same, and no other run begins.
 """
 
 import os
@@ -19,20 +20,22 @@ from transformers.utils import logging
 from limitformer.base import progress
 from limitformer.base.errors import InputError, MissingExtraError, require, require_count, unusable
 from limitformer.base.pool import LostTask, Pool, StopRequested
-from limitformer_papers.training.interrupts import TrainingInterrupted, obey
+from limitformer_papers.training.evaluation import collected
+from limitformer_papers.training.interrupts import BUDGETS, UNFINISHED, Budget, TrainingInterrupted, obey, time_is_up
 from limitformer_papers.training.plan import processes
 
 Run = TypeVar("Run")
 Summary = Mapping[str, float]
 Outcomes = Generator[tuple[Run, Summary | InputError], None, None]
-Reply = Summary | InputError | TrainingInterrupted  # sent by a worker
+Reply = Summary | InputError | TrainingInterrupted | None  # sent by a worker; None: its time was up before the run
 DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 class GridInterrupted(KeyboardInterrupt):
-    """Ctrl-C during a grid; finished steps are in checkpoints."""
+    """Ctrl-C during a grid, or the end of its time budget; finished steps are in checkpoints."""
 
     resumes = True
+    exit_code: int | None = None  # that of Ctrl-C
 
 
 def run_all(
@@ -50,7 +53,7 @@ def run_all(
 
     Raises:
         InputError: several workers within several processes of one run.
-        TrainingInterrupted, GridInterrupted: Ctrl-C; finished steps are saved.
+        TrainingInterrupted, GridInterrupted: Ctrl-C, or a time budget is spent; finished steps are saved.
     """
     workers = require_count("workers", workers)
     require(workers == 1 or processes() == 1, "With torchrun each run has all processes; workers must be 1.")
@@ -65,7 +68,9 @@ def run_all(
 
 
 def one_by_one(runs: Sequence[Run], function: Callable[[Run], Summary]) -> Outcomes[Run]:
-    for run in runs:
+    for number, run in enumerate(runs):
+        if begins_no_run():
+            raise out_of_time(0, len(runs) - number)
         try:
             outcome = function(run) if processes() > 1 else outcome_of(function, run)
         except TrainingInterrupted:
@@ -74,6 +79,22 @@ def one_by_one(runs: Sequence[Run], function: Callable[[Run], Summary]) -> Outco
             line = "Interrupted at once; earlier checkpoints stay. Start it again to resume."
             raise GridInterrupted(line) from error
         yield run, outcome
+
+
+def begins_no_run() -> bool:
+    """Return whether the time budget of this process, or of another one of the same run, is spent.
+
+    The processes of torchrun can ask one another only after their first run has begun; it stops after a step.
+    """
+    alone = processes() == 1
+    return any(collected([time_is_up()])) and (alone or torch.distributed.is_initialized())
+
+
+def out_of_time(saved: int, waiting: int) -> GridInterrupted:
+    """Return the exception of a grid whose time budget is spent."""
+    ended = GridInterrupted(account(saved, 0, waiting, f"The {BUDGETS[0].minutes:g} min are over"))
+    ended.exit_code = UNFINISHED
+    return ended
 
 
 def outcome_of(function: Callable[[Run], Summary], run: Run) -> Summary | InputError:
@@ -92,12 +113,16 @@ def outcome_of(function: Callable[[Run], Summary], run: Run) -> Summary | InputE
 
 def on_processes(runs: Sequence[Run], function: Callable[[Run], Summary], workers: int) -> Outcomes[Run]:
     """Yield the outcomes of all runs, `workers` at a time."""
-    pool = Pool[Run, Reply](partial(begin, function, gpus()), workers, caller="run_all", saves=True)
-    saved = lost = 0
+    pool = Pool[Run, Reply](
+        partial(begin, function, gpus(), budgets=tuple(BUDGETS)), workers, caller="run_all", saves=True
+    )
+    saved = lost = unbegun = 0
     with closing(pool.outcomes(runs)) as outcomes:
         for run, outcome in outcomes:
             if isinstance(outcome, TrainingInterrupted):
                 saved += 1
+            elif outcome is None:
+                unbegun += 1
             elif isinstance(outcome, LostTask) and pool.interrupts > 1:
                 lost += 1
             elif isinstance(outcome, LostTask):
@@ -106,14 +131,22 @@ def on_processes(runs: Sequence[Run], function: Callable[[Run], Summary], worker
             else:
                 yield run, outcome
     if pool.interrupts:
-        raise GridInterrupted(account(saved, lost, len(pool.pending)))
+        raise GridInterrupted(account(saved, lost, len(pool.pending) + unbegun))
+    if saved or unbegun:
+        raise out_of_time(saved, unbegun)
 
 
 def begin(
-    function: Callable[[Run], Summary], devices: Sequence[str], place: int, asked: StopRequested
+    function: Callable[[Run], Summary],
+    devices: Sequence[str],
+    place: int,
+    asked: StopRequested,
+    *,
+    budgets: Sequence[Budget] = (),
 ) -> Callable[[Run], Reply]:
     """Set a worker up and return its task: it has its own GPU, no progress bars, and prints its other messages."""
     obey(asked)
+    BUDGETS[:] = budgets
     if devices:
         os.environ[DEVICES] = devices[place % len(devices)]
     progress.hide()
@@ -124,9 +157,9 @@ def begin(
 
 
 def reply_to(function: Callable[[Any], Summary], run: Any) -> Reply:
-    """Return the outcome of a run, or the exception with which it stopped and saved."""
+    """Return the outcome of a run, the exception with which it stopped and saved, or None if the time was up."""
     try:
-        return outcome_of(function, run)
+        return None if time_is_up() else outcome_of(function, run)
     except TrainingInterrupted as stopped:
         return stopped
 
@@ -139,12 +172,12 @@ def gpus() -> list[str]:
     return [str(k) for k in range(torch.cuda.device_count())]
 
 
-def account(saved: int, lost: int, waiting: int) -> str:
-    """Return the message after Ctrl-C: numbers of runs that were saved, ended at once, or not begun."""
+def account(saved: int, lost: int, waiting: int, why: str = "Interrupted") -> str:
+    """Return the message at an early end: numbers of runs that were saved, ended at once, or not begun."""
     parts = [
         f"{saved} stopped and saved" if saved else "",
         f"{lost} ended at once, which resume from their last checkpoints" if lost else "",
         f"{waiting} not begun" if waiting else "",
     ]
     numbers = ", ".join(part for part in parts if part)
-    return f"Interrupted{f'; runs: {numbers}' if numbers else ''}. Start it again to resume."
+    return f"{why}{f'; runs: {numbers}' if numbers else ''}. Start it again to resume."

@@ -34,6 +34,7 @@ from limitformer.base.progress import print_line
 from limitformer.weightless.quiet import quiet_transformers
 from limitformer_papers.training import runs
 from limitformer_papers.training.data.batches import steps_per_epoch
+from limitformer_papers.training.device import check_device, matrix_products
 from limitformer_papers.training.evaluation import Metrics
 from limitformer_papers.training.interrupts import deferred
 from limitformer_papers.training.plan import Plan, processes, rank
@@ -74,8 +75,8 @@ def train(
 
     Raises:
         InputError: another run in the folder, a batch that the processes cannot share, too few data, another
-            process that trains the run.
-        TrainingInterrupted: Ctrl-C; a checkpoint was written.
+            process that trains the run, TF32 or compilation on a device without it.
+        TrainingInterrupted: Ctrl-C, or the end of the time budget (`interrupts.within`); a checkpoint was written.
     """
     check(plan, train_data, eval_data)
     known = runs.opened(plan, about)
@@ -83,8 +84,10 @@ def train(
         if rank() == 0:
             print_line(f"Already finished: {plan.folder}")
         return known
+    check_device(plan)
     check_writable(plan.folder)
-    with exclusive_access(plan.folder), quiet_transformers(), threads(plan.threads), deferred() as interrupt:
+    used = threads(plan.threads), matrix_products(plan.tf32)
+    with exclusive_access(plan.folder), quiet_transformers(), used[0], used[1], deferred() as interrupt:
         trainer = ResumableTrainer(
             model, plan, train_data, eval_data, collate, list(callbacks), compute_metrics, eval_collate
         )

@@ -18,7 +18,7 @@ class StepMonitor(TrainerCallback):
 
     Attributes:
         loss: loss of the step, in this process.
-        stopped: step at which Ctrl-C ended it, or None.
+        stopped: step at which Ctrl-C or the time budget ended it, or None.
         earlier: seconds of the run before this process.
     """
 

@@ -9,7 +9,7 @@ from limitformer.base.errors import require, require_count, require_real, set_fi
 
 Schedule = Literal["constant", "linear", "cosine"]
 # Fields that do not change the result: a run may resume with other values.
-FREE = ("folder", "save_every", "keep_checkpoints", "tensorboard", "threads")
+FREE = ("folder", "save_every", "keep_checkpoints", "tensorboard", "threads", "loaders")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +29,11 @@ class Plan:
         keep_checkpoints: number of newest checkpoints that are kept.
         clip: largest norm of the gradient; None does not clip.
         bf16: mixed precision.
+        tf32: float32 products with 10-bit factors, on a GPU (`training.device`).
+        compile: whether steps are compiled, on a GPU.
         tensorboard: whether the log is written for TensorBoard too.
         threads: number of torch's threads, on a CPU; None does not change it.
+        loaders: number of processes that prepare batches ahead; 0 prepares them in the run's own process.
 
     Raises:
         InputError: a value out of range.
@@ -50,15 +53,20 @@ class Plan:
     keep_checkpoints: int = 2
     clip: float | None = None
     bf16: bool = False
+    tf32: bool = False
+    compile: bool = False
     tensorboard: bool = True
     threads: int | None = None
+    loaders: int = 0
 
     def __post_init__(self) -> None:
         counts = ("steps", "batch", "save_every", "log_every", "evaluate_every", "keep_checkpoints")
         set_fields(
             self, folder=Path(self.folder), **{name: require_count(name, getattr(self, name)) for name in counts}
         )
-        set_fields(self, **{name: require_count(name, getattr(self, name), least=0) for name in ("warmup", "seed")})
+        set_fields(
+            self, **{name: require_count(name, getattr(self, name), least=0) for name in ("warmup", "seed", "loaders")}
+        )
         rates = {name: require_real(name, getattr(self, name)) for name in ("learning_rate", "weight_decay")}
         set_fields(self, **rates)
         require(self.learning_rate > 0, f"learning_rate must be positive; got {self.learning_rate:g}.")

@@ -13,6 +13,7 @@ from typing import Any
 from limitformer.base.errors import InputError, require
 from limitformer.base.files import write_whole
 from limitformer.base.version import package_version
+from limitformer_papers.training.device import device_name
 from limitformer_papers.training.plan import FREE, Plan, processes
 
 RUN, SUMMARY = "run.json", "summary.json"
@@ -28,12 +29,16 @@ class FinishedRun:
     path: Path
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file, whole or not at all; values that are not finite become null."""
-    finite = {
+def finite(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `content` with None for values that are not finite, which JSON cannot express."""
+    return {
         name: None if isinstance(value, float) and not isfinite(value) else value for name, value in content.items()
     }
-    write_whole(path, lambda whole: whole.write_text(json.dumps(finite, indent=2) + "\n"))
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file, whole or not at all; values that are not finite become null."""
+    write_whole(path, lambda whole: whole.write_text(json.dumps(finite(content), indent=2) + "\n"))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -97,7 +102,7 @@ def write_run(plan: Plan, about: Mapping[str, Any]) -> None:
     if not (plan.folder / RUN).exists():
         started = datetime.now(UTC).isoformat(timespec="seconds")
         content = {"about": json_copy(about), "plan": plan.as_record(), "versions": versions(), "started": started}
-        write_json(plan.folder / RUN, content | {"processes": processes()})
+        write_json(plan.folder / RUN, content | {"processes": processes(), "device": device_name()})
 
 
 def read_summary(folder: Path) -> dict[str, float]:

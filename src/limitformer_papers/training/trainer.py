@@ -20,7 +20,8 @@ from limitformer.base.progress import print_line
 from limitformer.nn import without_decay
 from limitformer_papers.training import checkpoints, runs
 from limitformer_papers.training.checkpoints import Checkpoint
-from limitformer_papers.training.data.batches import Batches
+from limitformer_papers.training.data.batches import Batches, BatchesInEpochs, InEpochs, ignore_interrupts
+from limitformer_papers.training.device import BACKEND, check_compiled, device_name, has_gpu
 from limitformer_papers.training.evaluation import Metrics, evaluate
 from limitformer_papers.training.interrupts import TrainingInterrupted
 from limitformer_papers.training.log import FILE, Log, curve, read_table
@@ -66,6 +67,7 @@ class ResumableTrainer(Trainer):
         self.plan, self.eval_collate = plan, collate if eval_collate is None else eval_collate
         self.rows = next((one for one in callbacks if isinstance(one, Log)), Log())
         self.monitor = StepMonitor(plan, self.rows)
+        self.compiled: Any = None
         super().__init__(
             model=model,
             args=arguments(plan, eval_data is not None),
@@ -99,7 +101,8 @@ class ResumableTrainer(Trainer):
         finally:
             self.monitor.close()
         if self.monitor.stopped is not None:
-            raise TrainingInterrupted(self.plan.folder, self.monitor.stopped, self.plan.steps)
+            minutes = self.monitor.interrupt.minutes
+            raise TrainingInterrupted(self.plan.folder, self.monitor.stopped, self.plan.steps, minutes)
         return self.finish()
 
     def resume(self, checkpoint: Checkpoint | None) -> None:
@@ -126,17 +129,23 @@ class ResumableTrainer(Trainer):
         if checkpoint is None:
             return
         print_line(f"Resumes from step {checkpoint.step} of {self.plan.steps}: {self.plan.folder}")
-        before, now = runs.read_json(self.plan.folder / runs.RUN).get("processes", processes()), processes()
-        if before != now:
-            print_line(
-                f"It was begun with {before} processes and has {now} now: the same run, but not to the last bit."
-            )
+        begun = runs.read_json(self.plan.folder / runs.RUN)
+        for name, now, unit in (("processes", processes(), " processes"), ("device", device_name(), "")):
+            if (before := begun.get(name, now)) != now:
+                line = f"It was begun with {before}{unit} and has {now} now: the same run, but not to the last bit."
+                print_line(line)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return batches in an order that is the same for any number of processes."""
         plan, place = self.plan, {"process": self.args.process_index, "processes": self.args.world_size}
         batches = Batches(self.train_dataset, plan.batch, plan.steps, plan.seed, **place)
-        return DataLoader(self.train_dataset, batch_sampler=batches, collate_fn=self.data_collator)
+        return DataLoader(
+            InEpochs(self.train_dataset),
+            batch_sampler=BatchesInEpochs(batches),
+            collate_fn=self.data_collator,
+            num_workers=plan.loaders,
+            worker_init_fn=ignore_interrupts,
+        )
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Return AdamW with the moments of the papers; gains, slopes, λ, γ, norms and biases do not decay."""
@@ -151,11 +160,30 @@ class ResumableTrainer(Trainer):
             self.optimizer.register_load_state_dict_post_hook(as_parameters)
         return self.optimizer
 
-    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Make one step and pass its loss to the monitor."""
-        loss: torch.Tensor = super().training_step(*args, **kwargs)
+    def training_step(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Make one step, compiled if so planned, and pass its loss to the monitor."""
+        plain = self.compile_steps(model, inputs, *args, **kwargs) if self.plan.compile else None
+        loss: torch.Tensor = super().training_step(
+            self.compiled if self.plan.compile else model, inputs, *args, **kwargs
+        )
+        if plain is not None:
+            check_compiled(plain, float(loss))
         self.monitor.loss = loss
         return loss
+
+    def compile_steps(self, model: nn.Module, inputs: Any, number: Any = None) -> float | None:
+        """Compile the model, in the first step of a command, and return its loss by plain torch; later return None.
+
+        Evaluation and callbacks call the plain model.
+        """
+        if self.compiled is not None:
+            return None
+        self.compiled = torch.compile(model, backend=BACKEND)
+        devices = [torch.cuda.current_device()] if has_gpu() else []
+        with torch.no_grad(), torch.random.fork_rng(devices):
+            model.train()
+            loss: Any = self.compute_loss(model, self._prepare_inputs(inputs), num_items_in_batch=number)
+            return float(loss)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log the Trainer's numbers except the loss, of which the monitor logs every step."""

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from filelock import FileLock
-from safetensors.torch import load_file
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
@@ -44,6 +43,7 @@ from train_program import (
     run_and_die,
     small_run,
 )
+from train_states import assert_same_run, weights
 
 pytestmark = pytest.mark.xdist_group("training")  # they share a process to fork
 
@@ -70,25 +70,6 @@ def unbroken(tmp_path_factory):
 
 def ctrl_c() -> None:
     signal.raise_signal(signal.SIGINT)
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model" / "model.safetensors")
-
-
-def generators(folder: Path, step: int = STEPS) -> bytes:
-    state = torch.load(folder / "checkpoints" / f"checkpoint-{step}" / "rng_state.pth", weights_only=False)
-    return bytes(state["cpu"].numpy())
-
-
-def assert_same_run(folder: Path, other: Path) -> None:
-    """Compare weights, every row of the log and the generators to the last bit."""
-    assert read_log(folder).equals(read_log(other))
-    ours, theirs = weights(folder), weights(other)
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    assert generators(folder) == generators(other)
-    summary, wanted = (json.loads((one / "summary.json").read_text()) for one in (folder, other))
-    assert summary | {"seconds": 0} == wanted | {"seconds": 0}
 
 
 def interrupted(folder: Path, step: int, **changes) -> None:

@@ -5,11 +5,12 @@ epoch are left out. Process r of R takes the r-th of R equal parts of a batch, s
 number of processes.
 """
 
+import signal
 from collections.abc import Iterator, Sized
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from torch.utils.data import Sampler
+from torch.utils.data import Dataset, Sampler
 
 from limitformer.base.errors import require
 
@@ -20,6 +21,22 @@ class ByEpoch(Protocol):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch."""
+
+
+class InEpochs(Dataset[Any]):
+    """Data whose items are asked for as (epoch, index), so that several processes can prepare batches ahead."""
+
+    def __init__(self, data: Any) -> None:
+        self.data, self.changes = data, isinstance(data, ByEpoch)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, place: tuple[int, int]) -> Any:
+        epoch, index = place
+        if self.changes:
+            self.data.set_epoch(epoch)
+        return self.data[index]
 
 
 def steps_per_epoch(examples: int, batch: int) -> int:
@@ -67,3 +84,22 @@ class Batches(Sampler[list[int]]):
                     self.data.set_epoch(epoch)
             first = place * self.batch + self.first
             yield order[first : first + self.share]
+
+
+class BatchesInEpochs(Sampler[list[tuple[int, int]]]):
+    """The same batches for `InEpochs`: each index has its epoch."""
+
+    def __init__(self, batches: Batches) -> None:
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        for step, batch in enumerate(self.batches):
+            yield [(step // self.batches.per_epoch, index) for index in batch]
+
+
+def ignore_interrupts(worker: int) -> None:
+    """Let a process that prepares batches ignore Ctrl-C: the run finishes its step first."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

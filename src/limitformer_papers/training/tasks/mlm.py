@@ -164,16 +164,22 @@ def grid(
                     )
 
 
-def run_mlm(run: MlmRun, out: Path, *, threads: int | None = None, documents: int | None = None) -> Mapping[str, float]:
+def run_mlm(run: MlmRun, out: Path, *, documents: int | None = None, **options: Any) -> Mapping[str, float]:
     """Train, resume or read the run `out`/`run.name`; return its summary.
+
+    Args:
+        run: the run.
+        out: the folder of all runs.
+        documents: largest number of documents of each source.
+        options: values of the plan's `threads`, `tensorboard`, `tf32` and `compile`.
 
     Raises:
         InputError: sizes, data or a folder that cannot be used, before any training.
-        TrainingInterrupted: Ctrl-C; the same call resumes.
+        TrainingInterrupted: Ctrl-C, or a time budget is spent; the same call resumes.
     """
     config = run.config
     data = text_data(run.source, config.vocabulary, config.length, Path(out) / "data", documents)
-    plan = plan_of(run, Path(out), threads)
+    plan = plan_of(run, Path(out), options)
     model = model_of(run, len(data.tokenizer))
     evaluation, masked = spread(data.evaluation, EVALUATED), MaskedCollator(data.tokenizer, EVALUATION_SEED)
     probes = spread(evaluation, LOOKED_AT)
@@ -192,7 +198,7 @@ def run_mlm(run: MlmRun, out: Path, *, threads: int | None = None, documents: in
     return summary
 
 
-def plan_of(run: MlmRun, out: Path, threads: int | None) -> Plan:
+def plan_of(run: MlmRun, out: Path, options: Mapping[str, Any]) -> Plan:
     config = run.config
     return Plan(
         folder=out / run.name,
@@ -205,7 +211,7 @@ def plan_of(run: MlmRun, out: Path, threads: int | None) -> Plan:
         log_every=config.look_every,
         evaluate_every=config.evaluate_every,
         bf16=config.bf16,
-        threads=threads,
+        **options,
     )
 
 

@@ -44,7 +44,10 @@ from limitformer_papers.training.harness import train
 from limitformer_papers.training.plan import Plan, Schedule
 
 Variant = Literal["constant", "random"]
+VARIANTS: tuple[Variant, ...] = get_args(Variant)
 CLASSES = 10
+# Fields of the plan that a caller sets.
+PLANNED = ("threads", "tensorboard", "keep_checkpoints", "loaders", "tf32", "compile")
 COUNTS = ("layers", "dim", "patch", "epochs", "batch")
 OPTIONAL = ("training_images", "held_out_images")
 REALS = ("beta", "sigma", "learning_rate", "weight_decay")
@@ -212,7 +215,7 @@ def run_vit(
         seed: of the weights, the order of the data and the augmentation.
         out: the folder of all runs.
         data: the folder of CIFAR-10 or Fashion-MNIST.
-        changes: new values of the preset's fields, or of the plan's `threads`, `tensorboard`, `keep_checkpoints`.
+        changes: new values of the preset's fields, or of the plan's fields in `PLANNED`.
 
     Raises:
         InputError: a name or value that is unknown, or data that are missing.
@@ -240,10 +243,10 @@ def run_vit(
 
 def with_changes(config: VitConfig, changes: Mapping[str, Any]) -> tuple[VitConfig, dict[str, Any]]:
     """Return the preset with its changes, and the changes that belong to the plan."""
-    ours, plans = {field.name for field in fields(VitConfig)}, ("threads", "tensorboard", "keep_checkpoints")
-    unknown = sorted(set(changes) - ours - set(plans))
-    require(not unknown, f"A preset has {', '.join(sorted(ours | set(plans)))}; got {', '.join(unknown)}.")
-    chosen, options = ({name: changes[name] for name in changes if name in part} for part in (ours, plans))
+    ours = {field.name for field in fields(VitConfig)}
+    unknown = sorted(set(changes) - ours - set(PLANNED))
+    require(not unknown, f"A preset has {', '.join(sorted(ours | set(PLANNED)))}; got {', '.join(unknown)}.")
+    chosen, options = ({name: changes[name] for name in changes if name in part} for part in (ours, PLANNED))
     return replace(config, **with_short_warmup(config, chosen)), options
 
 
