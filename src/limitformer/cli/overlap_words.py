@@ -10,13 +10,14 @@ INFINITE = ("inf", "-inf")  # a summary has text for infinite numbers
 def words_of(summary: dict[str, Any]) -> str:
     """Describe a diffusion's `summary` in a few sentences, with the results for --start and --target if present.
 
+    >>> import textwrap
     >>> import limitformer as lf
     >>> model = lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=1)
-    >>> for sentence in words_of(lf.overlap(model).summary()).split("; "):
-    ...     print(sentence)
-    Two tokens in dimension 4 at β = 1 end at antipodes with probability 0.1199, else in one cluster
-    orthogonal tokens with probability 0.08443. Antipodes are possible where |β| > 0.6585. This is the limit of many layers
-    few layers in a unit of time need a larger β: |β| > 1.04 with 1 and |β| > 0.7108 with 10.
+    >>> print(textwrap.fill(words_of(lf.overlap(model).summary()), 100))
+    Two tokens in dimension 4 at β = 1 end at antipodes with probability 0.1199, else in one cluster;
+    orthogonal tokens with probability 0.08443. Antipodes are possible where |β| > 0.6585. This is the
+    limit of many layers; few layers in a unit of time need a larger β: |β| > 1.04 with 1 and |β| >
+    0.7108 with 10.
     """
     sentences = (f"{subject(summary)} {ending(summary)}.", threshold(summary), few_layers(summary), duration(summary))
     return " ".join(sentence for sentence in sentences if sentence)
