@@ -132,7 +132,7 @@ def test_labels_of_sizes_do_not_overlap():
     assert svg.apart([16, 18, 20, 64, 4000, 4096], scale) == [20, 64, 4096]
 
 
-def test_axis_of_what_hardly_changes_spans_a_decade():
+def test_axis_of_nearly_constant_values_spans_a_decade():
     scale = svg.scale_of(np.array([0.98, 1.0, 1.02]), 176, 10, least_span=10.0)
     assert scale.log
     assert scale.high / scale.low == pytest.approx(10.0)

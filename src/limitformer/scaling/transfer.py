@@ -135,7 +135,7 @@ class Transfer:
 
     @property
     def legend(self) -> list[str]:
-        """What the columns and words of the table mean, in three sentences."""
+        """The meaning of the columns and words of the table."""
         return [
             f"Numbers are medians over networks. Exponent a ± b: the measure is like {self.over}^a, so that it is 2^a "
             f"times as large at twice the {self.over}; ± b is the {LEVEL:.0%} interval.",
