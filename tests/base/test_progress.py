@@ -34,6 +34,26 @@ def test_bar_estimates_remaining_time_of_minute_long_pieces(clock, terminal, cap
     assert "-:--:--" not in capsys.readouterr().err
 
 
+def test_bar_names_the_part_that_runs_before_the_time_left(clock, terminal):
+    bar = progress.progress_bar("networks", 8, 0.0)
+    first, second = (progress.PartOfBar(bar, 4.0 * k, 4.0, 2, f"width {size}") for k, size in enumerate((16, 32)))
+    progress.advance(first, 0)
+    assert bar.progress.tasks[0].fields["left"] == "width 16"
+    clock.now = 60.0
+    progress.advance(first, 2)
+    progress.advance(second, 0)
+    assert bar.progress.tasks[0].fields["left"] == "width 32, about 60 s left"
+    assert bar.progress.tasks[0].completed == 4.0
+    progress.advance(bar, -1)
+
+
+def test_line_without_a_terminal_names_the_part(clock, capsys):
+    bar = progress.progress_bar("networks", 8, 0.0)
+    clock.now = 120.0
+    progress.advance(progress.PartOfBar(bar, 0.0, 8.0, 4, "depth 12, 1 of 3"), 2)
+    assert capsys.readouterr().err == "networks: 4 of 8, depth 12, 1 of 3, about 2 min left\n"
+
+
 def test_estimate_excludes_work_done_before_the_bar(clock, terminal):
     bar = progress.progress_bar("cells", 100, 90)
     clock.now = 50.0

@@ -24,7 +24,7 @@ def test_command_prints_exponents_and_writes_files(run, folder):
     assert "width 16" in result.stdout
     assert "exponent" in result.stdout
     names = {path.name for path in (folder / "found").iterdir()}
-    assert names == {"transfer.json", "transfer.csv", "transfer.nc", "transfer.png"}
+    assert names == {f"transfer.{kind}" for kind in ("html", "json", "csv", "nc", "png")}
 
 
 @pytest.mark.parametrize(

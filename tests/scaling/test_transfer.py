@@ -112,15 +112,16 @@ def test_bad_arguments_of_transfer_give_one_clear_error(over, options, message):
 
 
 class BarThatNotes:
-    """A bar that notes its total and each number of pieces done."""
+    """A bar that notes its total, each number of pieces done, and the part that runs."""
 
     def __init__(self, description, total, first):
-        self.total, self.done = total, []
+        self.total, self.done, self.parts, self.part = total, [], [], ""
         self.progress = type("Shown", (), {"disable": False})
         self.visible = False
 
     def show(self, done):
         self.done.append(done)
+        self.parts.append(self.part)
 
 
 def test_one_bar_shows_all_sizes_and_weighs_them_by_their_parameters(monkeypatch):
@@ -132,9 +133,11 @@ def test_one_bar_shows_all_sizes_and_weighs_them_by_their_parameters(monkeypatch
     lf.transfer(SMALL, {"width": [16, 32, 64]}, 6, optimizer="sgd", steps=1, samples=2, seed=0)
     (bar,) = bars
     entries = [parameters_of_llama(width) for width in (16, 32, 64)]
-    parts = np.repeat(np.array(entries) / 2, 2) / sum(entries)
+    steps = np.outer(np.array(entries) / 2, [0, 1, 1]).ravel() / sum(entries)  # a size begins, and has two networks
     assert bar.total == 6
-    np.testing.assert_allclose(bar.done, 6 * np.cumsum(parts), rtol=1e-12)
+    np.testing.assert_allclose(bar.done, 6 * np.cumsum(steps), rtol=1e-12)
+    sizes = ["width 16, 1 of 3", "width 32, 2 of 3", "width 64, 3 of 3"]
+    assert bar.parts == np.repeat(sizes, 3).tolist()
 
 
 def parameters_of_llama(width):

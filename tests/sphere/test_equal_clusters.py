@@ -9,7 +9,8 @@ from scipy.special import digamma, exp1
 
 import limitformer as lf
 from limitformer.base.errors import InputError
-from limitformer_papers.beyond.equal_clusters import critical_beta, exponents, exponents_of
+from limitformer.cli.overlap_words import words_of
+from limitformer.sphere.overlap.layers import critical_beta, exponents, exponents_of
 from sphere_naive import naive_attention, naive_layer, normalised, tokens_at
 from statistics_checks import STANDARD_ERRORS
 
@@ -396,3 +397,72 @@ def test_two_halves_are_left_slowly_at_the_threshold():
     assert 1.5 < early_middle / late_middle < 2.7
     assert shares[high, 1000.0] > 0.95 * shares[high, 250.0] > 0.6
     assert low < middle < high
+
+
+# What `lf.overlap` says about few layers.
+
+
+@pytest.mark.parametrize(("dim", "layers", "sigma"), [(4, 1, 1.0), (5, 2, 1.5), (3, 1, 1.0)])
+def test_threshold_of_few_layers_is_where_drawn_layers_keep_the_gap(dim, layers, sigma):
+    """Mean change of log |g| by 400,000 drawn layers: zero at the threshold, and not at that of many layers."""
+    model = lf.StochasticTransformer(tokens=2, dim=dim, beta=1.0, layers_per_unit_time=layers, sigma=sigma)
+    pair = lf.overlap(model)
+    assert pair.critical_beta_of_layers(layers) == pair.critical_beta_of_layers()
+    step = sigma / layers**0.5
+
+    def mean_change(beta):
+        rng, n = np.random.default_rng(3), 400_000
+        a, b = coefficients(beta)
+        y, g = a * step * rng.standard_normal((n, dim)), b * step * rng.standard_normal((n, dim))
+        y[:, 0] += 1
+        g[:, 1] += 1
+        long = (y * y).sum(1)
+        apart = g - (g * y).sum(1)[:, None] / long[:, None] * y
+        change = np.log((apart * apart).sum(1) / long) / 2
+        return change.mean(), change.std() / n**0.5
+
+    mean, error = mean_change(pair.critical_beta_of_layers())
+    assert abs(mean) < STANDARD_ERRORS * error
+    mean, error = mean_change(max(pair.critical_beta, 1e-3))
+    assert mean > 10 * error
+
+
+def test_threshold_of_few_layers_falls_to_that_of_the_limit():
+    pair = lf.overlap(model_of(2, 1.0, dim=5))
+    thresholds = [pair.critical_beta_of_layers(layers) for layers in (1, 10, 100, 100_000)]
+    assert thresholds == sorted(thresholds, reverse=True)
+    assert thresholds[-1] == pytest.approx(pair.critical_beta, abs=1e-4)
+    assert lf.overlap(model_of(4, 1.0, dim=5), (2, 2)).critical_beta_of_layers() == thresholds[0]
+
+
+UNKNOWN = [
+    (lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=1, mask="causal"), None),
+    (lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=1, values="rademacher"), None),
+    (lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=1, query_key="gaussian"), None),
+    (model_of(2, 1.0, attention="unnormalized"), None),
+    (model_of(3, 1.0), (2, 1)),
+    (lf.HybridTransformer(tokens=2, dim=4, beta=1.0, epsilon=1.2, layers_per_unit_time=1), None),
+]
+
+
+@pytest.mark.parametrize(("model", "clusters"), UNKNOWN)
+def test_threshold_of_few_layers_is_refused_where_it_is_not_known(model, clusters):
+    pair = lf.overlap(model, clusters)
+    with pytest.raises(InputError, match=r"threshold of few layers is known for two tokens.*Nearest: critical_beta"):
+        pair.critical_beta_of_layers()
+    summary = pair.summary()
+    assert summary["critical_beta_of_layers"] == {"1": None, "10": None}
+    assert "few layers" not in words_of(summary)
+
+
+def test_threshold_of_few_layers_refuses_wrong_numbers():
+    with pytest.raises(InputError, match="layers must be at least 1"):
+        lf.overlap(model_of(2, 1.0)).critical_beta_of_layers(0)
+    with pytest.raises(InputError, match="needs dim <= 1,000,000"):
+        critical_beta(1_000_001, 1.0)
+
+
+def test_words_warn_of_few_layers_where_they_change_the_threshold():
+    said = words_of(lf.overlap(model_of(2, 1.0)).summary())
+    assert said.endswith("few layers in a unit of time need a larger β: |β| > 1.04 with 1 and |β| > 0.7108 with 10.")
+    assert words_of(lf.overlap(model_of(2, 1.0, dim=2)).summary()).endswith("Antipodes are possible at every β.")

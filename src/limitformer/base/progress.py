@@ -82,6 +82,7 @@ class Bar:
     first: float | None = None  # pieces done at the beginning: a resumed run does not begin at 0
     visible: bool = False
     estimated: bool = False
+    part: str = ""  # the part of the work that runs, such as "width 256, 2 of 3"
 
     def show(self, done: float) -> None:
         now = time.perf_counter()
@@ -89,7 +90,8 @@ class Bar:
         if not self.visible and now - self.began > PATIENCE:
             self.visible = True
             self.progress.start()
-        self.progress.update(self.task, completed=done, left=self.time_left(done, now).removeprefix(", "))
+        left = (self.shown_part + self.time_left(done, now)).removeprefix(", ")
+        self.progress.update(self.task, completed=done, left=left)
 
     def print(self, done: float) -> None:
         """Print a line if a minute has passed since the last one."""
@@ -104,6 +106,10 @@ class Bar:
     @property
     def total(self) -> float:
         return self.progress.tasks[0].total or 0.0
+
+    @property
+    def shown_part(self) -> str:
+        return f", {self.part}" if self.part else ""
 
     def time_left(self, done: float, now: float) -> str:
         """Return the remaining time, estimated from all the work since the bar began."""
@@ -120,7 +126,7 @@ class Bar:
             print_line(f"{self.progress.tasks[0].description}: {duration(total)} in all; {SUGGESTION}")
 
     def line(self, done: float, remaining: str) -> str:
-        return f"{self.progress.tasks[0].description}: {int(done):,} of {int(self.total):,}{remaining}"
+        return f"{self.progress.tasks[0].description}: {int(done):,} of {int(self.total):,}{self.shown_part}{remaining}"
 
     def close(self) -> None:
         self.progress.stop()
@@ -191,6 +197,7 @@ class PartOfBar:
     first: float
     size: float
     count: int
+    name: str = ""
 
 
 def advance(bar: Bar | PartOfBar | None, done: float) -> None:
@@ -198,7 +205,8 @@ def advance(bar: Bar | PartOfBar | None, done: float) -> None:
     if bar is None:
         return
     if isinstance(bar, PartOfBar):
-        if done >= 0:
+        if done >= 0 and bar.whole is not None:
+            bar.whole.part = bar.name
             advance(bar.whole, bar.first + bar.size * done / bar.count)
         return
     if done >= 0:

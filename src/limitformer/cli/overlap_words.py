@@ -3,20 +3,23 @@
 from math import log
 from typing import Any
 
+HIGHER = 1.01  # ratio of a threshold to that of the limit from which it is worth a sentence
 INFINITE = ("inf", "-inf")  # a summary has text for infinite numbers
 
 
 def words_of(summary: dict[str, Any]) -> str:
     """Describe a diffusion's `summary` in a few sentences, with the results for --start and --target if present.
 
+    >>> import textwrap
     >>> import limitformer as lf
     >>> model = lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=1)
-    >>> for sentence in words_of(lf.overlap(model).summary()).split("; "):
-    ...     print(sentence)
-    Two tokens in dimension 4 at β = 1 end at antipodes with probability 0.1199, else in one cluster
-    orthogonal tokens with probability 0.08443. Antipodes are possible where |β| > 0.6585.
+    >>> print(textwrap.fill(words_of(lf.overlap(model).summary()), 100))
+    Two tokens in dimension 4 at β = 1 end at antipodes with probability 0.1199, else in one cluster;
+    orthogonal tokens with probability 0.08443. Antipodes are possible where |β| > 0.6585. This is the
+    limit of many layers; few layers in a unit of time need a larger β: |β| > 1.04 with 1 and |β| >
+    0.7108 with 10.
     """
-    sentences = (f"{subject(summary)} {ending(summary)}.", threshold(summary), duration(summary))
+    sentences = (f"{subject(summary)} {ending(summary)}.", threshold(summary), few_layers(summary), duration(summary))
     return " ".join(sentence for sentence in sentences if sentence)
 
 
@@ -96,6 +99,16 @@ def threshold(summary: dict[str, Any]) -> str:
     if is_drawn(summary):
         return "With drawn queries and keys antipodes attract only in dimensions 2 and 3."
     return f"Antipodes are possible where |β| > {four_digits(critical)}."
+
+
+def few_layers(summary: dict[str, Any]) -> str:
+    """Warn that networks with few layers in a unit of time need a larger β, where that is known."""
+    limit, every = summary["critical_beta"], summary["critical_beta_of_layers"]
+    higher = {layers: beta for layers, beta in every.items() if beta is not None and beta > HIGHER * limit}
+    if not higher:
+        return ""
+    where = " and ".join(f"|β| > {four_digits(beta)} with {layers}" for layers, beta in higher.items())
+    return f"This is the limit of many layers; few layers in a unit of time need a larger β: {where}."
 
 
 def duration(summary: dict[str, Any]) -> str:

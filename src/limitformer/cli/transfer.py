@@ -59,7 +59,7 @@ def transfer(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the networks.")] = 0,
     out: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Folder for transfer.json, .csv, .nc and .png.")
+        str | None, typer.Option(metavar="PATH", help="Folder for transfer.html, .json, .csv, .nc and .png.")
     ] = None,
 ) -> None:
     """Tell whether a learning rate transfers over width or depth: the first training steps at several sizes.

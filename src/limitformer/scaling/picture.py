@@ -26,8 +26,7 @@ def draw(result: "Transfer", path: Path) -> None:
     FigureCanvasAgg(figure)
     for k, name in enumerate(names):
         axes = figure.add_subplot(rows, COLUMNS, k + 1)
-        values = result.measures[name]
-        values = values[np.isfinite(values).all(1) & (values > 0).all(1)]
+        values = result.positive(name)
         axes.loglog(result.sizes, values.T, color="0.7", linewidth=0.8)
         axes.loglog(result.sizes, np.exp(np.log(values).mean(0)), color="C0", marker="o")
         title = "\n".join(wrap(name, TITLE))

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from limitformer.base.errors import InputError, require, require_count
 from limitformer.base.files import check_writable, local_path, write_whole
 from limitformer.base.progress import PartOfBar, advance, progress_bar
 from limitformer.results.storage import save
-from limitformer.scaling.exponents import LEAST_SIZES, Exponent, exponent, is_size_free
+from limitformer.scaling.exponents import LEAST_SIZES, LEVEL, SIZE_FREE, Exponent, exponent, is_size_free
 from limitformer.scaling.parametrisation import Parametrisation, parametrise
 from limitformer.scaling.roles import kind_of
 from limitformer.scaling.rules import ADAM, ADAMW
@@ -33,6 +34,7 @@ from limitformer.weightless.steps.simulate import BAR, simulate_steps
 
 STREAM, OUTPUT, EFFECT = "stream change at the end", "output change", "effect of "
 GROWS, FREE = 0.2, 0.25  # |exponent| of effects beyond which a rate does not transfer, and within which it does
+WORDS = {True: "size-free", False: "depends", None: "unclear"}
 ABOUT = (
     "Gradients come from these tokens alone: a larger batch has other gradients, under Adam other signs, under Muon "
     "other directions. Nothing is said about steps that were not computed."
@@ -74,9 +76,10 @@ class Transfer:
 
     @property
     def transfers(self) -> bool | None:
-        """Whether the effects of the updates do not depend on the size; None if more samples are needed.
+        """Whether the rate transfers, as far as these steps show; None if more samples are needed.
 
-        They do if an interval is beyond ± `GROWS`, and do not if all intervals are within ± `FREE`.
+        It does not if the interval of a deciding exponent is beyond ± `GROWS`. It does if all of them are within
+        ± `FREE`.
         """
         if self.depending():
             return False
@@ -112,6 +115,55 @@ class Transfer:
         elif self.rule == "standard" and self.over == DEPTH:
             hint = " CompleteP divides the branches by the depth (rule completep)."
         return f"{said}{more}, so that the learning rate does not transfer.{hint}"
+
+    @property
+    def heading(self) -> str:
+        """The sizes, rule, optimiser, steps and networks."""
+        counts = sorted({each.sizes["sample"] for each in self.data.values()})
+        steps = next(iter(self.data.values())).sizes["step"] - 1
+        sizes = ", ".join(map(str, self.sizes))
+        networks = " to ".join(map(str, (counts[0], counts[-1])[: len(counts)]))
+        return (
+            f"{self.over} {sizes}; rule {self.rule}; {self.optimizer}; {steps} step{'' if steps == 1 else 's'}; "
+            f"{networks} network{'' if counts == [1] else 's'} at each size"
+        )
+
+    @property
+    def about(self) -> str:
+        """The limits of these numbers."""
+        return ABOUT
+
+    @property
+    def legend(self) -> list[str]:
+        """The meaning of the columns and words of the table."""
+        return [
+            f"Numbers are medians over networks. Exponent a ± b: the measure is like {self.over}^a, so that it is 2^a "
+            f"times as large at twice the {self.over}; ± b is the {LEVEL:.0%} interval.",
+            f"size-free: the interval is within ± {SIZE_FREE:g}, so that the measure does not depend on the "
+            f"{self.over}. depends: the interval is beyond ± {SIZE_FREE:g}. unclear: it is neither; more networks "
+            "(samples) decide. –: a value is zero or not finite.",
+            f"The verdict is about the effects of updates and the change of the stream: the rate does not transfer if "
+            f"one of their intervals is beyond ± {GROWS:g}; it does if all are within ± {FREE:g}.",
+        ]
+
+    def word(self, name: str) -> str:
+        """Return "size-free", "depends" or "unclear"; "" for a measure without an exponent."""
+        each = self.exponents.get(name)
+        return "" if each is None else WORDS[is_size_free(each)]
+
+    def positive(self, name: str) -> NDArray[np.float64]:
+        """Return the values (samples, sizes) of a measure in the networks where all are positive."""
+        return positive_rows(self.measures[name])
+
+    def cells(self) -> list[list[str]]:
+        """Return the table of measures as text, its head first."""
+        head = ["measure", *(f"{self.over} {size}" for size in self.sizes), "exponent", ""]
+        result = [head]
+        for row in self.rows():
+            each, name = self.exponents.get(row["measure"]), row["measure"]
+            shown = [f"{row[str(size)]:.3g}" for size in self.sizes]
+            result.append([name, *shown, "–" if each is None else str(each), self.word(name)])
+        return result
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row for each measure: medians by size, exponent and interval, and whether it is size-free."""
@@ -150,8 +202,18 @@ class Transfer:
             over=self.over, rule=self.rule, optimizer=self.optimizer
         )
 
+    def page(self) -> str:
+        """Return the result as one HTML page that needs no other file."""
+        from limitformer.scaling.page import page
+
+        return page(self)
+
+    def _repr_html_(self) -> str:
+        """Return the page in a frame, for notebooks."""
+        return f'<iframe srcdoc="{escape(self.page())}" width="100%" height="900" style="border:0"></iframe>'
+
     def save(self, folder: str | Path) -> list[Path]:
-        """Write transfer.json, transfer.csv, transfer.nc and transfer.png into a folder, each whole; return paths.
+        """Write transfer.html, .json, .csv, .nc and .png into a folder, each whole or not at all; return paths.
 
         Raises:
             InputError: the folder cannot be written.
@@ -161,7 +223,7 @@ class Transfer:
         place = local_path(folder)
         check_writable(place)
         record = json.dumps(self.record(), indent=2, ensure_ascii=False, allow_nan=False)
-        texts = {"transfer.json": record, "transfer.csv": self.csv()}
+        texts = {"transfer.html": self.page(), "transfer.json": record, "transfer.csv": self.csv()}
         for name, text in texts.items():
             write_whole(place / name, partial(Path.write_text, data=text, encoding="utf-8"))
         data = save(self.dataset(), place / "transfer.nc")
@@ -173,22 +235,14 @@ class Transfer:
         return f"<Transfer over the {self.over} {list(self.sizes)}, {self.rule}: transfers={self.transfers}>"
 
     def __str__(self) -> str:
-        """Return the conclusion, a table of measures, and the notes."""
-        head = ["measure", *(f"{self.over} {size}" for size in self.sizes), "exponent", ""]
-        body = []
-        for row in self.rows():
-            each = self.exponents.get(row["measure"])
-            free = "" if each is None else {True: "size-free", False: "", None: "?"}[is_size_free(each)]
-            shown = [f"{row[str(size)]:.3g}" for size in self.sizes]
-            body.append([row["measure"], *shown, "–" if each is None else str(each), free])
-        widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
-        lines = [
-            "  ".join(
-                cell.ljust(w) if k == 0 else cell.rjust(w) for k, (cell, w) in enumerate(zip(row, widths, strict=True))
-            )
-            for row in (head, *body)
-        ]
-        return "\n".join([self.conclusion, "", *(line.rstrip() for line in lines), "", *self.notes, ABOUT])
+        """Return the conclusion, a table of measures, what it means, and the notes."""
+        cells = self.cells()
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = []
+        for name, *row, word in cells:
+            middle = [cell.rjust(width) for cell, width in zip(row, widths[1:-1], strict=True)]
+            lines.append("  ".join([name.ljust(widths[0]), *middle, word]).rstrip())
+        return "\n".join([self.conclusion, "", *lines, "", *self.legend, *self.notes, ABOUT])
 
 
 class TransferInterrupted(Interrupted):
@@ -200,6 +254,10 @@ class TransferInterrupted(Interrupted):
     def __init__(self, result: Transfer) -> None:
         super().__init__(result.dataset())
         self.result, self.pickled_arguments = result, (result,)
+
+
+def positive_rows(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return values[np.isfinite(values).all(1) & (values > 0).all(1)]
 
 
 def finite_or_none(value: Any) -> Any:
@@ -265,6 +323,9 @@ def transfer(
     data: dict[int, xr.Dataset] = {}
     try:
         for k, size in enumerate(sizes):
+            words = f"{name} {size}, {k + 1} of {len(sizes)}"
+            part = PartOfBar(bar, float(works[:k].sum()), float(works[k]), samples, words)
+            advance(part, 0)  # the bar names a size before its first network is finished
             put = models[size][0]
             factors = {
                 key: (put.lr_factors[key], put.decay_factors[key], put.eps_factors[key]) for key in put.lr_factors
@@ -273,7 +334,7 @@ def transfer(
                 data[size] = simulate_steps(
                     put.model, inputs, optimizer=optimizer, rates=None if rate is None else [rate], steps=steps,
                     samples=samples, seed=seed, overrides=put.overrides or None, factors=factors,
-                    progress=PartOfBar(bar, float(works[:k].sum()), float(works[k]), samples), **options,
+                    progress=part, **options,
                 ).isel(rate=0)  # fmt: skip
     except KeyboardInterrupt as interrupt:
         finished = dict(data)
@@ -311,7 +372,7 @@ def transfer_of(over: str, data: Mapping[int, xr.Dataset], rule: str, notes: Seq
     sizes, measures = tuple(data), measures_of(data)
     exponents = {}
     for key, values in measures.items():
-        positive = values[np.isfinite(values).all(1) & (values > 0).all(1)]
+        positive = positive_rows(values)
         if len(positive):
             exponents[key] = exponent(positive, sizes, key)
     words = next(iter(data.values())).attrs["optimizer"]

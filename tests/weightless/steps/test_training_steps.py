@@ -124,11 +124,45 @@ def test_coupled_decay_is_another_law():
     assert min(ks_2samp(twin[key], theirs[key]).pvalue for key in twin) < 1e-6
 
 
-def test_clipping_is_by_the_norm_of_all_weights_together(monkeypatch):
+CLIPPED_SGD = (lambda module: torch.optim.SGD(module.parameters(), lr=0.3), 1.0)
+CLIP_EACH = 1.0, 1e-6  # the largest norm, and torch's addition to the denominator
+
+
+def clipped_by_weight(self, squares, scale, factor):
+    """The step of a wrong twin: the gradient of each weight is clipped by its own norm."""
+    most, small = CLIP_EACH
+    scales = {name: min(1.0, most / (square**0.5 + small)) for name, square in squares.items()}
+    for name, parts in self.matrices.items():
+        step = scales.get(name, 1.0), factor, name in squares
+        self.steps.setdefault(name, []).append(step)
+        for each in parts.values():
+            each.step(*step)
+    for name, each in (self.rows | self.entries).items():
+        each.step(self.gradients.get(name), scales.get(name, 1.0), factor)
+    self.gradients = {}
+
+
+def test_wrong_twin_that_clips_each_weight_by_itself_is_rejected(monkeypatch):
+    """Clipping by the norm of all gradients together has torch's law; clipping by each weight's own norm has not.
+
+    The steps are those of SGD, since Adam hardly depends on the size of gradients.
+    """
+    monkeypatch.setitem(training_networks.OPTIMIZERS, "clipped", CLIPPED_SGD)
+    theirs = trained_by_torch("llama", "clipped", 3 * SAMPLES)
+
+    def least_p():
+        mine = trained_by_law("llama", "clipped", SAMPLES)
+        assert len(mine) >= 12
+        return min(ks_2samp(mine[name], theirs[name]).pvalue for name in mine)
+
+    assert least_p() > 1e-4
+    monkeypatch.setattr(weights.TrainedWeights, "step", clipped_by_weight)
+    assert least_p() < 1e-20
+
+
+def test_clipping_is_by_the_norm_of_all_weights_together():
     """The step of plain SGD has the length lr · clip; clipping each weight by itself gives a longer one."""
-    sgd = (lambda module: torch.optim.SGD(module.parameters(), lr=0.3), 1.0)
-    monkeypatch.setitem(training_networks.OPTIMIZERS, "clipped", sgd)
-    options = {"optimizer": sgd[0], "clip": 1.0, "dtype": torch.float64, "draw": "never"}
+    options = {"optimizer": CLIPPED_SGD[0], "clip": 1.0, "dtype": torch.float64, "draw": "never"}
     data = simulate(CONFIGS["gpt2"](), samples=3, **options).isel(rate=0)
     assert (data.gradient_norm[:, 0] > 2.0).all()
     np.testing.assert_allclose(data.clipping[:, 0], 1 / (data.gradient_norm[:, 0] + 1e-6))

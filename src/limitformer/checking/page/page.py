@@ -32,20 +32,25 @@ ELSEWHERE = ("laws", "description")  # shown in the table of laws and in the hea
 
 def page(network: CheckedNetwork, against: CheckedNetwork | None, thresholds: Mapping[str, Threshold]) -> str:
     """Return the page of a network, with another one next to it."""
-    script, style = asset("page.js"), asset("page.css")
+    script = asset("page.js")
     networks = [network] if against is None else [network, against]
     parts = [heading(network, against), curves(network, against, thresholds), cells(networks)]
     weights = "".join(findings(each) for each in networks)
     parts += map(recipe_section, networks)
     parts += [section("Initialisation, weight by weight", "initialisation", weights), sources(networks, thresholds)]
+    return document(f"{network.name}: limitformer check", "".join(parts), script, as_json(grids(networks)))
+
+
+def document(title: str, body: str, script: str = "", data: str = "") -> str:
+    """Return a page of the sections in `body`, with one script or none, and the JSON that the script reads."""
+    scripts = f'<script type="application/json" id="data">{data}</script>' if data else ""
+    scripts += f"<script>{script}</script>" if script else ""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy(script)}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
-        f"<title>{escape(network.name)}: limitformer check</title><style>{style}</style></head>\n"
-        f"<body><main>{''.join(parts)}</main>\n"
-        f'<script type="application/json" id="data">{as_json(grids(networks))}</script>'
-        f"<script>{script}</script></body></html>\n"
+        f"<title>{escape(title)}</title><style>{asset('page.css')}</style></head>\n"
+        f"<body><main>{body}</main>\n{scripts}</body></html>\n"
     )
 
 
@@ -54,9 +59,10 @@ def asset(name: str) -> str:
 
 
 def policy(script: str) -> str:
-    """Return a content policy that allows this script only."""
+    """Return a content policy that allows this script only; none if it is empty."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
+    allowed = f"'sha256-{digest}'" if script else "'none'"
+    return f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {allowed}"
 
 
 def as_json(values: Any) -> str:

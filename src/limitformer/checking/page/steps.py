@@ -14,7 +14,7 @@ import xarray as xr
 from limitformer.checking.comparison import LINES, kind_of
 from limitformer.checking.curves import place_of
 from limitformer.checking.page.heat import heat_map
-from limitformer.checking.page.page import asset, pairs, paragraph, policy, region, section, swatch
+from limitformer.checking.page.page import asset, document, pairs, paragraph, region, section, swatch
 from limitformer.checking.page.svg import Line, Panel, number, plot, rows_as_html
 from limitformer.checking.step_thresholds import STEP_THRESHOLDS
 from limitformer.checking.step_verdicts import StepVerdict, compared_loss, middle, quantile, stated_rate
@@ -34,13 +34,7 @@ def page(report: "StepsReport") -> str:
     """Return the page of a report."""
     script = asset("steps.js")
     parts = [heading(report), rates(report), losses(report), movements(report), sources(report)]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy(script)}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
-        f"<title>{escape(report.name)}: limitformer steps</title><style>{asset('page.css')}</style></head>\n"
-        f"<body><main>{''.join(parts)}</main>\n<script>{script}</script></body></html>\n"
-    )
+    return document(f"{report.name}: limitformer steps", "".join(parts), script)
 
 
 def heading(report: "StepsReport") -> str:

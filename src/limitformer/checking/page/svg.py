@@ -21,6 +21,7 @@ Array = NDArray[np.float64]
 WIDTH, HEIGHT, STRIP = 340, 210, 78
 LEFT, RIGHT, TOP, BOTTOM = 48, 10, 10, 34
 TICKS = 5
+LABEL = 34  # least distance of two labels of x
 LEAST, MOST = sys.float_info.min, sys.float_info.max
 
 
@@ -39,7 +40,9 @@ class Panel:
     """One plot: `axis` names x, `band` is x, low and high.
 
     The axis of y is logarithmic if the values span much, but never if it is `linear`; that of x only if it is `log`.
-    `limits` are grades and the numbers at which they begin; those within the drawing have a line.
+    `limits` are grades and the numbers at which they begin; those within the drawing have a line. `ticks` are the
+    places of x with a label, by default round numbers. `least_span` above 0 makes the axis of y logarithmic, with at
+    least this ratio of its ends, so that what hardly changes looks flat.
     """
 
     title: str
@@ -50,6 +53,8 @@ class Panel:
     linear: bool = False
     log: bool = False
     limits: tuple[tuple[str, float], ...] = ()
+    ticks: tuple[float, ...] = ()
+    least_span: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -81,10 +86,15 @@ class AxisScale:
         return list(zip(self(np.array(ticks)).tolist(), labels, strict=True)) if ticks else []
 
 
-def scale_of(values: Array, start: float, end: float, linear: bool = False) -> AxisScale:
+def scale_of(values: Array, start: float, end: float, linear: bool = False, least_span: float = 0.0) -> AxisScale:
     """Return a scale that all finite values fit in, with some room."""
     known = values[np.isfinite(values)]
     low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
+    if least_span and low > 0:
+        middle, half = (math.log(high) + math.log(low)) / 2, (math.log(high) - math.log(low)) / 2
+        half = max(1.1 * half, math.log(least_span) / 2)
+        bottom, top = max(middle - half, math.log(LEAST)), min(middle + half, math.log(MOST))
+        return AxisScale(math.exp(bottom), math.exp(top), True, start, end)
     if not linear and low > 0 and high > SPAN * low:
         room = math.exp(0.04 * (math.log(high) - math.log(low)))
         return AxisScale(max(low / room, LEAST), min(high * room, MOST), True, start, end)
@@ -121,13 +131,13 @@ def powers(first: float, last: float) -> list[float]:
 def plot(panel: Panel) -> str:
     """Return the figure of a panel: its title, drawing and numbers."""
     ranges = [line.y for line in panel.lines] + list(panel.band[1:] if panel.band else ())
-    y = scale_of(np.concatenate(ranges), HEIGHT - BOTTOM, TOP, panel.linear)
+    y = scale_of(np.concatenate(ranges), HEIGHT - BOTTOM, TOP, panel.linear, panel.least_span)
     at = np.unique(np.concatenate([line.x for line in panel.lines]))
     low, high = (at[0] * (1 - 1e-9), at[-1] * (1 + 1e-9)) if panel.log else (at[0] - 1e-9, at[-1] + 1e-9)
     x = AxisScale(low, high, panel.log, LEFT + 4, WIDTH - RIGHT - 4)
     head, rows = table(panel, at)
     limits = [limit(grade, float(y(np.array(number)))) for grade, number in panel.limits]
-    parts = [*limits, axes(x, y, at[0], at[-1], panel.axis)]
+    parts = [*limits, axes(x, y, at[0], at[-1], panel.axis, panel.ticks)]
     if panel.band is not None:
         parts.append(area(x(panel.band[0]), y(panel.band[1]), y(panel.band[2])))
     parts += [curve(line, x, y) for line in panel.lines]
@@ -156,14 +166,16 @@ def limit(grade: str, height: float) -> str:
     return line + text(LEFT + 3, height - 3, grade, "start")
 
 
-def axes(x: AxisScale, y: AxisScale, first: float, last: float, name: str) -> str:
+def axes(x: AxisScale, y: AxisScale, first: float, last: float, name: str, ticks: Sequence[float] = ()) -> str:
     """Return the lines of the grid, the ticks, and the name of x between its first and last place."""
     marks = []
     for at, label in y.ticks():
         marks.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
         marks.append(text(LEFT - 5, at + 4, label, "end"))
     whole = [first]
-    if last > first and x.log:
+    if ticks:
+        whole = apart(ticks, x)
+    elif last > first and x.log:
         whole = powers(first, last)
     elif last > first:
         whole = [each for each in multiples(first, last, (1, 2, 5, 10)) if each.is_integer()]
@@ -171,6 +183,15 @@ def axes(x: AxisScale, y: AxisScale, first: float, last: float, name: str) -> st
         marks.append(text(float(position), HEIGHT - BOTTOM + 14, number(tick, 6) if x.log else f"{tick:g}", "middle"))
     marks.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, name, "middle"))
     return "".join(marks)
+
+
+def apart(ticks: Sequence[float], x: AxisScale) -> list[float]:
+    """Return the ticks whose labels do not overlap; the last one is among them."""
+    shown: list[float] = []
+    for tick, position in sorted(zip(ticks, x(np.array(ticks)).tolist(), strict=True), reverse=True):
+        if not shown or float(x(np.array(shown[-1]))) - position >= LABEL:
+            shown.append(tick)
+    return shown[::-1]
 
 
 def text(x: float, y: float, label: str, anchor: str) -> str:

@@ -16,7 +16,8 @@ def overlap(model: SphereModel, clusters: Sequence[int] | None = None) -> Overla
     """Return the diffusion of the overlap of two tokens of `model`, or of `clusters` (p, q) with p + q = model.tokens.
 
     QᵀK may be a multiple c of the identity, so that βc replaces β, or drawn in each layer; β may be negative. Depth
-    averages over heads, so the limit does not depend on their number.
+    averages over heads, so the limit does not depend on their number. Nor does it depend on layers_per_unit_time: with
+    few layers antipodes need a larger β (`OverlapDiffusion.critical_beta_of_layers`).
 
     Raises:
         NoLimitError: QᵀK is fixed and not a multiple of the identity, so that the overlap alone is not a diffusion, or

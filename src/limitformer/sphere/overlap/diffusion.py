@@ -22,6 +22,7 @@ from limitformer.sphere.overlap import hitting, thresholds
 from limitformer.sphere.overlap.density import density_of
 from limitformer.sphere.overlap.ends import Boundaries, Rates, boundaries_of
 from limitformer.sphere.overlap.gap import MetastableGap, metastable_gap
+from limitformer.sphere.overlap.layers import critical_beta as layered_critical_beta
 from limitformer.sphere.overlap.lifetime import inverse_push, leading_lifetime
 from limitformer.sphere.overlap.motion import (
     FlowMotion,
@@ -190,6 +191,8 @@ class OverlapDiffusion:
     def critical_beta(self) -> float:
         """The value of `beta` above which the tokens may end antipodal; infinite if there is none.
 
+        It is that of the limit of many layers; `critical_beta_of_layers` is that of few, and higher.
+
         Stochastic: the value of |beta|, arccosh(dim − 2)/2 [CT, Theorem 2]. It is 0 for dim ≤ 3, where every β ≠ 0
         suffices (in dim 2, β = 0 too), and infinite with drawn queries and keys for dim ≥ 4, and with a causal mask.
         Hybrid: log(2/ε²) for unnormalized attention [CT, Prop. 1], ε² = 1 + e^{−2β} for softmax; negative for ε² > 2.
@@ -206,6 +209,38 @@ class OverlapDiffusion:
         if self.model.attention == "softmax":
             return thresholds.softmax_critical_beta(motion.epsilon)
         return thresholds.unnormalized_critical_beta(motion.epsilon)
+
+    def critical_beta_of_layers(self, layers: int | None = None) -> float:
+        """Return |β| above which tokens may end antipodal in a network with few layers; `critical_beta` has many.
+
+        At and below it two tokens, or equal clusters, are certain to end in one cluster unless they start antipodal
+        (docs/equal-clusters.md). It falls to `critical_beta` as layers grow, in all cases computed. It is 0 where it
+        is below 0.001.
+
+        Args:
+            layers: layers in a unit of time; None: those of the model.
+
+        Raises:
+            InputError: the model is not stochastic with softmax, Gaussian values and fixed queries and keys, or has a
+                causal mask or unequal clusters.
+
+        >>> from limitformer.sphere.overlap import overlap
+        >>> pair = overlap(StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=1))
+        >>> round(pair.critical_beta, 4), round(pair.critical_beta_of_layers(10), 4)
+        (0.6585, 0.7108)
+        >>> round(pair.critical_beta_of_layers(), 4)
+        1.0405
+        """
+        model, (p, q) = self.model, self.clusters
+        known = isinstance(model, StochasticTransformer) and not (model.is_fresh or model.is_causal) and p == q
+        require(
+            known and model.attention == "softmax" and model.values == "gaussian",
+            "The threshold of few layers is known for two tokens or equal clusters of a StochasticTransformer with "
+            "softmax, Gaussian values, and without a mask or drawn queries. Nearest: critical_beta.",
+        )
+        assert isinstance(model, StochasticTransformer)
+        count = model.layers_per_unit_time if layers is None else require_count("layers", layers)
+        return layered_critical_beta(model.dim, model.sigma / count**0.5)
 
     @property
     def critical_epsilon(self) -> float:

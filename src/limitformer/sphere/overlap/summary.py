@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from math import isnan
 from typing import Any
 
@@ -9,6 +10,7 @@ from limitformer.base.errors import InputError
 from limitformer.models.serial import as_record
 
 LIFETIME_TARGET = 0.9
+FEW_LAYERS = 1, 10  # in a unit of time, for which a threshold is computed
 
 
 def summary_of(diffusion: Any) -> dict[str, Any]:
@@ -22,6 +24,9 @@ def summary_of(diffusion: Any) -> dict[str, Any]:
             for name, end in diffusion.boundaries._asdict().items()
         },
         "critical_beta": known(lambda: diffusion.critical_beta),
+        "critical_beta_of_layers": {
+            str(layers): known(partial(diffusion.critical_beta_of_layers, layers)) for layers in FEW_LAYERS
+        },
         "critical_epsilon": known(lambda: diffusion.critical_epsilon),
         "certain_epsilon": known(lambda: diffusion.certain_epsilon),
         "antipodal_probability": both_starts(diffusion.antipodal_probability),

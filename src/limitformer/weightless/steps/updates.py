@@ -57,11 +57,12 @@ class TensorUpdate:
             change = torch.sign(b1 * first + (1.0 - b1) * gradient)
             self.first = b2 * first + (1.0 - b2) * gradient
             return value - rate * change
+        # In place where a tensor is this object's own: the same roundings, without the memory of a copy each.
         second = self.second if self.second is not None else torch.zeros_like(gradient)
-        self.first = b1 * first + (1.0 - b1) * gradient
-        self.second = b2 * second + (1.0 - b2) * gradient.square()
-        mean, square = self.first / (1.0 - b1**self.steps), self.second / (1.0 - b2**self.steps)
-        return value - rate * mean / (square.sqrt() + rule.eps)
+        self.first = first.mul_(b1).add_((1.0 - b1) * gradient)
+        self.second = second.mul_(b2).add_(gradient.square().mul_(1.0 - b2))
+        change, size = self.first / (1.0 - b1**self.steps), self.second / (1.0 - b2**self.steps)
+        return value - change.mul_(rate).div_(size.sqrt_().add_(rule.eps))
 
     def with_momentum(self, gradient: Tensor) -> Tensor:
         """Return SGD's direction; its momentum begins with the first gradient, without dampening."""

@@ -253,8 +253,11 @@ class TrainedEntries:
 
     def change(self) -> tuple[float, float]:
         """Return |W_t − a W₀| and its largest singular value, which is NaN for all but small matrices."""
+        small = self.initial.dim() == 2 and self.initial.numel() <= MOST_FOR_SPECTRUM
+        if not self.factors and bool(self.initial.isfinite().all()):  # nothing has moved yet
+            return 0.0, 0.0 if small else math.nan
         moved = self.moved.double()
-        small = moved.dim() == 2 and moved.numel() <= MOST_FOR_SPECTRUM and bool(moved.isfinite().all())
+        small = small and bool(moved.isfinite().all())
         return float(moved.norm()), float(torch.linalg.matrix_norm(moved, 2)) if small else math.nan
 
 
@@ -437,8 +440,10 @@ class TrainedRun(WeightlessRun):
             return out[None]
         entries = as_matrix(self.part_of(self.whole(weight), tensor), transpose)
         if self.measured and z.isfinite().all():
-            moved = as_matrix(self.part_of(self.trained.entries[weight.name].moved[None], tensor), transpose)
-            self.trained.note_effect(weight.name, z[0].detach() @ moved[0])
+            trained, change = self.trained.entries[weight.name], z.new_zeros(z.shape[-2], entries.shape[-1])
+            if trained.factors:  # it has taken a step
+                change = z[0].detach() @ as_matrix(self.part_of(trained.moved[None], tensor), transpose)[0]
+            self.trained.note_effect(weight.name, change)
         answer: Tensor = z @ (entries.detach() if tensor.frozen else entries)
         self.trained.last = (weight.name, answer.detach()) if self.measured else None
         return answer

@@ -30,6 +30,7 @@ DEVIATIONS = 12.0  # of a Poisson variable on either side of its mean
 NODES = 60  # of the angle of Beta(m + J, ½)
 SPACING = 0.1  # of the trapezoidal rule in the logit of v
 LEAST_BETA, LARGEST_BETA = 1e-3, 12.0  # between which a threshold is searched
+LARGEST_DIM = 1_000_000  # arccosh(dim − 2)/2 = 7.3; thresholds of few layers are a little higher
 
 
 class Exponents(NamedTuple):
@@ -104,4 +105,5 @@ def critical_beta(dim: int, step: float) -> float:
     def between(beta: float) -> float:
         return exponents(dim, beta, step).between
 
+    require(dim <= LARGEST_DIM, f"The threshold of few layers needs dim <= {LARGEST_DIM:,}; got {dim:,}.")
     return float(brentq(between, LEAST_BETA, LARGEST_BETA, xtol=1e-10)) if between(LEAST_BETA) > 0 else 0.0

@@ -1,0 +1,94 @@
+"""The page of `limitformer.transfer`: the conclusion, every measure over the size, and what this does not tell.
+
+It is made of the parts of the pages of `check` and `steps`, and needs no script.
+"""
+
+from collections.abc import Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from limitformer.checking.page.page import document, pairs, paragraph, region, section
+from limitformer.checking.page.steps import HIGH, LOW, keys
+from limitformer.checking.page.svg import Line, Panel, number, plot, rows_as_html
+from limitformer.checking.thresholds import BROKEN, FINE, WATCH
+from limitformer.checking.verdicts import SIGNS
+from limitformer.scaling.picture import LEAST_SPAN
+
+if TYPE_CHECKING:
+    from limitformer.scaling.transfer import Transfer
+
+LAW = (
+    "These are the first training steps in law: networks of every size as their own code and the rule of "
+    "parametrisation draw them, and steps by the optimiser's own formulas."
+)
+LIMITS = (
+    "An exponent of 0 in these steps does not prove that the best rate transfers. An exponent of 0.5 shows that it "
+    "does not.",
+    "Some measures depend on the size although all is right: under muP the output at initialisation falls like "
+    "width^(−1/2).",
+)
+VERDICTS = {True: (FINE, "transfers, as far as these steps show"), False: (BROKEN, "does not transfer"),
+            None: (WATCH, "not known")}  # fmt: skip
+
+
+def page(result: "Transfer") -> str:
+    """Return the page of a result."""
+    deciding = [name for name in result.exponents if name in result.deciding]
+    others = [name for name in result.exponents if name not in result.deciding]
+    parts = [
+        heading(result),
+        section("Exponents", "exponents", table(result)),
+        section("Measures that decide", "deciding", plots(result, deciding)),
+        section("Other measures", "others", plots(result, others)),
+        section(f"What the rule {result.rule} assumes and changes", "rule", "".join(map(paragraph, result.notes))),
+        section("What this does not tell", "limits", "".join(map(paragraph, (result.about, *LIMITS)))),
+        section("Provenance", "provenance", pairs(facts(result))),
+    ]
+    return document(f"{result.over}: limitformer transfer", "".join(parts))
+
+
+def heading(result: "Transfer") -> str:
+    """Return the question and the card of the answer."""
+    grade, words = VERDICTS[result.transfers]
+    sign = f'<span class="kind"><span aria-hidden="true">{SIGNS[grade]}</span> {words}</span>'
+    card = f'<article class="card {grade}"><h3>{sign} {escape(result.conclusion)}</h3></article>'
+    top = paragraph(result.heading) + paragraph(LAW)
+    title = f"Does the learning rate transfer over the {escape(result.over)}?"
+    partial = "".join(paragraph(note) for note in result.notes if note.startswith("PARTIAL"))
+    return f"<header><h1>{title}</h1>{top}</header>" + section("Verdict", "verdict", card + partial)
+
+
+def table(result: "Transfer") -> str:
+    """Return the medians by size, the exponents, and the meaning of the words."""
+    head, *rows = result.cells()
+    return region("Exponents of all measures", rows_as_html(head, rows)) + "".join(map(paragraph, result.legend))
+
+
+def plots(result: "Transfer", names: Sequence[str]) -> str:
+    """Return a plot of each measure over the size, on axes that are logarithmic and span at least `LEAST_SPAN`."""
+    if not names:
+        return ""
+    legend = keys([("band", "5 to 95 % of networks"), ("own", "their geometric mean")])
+    return legend + f'<div class="plots">{"".join(plot(panel(result, name)) for name in names)}</div>'
+
+
+def panel(result: "Transfer", name: str) -> Panel:
+    values, each = result.positive(name), result.exponents[name]
+    x = np.asarray(result.sizes, float)
+    mean = Line("own", "geometric mean", x, np.exp(np.log(values).mean(0)))
+    band = (x, *np.quantile(values, [LOW, HIGH], axis=0))
+    note = f"{result.over}^({each}), {result.word(name)}; × {number(2**each.value, 3)} at twice the {result.over}"
+    return Panel(
+        name, note, result.over, (mean,), band, log=True, ticks=tuple(map(float, result.sizes)), least_span=LEAST_SPAN
+    )
+
+
+def facts(result: "Transfer") -> dict[str, str]:
+    """Return the provenance; what the networks of all sizes share is that of the largest."""
+    every = [each.attrs for each in result.data.values()]
+    names = ("limitformer", "torch", "transformers", "seed", "inputs", "batches")
+    known = {name: str(every[-1][name]) for name in names if every and name in every[-1]}
+    seconds = sum(float(each.get("wall_seconds", 0.0)) for each in every)
+    return {"optimizer": result.optimizer, "rule": result.rule, **known, "seconds": number(seconds, 3)}

@@ -1,0 +1,173 @@
+"""The page of `lf.transfer`: the conclusion first, every exponent, and text that stays text.
+
+`LIMITFORMER_SCREENSHOTS=folder` stores pictures of the page. Without a Chromium the tests of the browser are skipped.
+"""
+
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import limitformer as lf
+from chromium import launched
+from limitformer.checking.page import svg
+from limitformer.scaling import page as pages
+from limitformer.scaling.exponents import Exponent
+from pages_read import CONTRAST, PageParser, intruders, opened
+
+SMALL = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 40}
+SMALL |= {"num_attention_heads": 2, "num_key_value_heads": 2}
+SIZES = [32, 64, 256]
+
+
+@pytest.fixture(scope="module")
+def result():
+    return lf.transfer(SMALL, {"width": SIZES}, 8, optimizer="adamw", rule="mup", samples=3, seed=0, progress=False)
+
+
+@pytest.fixture(scope="module")
+def text(result):
+    return result.page()
+
+
+def test_page_begins_with_the_conclusion_and_ends_with_its_limits(result, text):
+    words = PageParser(text).words
+    places = [words.index(each) for each in (
+        "Does the learning rate transfer over the width?", result.conclusion, "Measures that decide", "Other measures",
+        result.notes[0], "What this does not tell", result.about,
+    )]  # fmt: skip
+    assert places == sorted(places)
+    assert "width 32, 64, 256; rule mup; adamw" in words
+    assert "3 steps; 3 networks at each size" in words
+
+
+def test_page_has_every_measure_with_its_exponent_and_word(result, text):
+    words = PageParser(text).words
+    for cells in result.cells():
+        assert " ".join(" ".join(cells).split()) in words
+    for name, each in result.exponents.items():
+        assert f"<strong>{name}</strong>" in text
+        assert f"width^({each}), {result.word(name)}; × {2**each.value:.3g} at twice the width" in words
+    before = text[: text.index("Other measures</h2>")]
+    assert all(f"<strong>{name}</strong>" in before for name in result.deciding)
+    assert "<strong>output</strong>" not in before
+    for line in result.legend:
+        assert line in words
+
+
+def test_legend_names_the_thresholds_that_decide(result):
+    """The words follow the numbers of `is_size_free` and `transfers`."""
+    low, high = re.search(r"beyond ± (0\.\d+); it does if all are within ± (0\.\d+)", result.legend[2]).groups()
+    free = float(re.search(r"size-free: the interval is within ± (0\.\d+)", result.legend[1])[1])
+
+    def of(half, centre=0.0):
+        exponents = {"effect of head, first step": Exponent(centre, centre - half, centre + half, True)}
+        return replace(result, exponents=exponents)
+
+    name, small = "effect of head, first step", 1e-9
+    assert of(free - small).word(name) == "size-free"
+    assert of(free + small).word(name) == "unclear"
+    assert of(0.0, free + small).word(name) == "depends"
+    assert of(float(high) - small).transfers is True
+    assert of(float(high) + small).transfers is None
+    assert of(0.01, float(low) + 0.01 + small).transfers is False
+    assert of(0.01, -float(low) - 0.01 - small).transfers is False
+    assert result.word("no such measure") == ""
+
+
+@pytest.mark.parametrize(("verdict", "grade"), [(True, "fine"), (None, "watch"), (False, "broken")])
+def test_card_has_the_grade_of_the_verdict(result, monkeypatch, verdict, grade):
+    monkeypatch.setattr(type(result), "transfers", verdict)
+    monkeypatch.setattr(type(result), "conclusion", "So it is.")
+    assert f'<article class="card {grade}">' in result.page()
+
+
+def hostile(result):
+    name = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=1'>\"'&<!--"
+    measures = {f"effect of {name}": next(iter(result.measures.values()))}
+    exponents = {f"effect of {name}": Exponent(0.5, 0.4, 0.6, True)}
+    return replace(result, over=name, rule=name, optimizer=name, measures=measures, exponents=exponents, notes=(name,))
+
+
+def test_hostile_names_stay_text_on_the_page(result):
+    assert intruders(hostile(result).page(), scripts=0) == []
+
+
+@pytest.mark.parametrize("module", [pages, svg])
+def test_wrong_twin_page_without_escaped_names_is_detected(result, module, monkeypatch):
+    monkeypatch.setattr(module, "escape", str)
+    assert intruders(hostile(result).page(), scripts=0)
+
+
+def test_page_allows_no_script(text):
+    assert "script-src 'none'" in text
+    assert PageParser(text).count("script") == 0
+
+
+def test_plots_are_logarithmic_and_show_sizes(text):
+    figure = text[text.index("<figure") : text.index("</figure>")]
+    ticks = re.findall(r'<text x="([\d.]+)" y="190.0" text-anchor="middle">([^<]*)</text>', figure)
+    assert [label for _, label in ticks] == ["32", "64", "256"]
+    x = [float(place) for place, _ in ticks]
+    assert (x[2] - x[1]) / (x[1] - x[0]) == pytest.approx(2.0, abs=0.01)
+
+
+def test_band_holds_the_networks_and_the_line_their_geometric_mean(result):
+    name = next(iter(result.exponents))
+    panel, values = pages.panel(result, name), result.measures[name]
+    (line,) = panel.lines
+    np.testing.assert_allclose(line.y, np.prod(values, axis=0) ** (1 / len(values)))
+    x, low, high = panel.band
+    assert x.tolist() == SIZES
+    ordered = np.sort(values, axis=0)  # of three networks, 5 % is a tenth of the way from the first to the second
+    np.testing.assert_allclose(low, 0.9 * ordered[0] + 0.1 * ordered[1])
+    np.testing.assert_allclose(high, 0.1 * ordered[1] + 0.9 * ordered[2])
+
+
+def test_labels_of_sizes_do_not_overlap():
+    scale = svg.AxisScale(16, 4096, True, 52, 326)
+    assert svg.apart([16, 18, 20, 64, 4000, 4096], scale) == [20, 64, 4096]
+
+
+def test_axis_of_nearly_constant_values_spans_a_decade():
+    scale = svg.scale_of(np.array([0.98, 1.0, 1.02]), 176, 10, least_span=10.0)
+    assert scale.log
+    assert scale.high / scale.low == pytest.approx(10.0)
+    wide = svg.scale_of(np.array([1e-3, 1.0, 1e3]), 176, 10, least_span=10.0)
+    assert wide.low < 1e-3
+    assert wide.high > 1e3
+
+
+def test_measures_without_an_exponent_have_no_plot(result):
+    name = next(iter(result.measures))
+    zero = replace(
+        result, measures=result.measures | {name: np.zeros_like(result.measures[name])},
+        exponents={key: each for key, each in result.exponents.items() if key != name},
+    )  # fmt: skip
+    assert f"<strong>{name}</strong>" not in zero.page()
+    assert [name, "0", "0", "0", "–", ""] in zero.cells()
+
+
+def test_notebook_shows_the_page(result, text):
+    assert PageParser(result._repr_html_()).tags[0][1]["srcdoc"] == text
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with launched() as found:
+        yield found
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")])
+def test_page_of_transfer_fits_the_screen_with_enough_contrast(browser, text, width, scheme, tmp_path):
+    with opened(browser, text, tmp_path, width, scheme) as tab:
+        assert tab.evaluate("document.documentElement.scrollWidth") == width
+        assert tab.troubles == []
+        ratio = tab.evaluate(CONTRAST)
+        assert min(ratio.values()) >= 4.5, ratio
+        folder = os.environ.get("LIMITFORMER_SCREENSHOTS")
+        if folder:
+            tab.screenshot(path=Path(folder) / f"transfer-{width}-{scheme}.png", full_page=True)
