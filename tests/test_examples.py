@@ -17,6 +17,7 @@ NAMES = [
     "rank-collapse-in-five-minutes",
     "the-law-of-your-own-activation",
     "the-phase-transition-of-two-tokens",
+    "what-training-did",
     "which-learning-rate",
     "will-my-llama-collapse",
 ]

@@ -1,4 +1,4 @@
-"""The gallery's page: a card for every figure, written from the records of the pictures.
+"""The gallery's page: a card for every figure that has a picture, written from the records of the pictures.
 
 python docs/tools/cards.py     # writes docs/gallery.md; tests/papers/figures/test_gallery.py fails when that is due
 """
@@ -22,6 +22,9 @@ Every figure of the two papers that can be made here, and a few beyond them. A c
 whether the numbers support it, its command, its time and its data; its page has the caption, all parameters and
 differences from the paper. *Holds* counts the statements of the paper that were tested; the record has other numbers.
 
+[ST, Table 2] has no card: it needs data and pretraining that this project does not have. Its
+[page](figures/st-table2.md) says how to draw it from your own runs.
+
 `make gallery` makes all of them again, except for figures of trained networks, which are drawn from runs
 ([training](training.md)). After an interruption, the same command resumes. Each record has version and seed, and the
 figure's claims at a small scale: a test computes them again and names the figures whose numbers have moved.
@@ -44,7 +47,8 @@ CARD = """-   **[{title}](figures/{name}.md)**
 
 
 def cards() -> str:
-    pages = sorted(FIGURES.glob("*.md"), key=lambda page: in_order(page.stem))
+    drawn = [page for page in FIGURES.glob("*.md") if page.with_suffix(".png").is_file()]
+    pages = sorted(drawn, key=lambda page: in_order(page.stem))
     parts = [OPENING]
     for section, beginnings in SECTIONS.items():
         inside = [card(page) for page in pages if page.stem.startswith(beginnings)]

@@ -14,6 +14,7 @@ from limitformer_papers.common.claims import Claim
 pytestmark = pytest.mark.xdist_group("figures")  # they share the figures
 
 PICTURES = Path(__file__).resolve().parents[3] / "docs" / "figures"
+WITHOUT_PICTURE = ["st-table2"]  # nobody has run it at a size at which its tasks are learnt
 
 
 def record_of(name, folder=PICTURES):
@@ -24,9 +25,26 @@ def test_gallery_page_equals_the_cards():
     assert cards.PAGE.read_text(encoding="utf-8") == cards.cards()
 
 
-def test_every_figure_has_a_card():
+def test_every_figure_with_a_picture_has_a_card():
     linked = re.findall(r"^-   \*\*\[.*\]\(figures/(.*)\.md\)\*\*$", cards.cards(), re.MULTILINE)
-    assert sorted(linked) == sorted(FIGURES | RUN_FIGURES)
+    assert sorted([*linked, *WITHOUT_PICTURE]) == sorted(FIGURES | RUN_FIGURES)
+
+
+@pytest.mark.parametrize("name", WITHOUT_PICTURE)
+def test_figure_without_a_picture_has_a_page_that_draws_it(name):
+    page = (PICTURES / f"{name}.md").read_text(encoding="utf-8")
+    assert f"limitformer figure {name} --runs runs --out out" in page
+    assert "![" not in page
+    assert not [*PICTURES.glob(f"{name}.png"), *PICTURES.glob(f"{name}.json")]
+    assert f"(figures/{name}.md)" in cards.OPENING
+
+
+def test_card_needs_a_picture(tmp_path, monkeypatch):
+    for name in ("st-lr", "st-table2"):
+        (tmp_path / f"{name}.md").write_bytes((PICTURES / f"{name}.md").read_bytes())
+    (tmp_path / "st-lr.png").touch()
+    monkeypatch.setattr(cards, "FIGURES", tmp_path)
+    assert re.findall(r"^-   \*\*\[.*\]\(figures/(.*)\.md\)", cards.cards(), re.MULTILINE) == ["st-lr"]
 
 
 def test_card_states_its_records_numbers():
