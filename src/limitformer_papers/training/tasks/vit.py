@@ -116,7 +116,7 @@ PRESETS: Mapping[str, VitConfig] = {
     "fashion": VitConfig(
         data="fashion",
         patch=7,
-        epochs=8,
+        epochs=6,
         warmup_epochs=1,
         batch=32,
         augment=True,
