@@ -12,11 +12,13 @@ def block_0() -> None:
             super().__init__()
             self.attention = nn.MultiheadAttention(width, 4, batch_first=True)
             self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-            self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+            wide = nn.Linear(width, 4 * width)
+            self.mlp = nn.Sequential(wide, nn.GELU(), nn.Linear(4 * width, width))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             x = self.norm1(x + self.attention(x, x, x)[0])
-            return self.norm2(x + self.mlp(x))
+            x = self.norm2(x + self.mlp(x))
+            return x
 
 
     def build() -> nn.Module:
@@ -31,4 +33,5 @@ def block_1() -> None:
     finite = lf.simulate(net, start, samples=4096, seed=0)  # the exact law of the finite network
     limit = lf.simulate(lf.limit(net), start, samples=4096, seed=0)  # its SDE
     for name, paths in {"network": finite, "SDE": limit}.items():
-        print(f"{name}: mean correlation {float(lf.correlation(paths)[:, -1, 0, 1].mean()):.3f}")
+        correlation = lf.correlation(paths)[:, -1, 0, 1]
+        print(f"{name}: mean correlation {float(correlation.mean()):.3f} ± {float(correlation.std()) / 4096**0.5:.3f}")

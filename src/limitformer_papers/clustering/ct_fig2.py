@@ -65,6 +65,7 @@ def dataset(curves: NDArray[np.float64], seeds: list[int], about: Any, diverged:
     config, axes = about["config"], ("variant", "seed", "epoch")
     names = ("data", "layers", "dim", "patch", "beta", "sigma", "batch", "learning_rate", "epochs")
     scale = {name: config[name] for name in names} | {"preset": about["preset"]}
+    scale["random_learning_rate"] = config.get("random_learning_rate") or config["learning_rate"]
     parts = {
         "accuracy": (axes, curves[:, :, 0], {"units": "1"}),
         "loss": (axes, curves[:, :, 1], {"units": "nat"}),
@@ -125,9 +126,11 @@ def draw(data: xr.Dataset) -> Figure:
         axes.plot(
             data["epoch"].values, accuracy.mean("seed"), color=colour, linestyle=LINES[name], label=f"{name} weights"
         )
+    if data.sizes["seed"] > 1:
+        axes.fill_between([], [], [], color="0.5", alpha=0.3, linewidth=0, label="range over seeds")
     axes.set(xlabel="epoch", ylabel="validation accuracy, %")
     axes.set_title(title(data))
-    legend_below(axes, 2)
+    legend_below(axes, 3)
     return figure
 
 
@@ -136,5 +139,5 @@ def title(data: xr.Dataset) -> str:
     about, seeds, diverged = data.attrs, data.sizes["seed"], int(data["diverged"].sum())
     return (
         f"{names[about['data']]}, {about['layers']} layers, d = {about['dim']}, β = {about['beta']:g}, "
-        f"{seeds} seed{'s' * (seeds > 1)}: mean and range" + (f"; {diverged} diverged" if diverged else "")
+        f"{seeds} seed{'s' * (seeds > 1)}" + (f"; {diverged} diverged" if diverged else "")
     )
