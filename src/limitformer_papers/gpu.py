@@ -166,12 +166,17 @@ def continue_runs(size: str, budget: Any, out: Path, data: Path | None = None) -
         InputError: an unknown size, missing data, a folder that cannot be written, or a run that fails.
         TrainingInterrupted: Ctrl-C; the same call resumes.
     """
+    from limitformer_papers.training.device import has_gpu
     from limitformer_papers.training.interrupts import within
 
     require(size in SIZES, f"size must be one of {', '.join(SIZES)}; got {size!r}.{nearest(size, SIZES)}")
     root = Path(out) / f"gpu-{size}"
     experiments = jobs_of(SIZES[size], root, data)
     check_writable(root)
+    if size != "tiny" and not has_gpu():
+        print_plain(
+            "torch sees no GPU, and on a CPU these runs take weeks. Nearest: SIZE=tiny, or a torch for your GPU."
+        )
     print_plain("\n".join(status(SIZES[size], experiments)))
     with within(budget):
         for name, jobs in experiments.items():
@@ -210,9 +215,9 @@ def record(job: TrainingJob, experiment: str, root: Path) -> None:
     from limitformer_papers.training.device import device_name
 
     path, now = root / RECORD, standing(job.folder)
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    lines = rows_of(path) if path.exists() else {}
     run = job.folder.relative_to(root).as_posix()
-    earlier = [row for row in map(json.loads, lines) if row["run"] == run]
+    earlier = [row for row in lines.values() if row["run"] == run]
     if earlier and (earlier[-1]["step"], earlier[-1]["result"] is None) == (now.step, now.summary is None):
         return
     begun = runs.read_json(job.folder / runs.RUN)
@@ -233,6 +238,19 @@ def record(job: TrainingJob, experiment: str, root: Path) -> None:
     }
     text = "\n".join([*lines, json.dumps(row, allow_nan=False)]) + "\n"
     write_whole(path, lambda whole: whole.write_text(text, encoding="utf-8"))
+
+
+def rows_of(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the lines of a record with their rows; a line that was damaged is left out, and so leaves the file."""
+    found = {}
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and {"run", "step", "result"} <= row.keys():
+            found[line] = row
+    return found
 
 
 def draw(experiment: str, root: Path) -> None:

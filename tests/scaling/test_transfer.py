@@ -4,6 +4,8 @@ import json
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 import limitformer as lf
 import widths_of_gpt
@@ -176,3 +178,29 @@ def test_interrupted_transfer_keeps_networks_that_every_size_has(monkeypatch):
     assert isinstance(caught.value, lf.Interrupted)
     assert np.isnan(part.measures["output"][2, 2])
     assert part.exponents == whole.exponents  # of the two networks that every size has
+
+
+class Cubic(nn.Module):
+    """A network that explodes at a large rate: branches grow like the cube of the stream."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.table = nn.Embedding(40, width)
+        self.blocks = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(3))
+
+    def forward(self, ids):
+        x = self.table(ids)
+        for block in self.blocks:
+            x = x + block(x) ** 3
+        return x
+
+
+def test_networks_that_are_not_finite_do_not_transfer():
+    options = {"optimizer": "sgd", "steps": 3, "samples": 3, "seed": 0, "progress": False}
+    ids = torch.arange(6)[None]
+    result = lf.transfer(Cubic, {"width": [16, 32]}, ids, rate=100.0, **options)
+    assert result.not_finite == {16: 3, 32: 3}
+    assert result.transfers is None
+    assert "not finite after the steps in 3 of 3 networks at width 16, 3 of 3" in result.conclusion
+    assert " nan" not in str(result)
+    assert lf.transfer(Cubic, {"width": [16, 32]}, ids, rate=1e-6, **options).not_finite == {}

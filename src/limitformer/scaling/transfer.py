@@ -33,6 +33,7 @@ from limitformer.weightless.steps.optimizers import read_optimizer
 from limitformer.weightless.steps.simulate import BAR, simulate_steps
 
 STREAM, OUTPUT, EFFECT = "stream change at the end", "output change", "effect of "
+FALL = "fall of the loss"
 GROWS, FREE = 0.2, 0.25  # |exponent| of effects beyond which a rate does not transfer, and within which it does
 WORDS = {True: "size-free", False: "depends", None: "unclear"}
 ABOUT = (
@@ -81,10 +82,21 @@ class Transfer:
         It does not if the interval of a deciding exponent is beyond ± `GROWS`. It does if all of them are within
         ± `FREE`.
         """
+        if self.not_finite:
+            return None
         if self.depending():
             return False
         every = self.deciding.values()
         return True if every and all(each.low >= -FREE and each.high <= FREE for each in every) else None
+
+    @property
+    def not_finite(self) -> dict[int, int]:
+        """The number of networks at each size whose loss or stream is not finite after the steps; {} without any."""
+        found = {}
+        for size, data in self.data.items():
+            each = measures_at(data)
+            found[size] = int((~np.isfinite(each[STREAM] + each[FALL])).sum())
+        return {size: count for size, count in found.items() if count}
 
     def depending(self) -> dict[str, Exponent]:
         """Return the deciding measures that depend on the size, the head first, then by their exponents."""
@@ -94,6 +106,15 @@ class Transfer:
     @property
     def conclusion(self) -> str:
         """Whether the learning rate transfers, in a few words."""
+        if self.not_finite:
+            counts = ", ".join(
+                f"{count} of {self.data[size].sizes['sample']} networks at {self.over} {size}"
+                for size, count in self.not_finite.items()
+            )
+            return (
+                f"At this rate the loss or the stream is not finite after the steps in {counts}: nothing can be "
+                "said of its transfer. Nearest: a smaller rate."
+            )
         if self.transfers is None:
             return (
                 f"These networks do not tell whether the learning rate transfers over the {self.over}: more samples do."
@@ -106,7 +127,10 @@ class Transfer:
         (name, each), *others = self.depending().items()
         grows = "grows" if each.value > 0 else "falls"
         said = f"The {name} {grows} like {self.over}^({each})"
-        more = f" (and {len(others)} other measures depend on it)" if others else ""
+        more = ""
+        if others:
+            several = f"{len(others)} other measures" if len(others) > 1 else "one other measure"
+            more = f" ({several} of the verdict depend{'s' * (len(others) == 1)} on it, too)"
         hint = ""
         if each.value < 0:
             hint = ""
@@ -161,7 +185,8 @@ class Transfer:
         result = [head]
         for row in self.rows():
             each, name = self.exponents.get(row["measure"]), row["measure"]
-            shown = [f"{row[str(size)]:.3g}" for size in self.sizes]
+            values = [row[str(size)] for size in self.sizes]
+            shown = [f"{value:.3g}" if math.isfinite(value) else "–" for value in values]
             result.append([name, *shown, "–" if each is None else str(each), self.word(name)])
         return result
 
@@ -171,7 +196,7 @@ class Transfer:
         for name, values in self.measures.items():
             each = self.exponents.get(name)
             row: dict[str, Any] = {"measure": name}
-            row |= {str(size): float(np.nanmedian(values[:, k])) for k, size in enumerate(self.sizes)}
+            row |= {str(size): median(values[:, k]) for k, size in enumerate(self.sizes)}
             row |= {"exponent": each.value, "low": each.low, "high": each.high} if each else {}
             row["size-free"] = None if each is None else is_size_free(each)
             rows.append(row)
@@ -258,6 +283,12 @@ class TransferInterrupted(Interrupted):
 
 def positive_rows(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return values[np.isfinite(values).all(1) & (values > 0).all(1)]
+
+
+def median(values: NDArray[np.float64]) -> float:
+    """Return the median of the finite values; NaN without any."""
+    finite = values[np.isfinite(values)]
+    return float(np.median(finite)) if len(finite) else math.nan
 
 
 def finite_or_none(value: Any) -> Any:
@@ -411,7 +442,7 @@ def measures_at(data: xr.Dataset) -> dict[str, NDArray[np.float64]]:
         "gradient": data.gradient_norm.isel(step=0),
         STREAM: last.stream_change.isel(layer=-1) * size,
         OUTPUT: last.output_change,
-        "fall of the loss": data.loss.isel(step=0) - last.loss,
+        FALL: data.loss.isel(step=0) - last.loss,
         "largest activation": last.largest.max("layer"),
     }
     if "logit_std" in data:

@@ -24,7 +24,8 @@ from limitformer_papers.training.log import curve, read_log
 COLOURS = {"constant": "#CC2A8F", "random": "#6A3D9A"}  # magenta and violet, as in the paper
 LINES = {"constant": "--", "random": "-"}
 VARIANTS = ("constant", "random")
-PLACE = ("variant", "seed", "preset")  # runs may differ in these; a preset's name is not a setting
+# Runs may differ in these: a preset's name is not a setting, and the rate of each variant is one of the configuration.
+PLACE = ("variant", "seed", "preset", "learning_rate")
 paper = quick = NoConfig
 
 

@@ -96,7 +96,7 @@ def damage(folder, how: str) -> None:
     [
         (
             "missing",
-            r"No file train-labels-idx1-ubyte or .*\.gz in .* Nearest: .*Debian's package dataset-fashion-mnist",
+            r"No file train-labels-idx1-ubyte or .*\.gz in .* Nearest: install Debian",
         ),
         ("empty", "is not an IDX file of unsigned bytes; it begins with nothing"),
         ("cut", r"must hold 60 × 28 × 28 = 47,040 bytes after its sizes; got 47,039\. Nearest"),
@@ -155,3 +155,16 @@ def test_fashion_preset_has_the_papers_depth_and_width():
     assert (config.layers, config.dim, config.sigma, config.augment) == (128, 96, 1.0, True)
     assert config.training_images is not None
     assert config.training_images >= 10_000
+
+
+def test_fewer_images_than_the_preset_has_are_refused(tmp_path):
+    write_fashion(tmp_path)
+    with pytest.raises(InputError, match=r"first 10000 training images, and .* has 60\. Nearest: the whole data set"):
+        run_vit("fashion", variant="random", seed=0, out=tmp_path / "out", data=tmp_path)
+
+
+def test_images_of_one_colour_are_refused(tmp_path):
+    write_fashion(tmp_path, packed=False)
+    (tmp_path / TRAINING).write_bytes(idx_file(np.full((60, SIDE, SIDE), 7, np.uint8)))
+    with pytest.raises(InputError, match=r"All pixels of the training images in .* are equal"):
+        read_images("fashion", tmp_path)

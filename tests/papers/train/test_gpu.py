@@ -291,3 +291,10 @@ def test_papers_list_runs_on_a_small_set_of_its_images(tmp_path, monkeypatch):
         (variant, seed, vit.PRESETS["fashion"].rate(variant)) for variant in vit.VARIANTS for seed in range(3)
     }
     assert (roots[1] / "figures" / "ct-fig2.png").exists()
+
+
+def test_damaged_lines_of_the_record_are_left_out(tmp_path):
+    path = tmp_path / "gpu.jsonl"
+    good = json.dumps({"run": "a", "step": 3, "result": None})
+    path.write_bytes(b"\n".join([good.encode(), good.encode()[:-9], b"\xff\xfe\x00", b"1", b"[]", b"{}"]))
+    assert list(gpu.rows_of(path)) == [good]

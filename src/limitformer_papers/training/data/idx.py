@@ -48,19 +48,17 @@ def path_of(folder: Path, name: str) -> Path:
         if path.is_file():
             return path
     raise InputError(
-        f"No file {name} or {name}.gz in {folder}. Nearest: the folder {DEBIAN} of Debian's package "
-        "dataset-fashion-mnist, or the four files of Fashion-MNIST."
+        f"No file {name} or {name}.gz in {folder}. Nearest: install Debian's package dataset-fashion-mnist, or name "
+        "the folder of the four files (--data)."
     )
 
 
 def check_pair(path: Path, images: NDArray[np.uint8], labels: NDArray[np.uint8]) -> None:
     """Raise `InputError` unless images (n, side, side) have n labels of the ten classes."""
+    require(images.size > 0, f"{path} holds no images.")
     shapes = f"{' × '.join(map(str, images.shape))} pixels and {' × '.join(map(str, labels.shape))} labels"
     require(
-        images.ndim == 3
-        and labels.shape == images.shape[:1]
-        and images.shape[1] == images.shape[2]
-        and images.size > 0,
+        images.ndim == 3 and labels.shape == images.shape[:1] and images.shape[1] == images.shape[2],
         f"{path} and its labels must hold n square images and n labels; got {shapes}.",
     )
     require(

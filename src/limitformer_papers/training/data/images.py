@@ -97,8 +97,18 @@ def read_images(
     (images, labels), (test_images, test_labels) = (
         (a[:n], b[:n]) for (a, b), n in zip((training, test), first, strict=True)
     )
+    for kind, number, there in (("training", first[0], len(images)), ("held-out", first[1], len(test_images))):
+        require(
+            number is None or number <= there,
+            f"The run asks for the first {number} {kind} images, and {folder or 'the data'} has {there}. "
+            "Nearest: the whole data set.",
+        )
     pixels = images.astype(np.float64) / 255
     scale = pixels.mean((0, 1, 2)), pixels.std((0, 1, 2))
+    require(
+        bool((images.max((0, 1, 2)) > images.min((0, 1, 2))).all()),
+        f"All pixels of the training images in {folder or 'the data'} are equal.",
+    )
     return Images(images, labels, scale, augment), Images(test_images, test_labels, scale)
 
 
