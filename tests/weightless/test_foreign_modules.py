@@ -737,5 +737,5 @@ def test_function_with_arguments_is_refused_with_a_repair():
 
 def test_function_that_returns_one_module_is_refused():
     module = nn.Linear(8, 8)
-    with pytest.raises(lf.InputError, match=r"returns one module again and again\. Nearest: a function that builds"):
+    with pytest.raises(lf.InputError, match=r"returns the same module at each call\. Nearest: a function that builds"):
         lf.weightless.law(lambda: module)

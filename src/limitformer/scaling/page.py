@@ -24,9 +24,9 @@ LAW = (
     "parametrisation draw them, and steps by the optimiser's own formulas."
 )
 LIMITS = (
-    "An exponent of 0 in these steps does not prove that the best rate transfers. An exponent of 0.5 shows that it "
-    "does not.",
-    "Some measures depend on the size although all is right: under muP the output at initialisation falls like "
+    "An exponent of 0 in these steps does not prove that the best rate transfers. An exponent of 0.5 in the effect of "
+    "an update shows that it does not.",
+    "Some measures depend on the size even in correct code: under muP the output at initialisation falls like "
     "width^(−1/2).",
 )
 VERDICTS = {True: (FINE, "transfers, as far as these steps show"), False: (BROKEN, "does not transfer"),

@@ -167,7 +167,8 @@ class Transfer:
             f"{self.over}. depends: the interval is beyond ± {SIZE_FREE:g}. unclear: it is neither; more networks "
             "(samples) decide. –: a value is zero or not finite.",
             f"The verdict is about the effects of updates and the change of the stream: the rate does not transfer if "
-            f"one of their intervals is beyond ± {GROWS:g}; it does if all are within ± {FREE:g}.",
+            f"one of their intervals is beyond ± {GROWS:g}; it does if all are within ± {FREE:g}. It is not "
+            "known where the loss or the stream of a network is not finite.",
         ]
 
     def word(self, name: str) -> str:

@@ -61,7 +61,7 @@ class Built(NamedTuple):
     entries: int  # the number of entries of unknown law
 
 
-ONE_MODULE = "The function returns one module again and again. Nearest: a function that builds a new one at each call."
+ONE_MODULE = "The function returns the same module at each call. Nearest: a function that builds a new one."
 
 
 def build_twice(factory: Callable[[], nn.Module], dtype: torch.dtype) -> Built:

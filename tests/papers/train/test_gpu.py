@@ -24,20 +24,14 @@ from limitformer_papers.training.runs import RUN
 from limitformer_papers.training.tasks import mlm, vit
 from train_states import assert_same_run
 
-pytestmark = pytest.mark.xdist_group("training")  # they share a process to fork
+pytestmark = [
+    pytest.mark.xdist_group("training"),  # they share a process to fork
+    pytest.mark.usefixtures("one_thread"),  # bits are compared, which depend on the number of threads
+]
 
 ROOT = Path(__file__).resolve().parents[3]
 RUNS = 8  # of size tiny: two seeds × two variants, two rates × two variants
 NEVER = Budget(1e6, clock=float)  # a clock that stands still
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Bits are compared, which depend on the number of threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -28,19 +28,13 @@ from limitformer_papers.training.tasks.vit import run_vit
 from train_program import BATCH, EXAMPLES, STEPS, At, Small, collate, items, plan_of, small_run
 from train_states import assert_same_run
 
-pytestmark = pytest.mark.xdist_group("training")  # they share a process to fork
+pytestmark = [
+    pytest.mark.xdist_group("training"),  # they share a process to fork
+    pytest.mark.usefixtures("one_thread"),  # bits are compared, which depend on the number of threads
+]
 
 IMAGES = {"layers": 2, "dim": 8, "patch": 4, "epochs": 2, "batch": 256, "tensorboard": False, "threads": 1}
 WORDS = {"width": 32, "depth": 2, "heads": 2, "hidden": 64, "length": 16, "batch": 8, "vocabulary": 300, "steps": 12}
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Bits are compared, which depend on the number of threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @dataclass

@@ -45,16 +45,10 @@ from train_program import (
 )
 from train_states import assert_same_run, weights
 
-pytestmark = pytest.mark.xdist_group("training")  # they share a process to fork
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Bits are compared, which depend on the number of threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = [
+    pytest.mark.xdist_group("training"),  # they share a process to fork
+    pytest.mark.usefixtures("one_thread"),  # bits are compared, which depend on the number of threads
+]
 
 
 @pytest.fixture(scope="module")

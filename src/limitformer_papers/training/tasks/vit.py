@@ -107,7 +107,8 @@ class VitConfig:
 
     def rate(self, variant: Variant) -> float:
         """Return the learning rate of a variant."""
-        return self.random_learning_rate or self.learning_rate if variant == "random" else self.learning_rate
+        own = self.random_learning_rate if variant == "random" else None
+        return self.learning_rate if own is None else own
 
 
 PRESETS: Mapping[str, VitConfig] = {
