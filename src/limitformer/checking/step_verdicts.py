@@ -271,11 +271,11 @@ def sound_verdict(data: xr.Dataset, table: xr.Dataset, place: int, what: str, co
     return StepVerdict(
         RATE, WATCH if edge else FINE, "; ".join(parts) + ("" if certain else too_few(count)),
         value=float(table["rate"][place]), share=float(table["share"][place]), rate=float(table["rate"][place]),
-        mends="Larger rates show where it stops." if edge else "", **common | {"why": f"{common['why']} {BOUND}"},
+        mends="Larger rates show where it stops." if edge else "", **common | {"why": f"{common['why']} {ESTIMATE}"},
     )  # fmt: skip
 
 
-BOUND = "The largest rate is a bound: begin at a tenth of it, and tune."
+ESTIMATE = "The largest rate is a rough estimate: begin at a tenth of it, and tune."
 OTHER_BATCH = "An unseen batch with something to learn: unseen=…"
 OTHER_RATES = "Other rates; the loss by step shows on which side they are."
 LOSSES = {"loss": "the loss of the batch", "loss_unseen": "the loss of an unseen batch"}
