@@ -1,15 +1,17 @@
 """The arithmetic of optimisers against torch's own, on tensors, on cores and by blocks."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from limitformer.weightless.steps import entrywise
+from limitformer.weightless.steps import entrywise, weights
 from limitformer.weightless.steps.entrywise import EntrywiseHistory
 from limitformer.weightless.steps.optimizers import UpdateRule
 from limitformer.weightless.steps.updates import CoreUpdate, TensorUpdate, muon_update
+from limitformer.weightless.steps.weights import Forms
 from training_networks import full_precision
 
 SHAPE, STEPS = (7, 5), 5
@@ -124,8 +126,8 @@ def test_muon_of_a_matrix_is_muon_of_its_core():
     assert not torch.allclose(q.mT @ muon_update(one_sided, rule, (40, 30)) @ p, whole, atol=1e-2)
 
 
-def by_history(rule, dtype=torch.float64):
-    history = EntrywiseHistory(rule, SHAPE)
+def by_history(rule, dtype=torch.float64, stored=False):
+    history = EntrywiseHistory(rule, SHAPE, stored)
     for step, (a, b) in enumerate(gradients()):
         factors = (None, None) if step == SKIPPED else (a.to(dtype), 0.5 * b.to(dtype))
         history.add(*factors, 2.0, 1.0 + 0.5 * step)
@@ -134,8 +136,9 @@ def by_history(rule, dtype=torch.float64):
 
 @pytest.mark.parametrize("rule", [ADAMW, LION, replace(ADAMW, weight_decay=0.0)], ids=["adamw", "lion", "adam"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_products_with_updates_by_entries_are_those_of_the_whole_matrix(rule, dtype):
-    history, value = by_history(rule, dtype), by_tensor(rule)[-1]
+@pytest.mark.parametrize("stored", [False, True], ids=["computed", "stored"])
+def test_products_with_updates_by_entries_are_those_of_the_whole_matrix(rule, dtype, stored):
+    history, value = by_history(rule, dtype, stored), by_tensor(rule)[-1]
     update = (value - history.decay * start()).to(dtype)
     z, d = (torch.randn(4, size, generator=torch.Generator().manual_seed(9), dtype=dtype) for size in SHAPE)
     close = {"rtol": 1e-10, "atol": 1e-10} if dtype == torch.float64 else {"rtol": 2e-4, "atol": 1e-5}
@@ -162,18 +165,30 @@ def test_twins_without_bias_correction_or_with_coupled_decay_are_others():
 
 
 @pytest.mark.parametrize("cores", [1, 2, 4])
-def test_blocks_have_the_same_bits_for_any_number_of_threads(cores, monkeypatch):
-    rule, generator = ADAMW, torch.Generator().manual_seed(5)
-    history = EntrywiseHistory(rule, (96, 300))
-    for _ in range(2):
-        history.add(*(torch.randn(6, size, generator=generator) for size in (96, 300)), 1.0, 1.0)
-    z, d = (torch.randn(3, size, generator=generator) for size in (96, 300))
+@pytest.mark.parametrize("stored", [False, True], ids=["computed", "stored"])
+def test_blocks_have_the_same_bits_for_any_number_of_threads(cores, stored, monkeypatch):
+    def products():
+        generator, history = torch.Generator().manual_seed(5), EntrywiseHistory(ADAMW, (96, 300), stored)
+        for _ in range(2):
+            history.add(*(torch.randn(6, size, generator=generator) for size in (96, 300)), 1.0, 1.0)
+        z, d = (torch.randn(3, size, generator=generator) for size in (96, 300))
+        return history.times(z), history.times_transpose(d), history.squared()
+
     monkeypatch.setattr(entrywise, "BLOCK_BYTES", 2**13)
-    before = history.times(z), history.times_transpose(d), history.squared()
+    before = products()
     monkeypatch.setattr(entrywise, "usable_cores", lambda: cores)
     entrywise.pool.cache_clear()
-    after = history.times(z), history.times_transpose(d), history.squared()
+    after = products()
     entrywise.pool.cache_clear()
     assert torch.equal(before[0], after[0])
     assert torch.equal(before[1], after[1])
     assert before[2] == after[2]
+
+
+def test_updates_are_stored_until_their_memory_is_used_up(monkeypatch):
+    forms = Forms("auto", 2, 1)
+    small, large = (SimpleNamespace(name=name, shape=(100, 100 * k), run=SimpleNamespace(dtype=torch.float32))
+                    for name, k in (("small", 1), ("large", 4)))  # fmt: skip
+    monkeypatch.setattr(weights, "STORED_BYTES", 3 * 4 * 10_000 * 4)
+    assert [forms.stores(each) for each in (small, large, small)] == [True, False, True]
+    assert forms.stored_bytes == 3 * 4 * 10_000

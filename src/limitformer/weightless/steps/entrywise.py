@@ -4,6 +4,8 @@ The gradient of step s is c_s A_sᵀ B_s with few rows of A_s (m × n) and B_s (
 computed in blocks, used and thrown away: one product of matrices gives a block of each gradient, and one kernel runs
 the optimiser's recursion over the steps for each entry. A product with U costs O(t m n p) operations and no memory of
 the size n p. Blocks are independent of each other, so that results have the same bits for any number of threads.
+
+A matrix that is small enough keeps U and the optimiser's two means instead (`stored`), which costs O(m n p) a product.
 """
 
 import math
@@ -26,10 +28,15 @@ LION = "lion"
 
 
 class EntrywiseHistory:
-    """The updates U_t of a matrix W_t = a W₀ + U_t (n × p) by Adam, AdamW or Lion."""
+    """The updates U_t of a matrix W_t = a W₀ + U_t (n × p) by Adam, AdamW or Lion.
 
-    def __init__(self, rule: UpdateRule, shape: tuple[int, int]) -> None:
-        self.rule, self.shape = rule, shape
+    Args:
+        stored: whether U_t and the optimiser's means are kept in memory, rather than computed for each product.
+    """
+
+    def __init__(self, rule: UpdateRule, shape: tuple[int, int], stored: bool = False) -> None:
+        self.rule, self.shape, self.stored = rule, shape, stored
+        self.state: list[Tensor] = []  # m, v and U, if they are stored
         self.gradients: list[tuple[Tensor, Tensor]] = []
         self.scales: list[float] = []
         self.rates: list[float] = []
@@ -41,10 +48,24 @@ class EntrywiseHistory:
         Without a gradient, as torch does, the step changes nothing.
         """
         if left is not None and right is not None:
-            self.gradients.append((left, right))
             self.scales.append(scale)
             self.rates.append(self.rule.lr * factor)
-            self.square = math.nan
+            if self.stored:
+                self.update(left, right)
+            else:
+                self.gradients.append((left, right))
+                self.square = math.nan
+
+    def update(self, left: Tensor, right: Tensor) -> None:
+        """Change the stored state by a step."""
+        self.state = self.state or [left.new_zeros(self.shape) for _ in range(3)]
+        step = self.recursion(left.dtype)[-1]
+
+        def one(rows: slice) -> float:
+            gradient = left[:, rows].mT @ right
+            return float(step_block(step, gradient.numpy(), *(each[rows].numpy() for each in self.state)))
+
+        self.square = math.fsum(each_of(blocks_of(*self.shape, left.dtype), one))
 
     @property
     def decay(self) -> float:
@@ -53,6 +74,8 @@ class EntrywiseHistory:
 
     def times(self, z: Tensor) -> Tensor:
         """Return Z U (m, p) of Z (m, n)."""
+        if self.state:
+            return z @ self.state[-1]
         out = z.new_zeros(len(z), self.shape[1])
 
         def use(block: Tensor, columns: slice) -> None:
@@ -63,6 +86,8 @@ class EntrywiseHistory:
 
     def times_transpose(self, d: Tensor) -> Tensor:
         """Return D Uᵀ (m, n) of D (m, p)."""
+        if self.state:
+            return d @ self.state[-1].mT
         out = d.new_zeros(len(d), self.shape[0])
 
         def use(block: Tensor, rows: slice) -> None:
@@ -73,6 +98,8 @@ class EntrywiseHistory:
 
     def rows(self, ids: Tensor) -> Tensor:
         """Return these rows of U (r, p)."""
+        if self.state:
+            return self.state[-1][ids]
         if not self.gradients:
             return torch.zeros(len(ids), self.shape[1])
         gradients = torch.stack([left[:, ids].mT @ right for left, right in self.gradients])
@@ -90,26 +117,17 @@ class EntrywiseHistory:
         """Call `use` with each block of U and its place: of columns (n, b) if `side` is 1, else rows (b, p)."""
         if not self.gradients:
             return
-        size, other = self.shape[side], self.shape[1 - side]
-        width = max(16, BLOCK_BYTES // (other * dtype.itemsize))
-        blocks = [slice(start, min(start + width, size)) for start in range(0, size, width)]
-        squares = np.zeros(len(blocks))
         recursion = self.recursion(dtype)
 
-        def one(k: int) -> None:
-            place = blocks[k]
+        def one(place: slice) -> float:
             factors = [(a, b[:, place]) if side else (a[:, place], b) for a, b in self.gradients]
             gradients = torch.stack([a.mT @ b for a, b in factors])
             block = gradients.new_empty(gradients.shape[1:])
-            squares[k] = update_block(recursion, gradients.numpy(), block.numpy())
+            square = float(update_block(recursion, gradients.numpy(), block.numpy()))
             use(block, place)
+            return square
 
-        if usable_cores() == 1 or len(blocks) == 1:
-            for k in range(len(blocks)):
-                one(k)
-        else:
-            list(pool().map(one, range(len(blocks))))
-        self.square = math.fsum(squares)
+        self.square = math.fsum(each_of(blocks_of(self.shape[side], self.shape[1 - side], dtype), one))
 
     def recursion(self, dtype: torch.dtype) -> NDArray[Any]:
         """Return the numbers of each step (t, 8): c, β₁, β₂, what m, v, ε and U are multiplied by, and the rule."""
@@ -122,6 +140,19 @@ class EntrywiseHistory:
             else:
                 rows.append([scale, b1, b2, rate / (1 - b1**step), 1 / (1 - b2**step), rule.eps, keeps, 0.0])
         return np.array(rows, np.float64 if dtype == torch.float64 else np.float32)
+
+
+def blocks_of(size: int, other: int, dtype: torch.dtype) -> list[slice]:
+    """Divide one side of a matrix, of which the other side has `other` entries, into blocks of about `BLOCK_BYTES`."""
+    width = max(16, BLOCK_BYTES // (other * dtype.itemsize))
+    return [slice(start, min(start + width, size)) for start in range(0, size, width)]
+
+
+def each_of(blocks: list[slice], one: Callable[[slice], float]) -> list[float]:
+    """Call a function with each block, on several threads if there are several blocks; return what it returns."""
+    if usable_cores() == 1 or len(blocks) == 1:
+        return [one(each) for each in blocks]
+    return list(pool().map(one, blocks))
 
 
 @cache
@@ -150,6 +181,20 @@ def update_block(numbers, gradients, out):
                 lion_row(numbers[s], gradients[s, i], m, u)
         for j in range(columns):
             total += np.float64(u[j]) * np.float64(u[j])
+    return total
+
+
+@driver
+def step_block(numbers, gradient, m, v, u):
+    """Change the state (n, p) of a block by one step, whose gradient (n, p) is given; return the sum of U's squares."""
+    total = 0.0
+    for i in range(len(u)):
+        if numbers[7] == 0:
+            adam_row(numbers, gradient[i], m[i], v[i], u[i])
+        else:
+            lion_row(numbers, gradient[i], m[i], u[i])
+        for j in range(len(u[i])):
+            total += np.float64(u[i, j]) * np.float64(u[i, j])
     return total
 
 

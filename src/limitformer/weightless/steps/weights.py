@@ -36,6 +36,7 @@ MOST_FOR_SPECTRUM = 2**20  # entries of a matrix whose largest singular value is
 MULTIPLE = 1e-3  # relative distance at which an output counts as a multiple of another
 SMALLEST = 1e-300
 COPIES = 4  # of a weight with entries: itself, its start, and two of the optimiser
+STORED_BYTES = 2**31  # of all updates that are kept, each with two means of its optimiser
 
 
 @dataclass
@@ -49,6 +50,8 @@ class Forms:
     reasons: dict[str, str] = field(default_factory=dict)  # of the weights with entries
     tied: set[str] = field(default_factory=set)  # tables that linear maps use too
     taken: int = 0  # bytes of the weights with entries
+    stored: dict[str, bool] = field(default_factory=dict)  # whether updates of an undrawn weight are kept
+    stored_bytes: int = 0
 
     def of_matrix(self, weight: RandomWeight, rule: UpdateRule | None, tokens: int) -> str:
         """Return the form of a matrix that a linear map uses, chosen by cost at its first use.
@@ -78,6 +81,17 @@ class Forms:
     def bytes_of(self, weight: RandomWeight) -> int:
         return COPIES * math.prod(weight.shape) * weight.run.dtype.itemsize
 
+    def stores(self, weight: RandomWeight) -> bool:
+        """Whether updates by Adam or Lion are kept: those of the first matrices that take no more than `STORED_BYTES`.
+
+        The free memory has no say, since results would depend on it in their last digits.
+        """
+        if weight.name not in self.stored:
+            size = self.stored_bytes + 3 * math.prod(weight.shape) * weight.run.dtype.itemsize
+            self.stored[weight.name] = size <= STORED_BYTES
+            self.stored_bytes = size if size <= STORED_BYTES else self.stored_bytes
+        return self.stored[weight.name]
+
     def require_entries(self, weight: RandomWeight, reason: str) -> None:
         """Give a weight entries.
 
@@ -104,11 +118,11 @@ def matrix_shape(weight: RandomWeight) -> tuple[int, int]:
 class TrainedMatrix:
     """A matrix of which only products are known, W_t = a W₀ + U_t (n × p)."""
 
-    def __init__(self, initial: UndrawnMatrix, rule: UpdateRule | None) -> None:
+    def __init__(self, initial: UndrawnMatrix, rule: UpdateRule | None, stored: bool) -> None:
         self.initial, self.rule = initial, rule
         self.core = self.history = None
         if rule is not None and is_entrywise(rule):
-            self.history = EntrywiseHistory(rule, initial.shape)
+            self.history = EntrywiseHistory(rule, initial.shape, stored)
         elif rule is not None:
             self.core = CoreUpdate(rule, initial.shape)
         self.uses: list[tuple[Tensor, Tensor]] = []  # of this pass: factors of the gradient, or their coefficients
@@ -348,7 +362,9 @@ class TrainedWeights:
         if form == UNDRAWN:
             initial = UndrawnMatrix(matrix, weight.law.scale, draw, self.dtype, self.bases)
             initial.know_rows(weight.law.rows if part is None else {})
-        result = TrainedMatrix(initial, self.rule(weight.name) if weight.trained else None)
+        rule = self.rule(weight.name) if weight.trained else None
+        stored = rule is not None and is_entrywise(rule) and self.forms.stores(weight)
+        result = TrainedMatrix(initial, rule, stored)
         for step in self.steps.get(weight.name, []):
             result.step(*step)
         return result
