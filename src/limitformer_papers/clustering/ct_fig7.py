@@ -106,7 +106,7 @@ def claims(data: xr.Dataset) -> list[Claim]:
             abs(drift) < 0.03 + 3 * noise,
         ),
         Claim("mean number of tokens in the smaller of two antipodal clusters", mean),
-        Claim("share of two antipodal clusters that are equal in size, and so for ever", equal),
+        Claim("share of two antipodal clusters that are equal in size, which attract each other", equal),
         Claim(f"exact mean lifetime of clusters of {split(data, 1)} tokens", float(lifetime[0])),
         Claim(f"the same of {split(data, typical)} tokens, about the median split", float(lifetime[typical - 1])),
         Claim(f"the same of {split(data, len(lifetime))} tokens, the longest", float(lifetime[-1])),
