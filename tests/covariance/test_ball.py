@@ -113,7 +113,6 @@ def test_errors_of_a_large_ball_shrink_with_dt():
     assert resolution_at(0.0025, 0.05) == pytest.approx(0.0125, rel=1e-8)
 
 
-
 @pytest.mark.parametrize("step", ["factor", "euler-maruyama"])
 def test_one_token_leaves_at_the_times_of_a_geometric_brownian_motion(step):
     """V of one token is one, with the variance 4a². Paths that are seen at the ends of steps leave too late."""
