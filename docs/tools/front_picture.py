@@ -20,7 +20,7 @@ SHOWN, PHONE = 560, 358  # pixels of CSS: the picture's width on a page, and on 
 WIDTH, HEIGHT = 5.0, 3.3  # inches
 SIZES = ("font.size", "axes.labelsize", "xtick.labelsize", "ytick.labelsize")
 TYPE: Any = dict.fromkeys(SIZES, 11.5)
-# Names beside the lines: text, the height of its right end, and a colour with a contrast of 4.5 on white.
+# Names next to the lines: text, the height of its right end, and a colour with a contrast of 4.5 on white.
 NAMES = {
     UNSHAPED: ("softmax attention, with and without Pre-LN", 1.045, BLACK),
     VANILLA: ("softmax attention, Pre-LN, λ = γ = 1", 0.83, "#00664b"),

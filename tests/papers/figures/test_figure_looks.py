@@ -16,6 +16,7 @@ from PIL import Image
 
 from limitformer.plot import ALONE, BLUE, RED, STYLE, WIDTH, legend_below, panels, style
 from limitformer_papers import FIGURES
+from limitformer_papers.beyond import stock_models
 from limitformer_papers.making import module_of
 from limitformer_papers.shaped_transformer.st_fig4 import CASES, COVARIANCE_ONLY
 
@@ -320,3 +321,16 @@ def test_ct_fig6_panels_share_one_scale(drawings):
     assert even.get_ylim() == odd.get_ylim()
     colours = [container[0].get_color() for axes in (even, odd) for container in axes.containers]
     assert len(set(colours)) == len(colours) == 3
+
+
+def test_stock_models_names_at_most_six_lines_in_a_panel(drawings):
+    """Each model has its name in one column, and a grey line in every panel."""
+    models = list(stock_models.paper().models)
+    columns = stock_models.groups(models)
+    assert sorted(name for names in columns.values() for name in names) == sorted(models)
+    assert max(map(len, columns.values())) <= 6
+    quick = len(stock_models.quick().models)
+    for axes in drawings["stock-models"].axes:
+        grey = [line for line in axes.lines if to_hex(line.get_color()) == to_hex("0.82")]
+        assert len(grey) == quick
+        assert 1 <= len(axes.lines) - quick < quick
