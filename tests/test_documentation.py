@@ -18,7 +18,7 @@ PAGES = FRONT + sorted(ROOT.glob("docs/**/*.md"))
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SHOWN = re.compile(r"^```python\n((?:(?!```).*\n)*)```\n\n```text\n((?:(?!```).*\n)*)```$", re.MULTILINE)
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+LINK = re.compile(r"""(?:!?\[[^\]]*\]\(|<img src=")([^)"\s]+)[)"]""")
 HERE = re.compile(r"https://(github\.com|raw\.githubusercontent\.com)/limitformer/limitformer/(blob/)?main/")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 

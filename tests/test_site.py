@@ -20,7 +20,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from docs.tools import command_line, explorer, hooks, notebooks
+from docs.tools import command_line, explorer, hooks, notebooks, sentences
 
 from chromium import launched
 
@@ -200,18 +200,65 @@ def test_unreadable_formula_fails_the_build():
 @pytest.mark.parametrize(
     ("written", "shown"),
     [
-        ("V_αβ P_αβ", "V<sub>αβ</sub> P<sub>αβ</sub>"),
-        ("S₂^αν, x^(−1/(2γ²))", "S₂<sup>αν</sup>, x<sup>−1/(2γ²)</sup>"),
-        ("∫_{−1}^b s", "∫<sub>−1</sub><sup>b</sup> s"),
-        ("(S^{d−1})^N", "(S<sup>d−1</sup>)<sup>N</sup>"),
-        ("A_ℓX_ℓ, W_kj^pre", "A<sub>ℓ</sub>X<sub>ℓ</sub>, W<sub>kj</sub><sup>pre</sup>"),
-        ("early_stop", "early_stop"),
+        ("V_αβ P_αβ", "{*V*<sub>*α**β*</sub>} {*P*<sub>*α**β*</sub>}"),
+        ("S₂^αν, x^(−1/(2γ²))", "{*S*₂<sup>*α**ν*</sup>}, {*x*<sup>−1/(2*γ*²)</sup>}"),
+        ("∫_{−1}^b f(s)", "{∫<sub>−1</sub><sup>*b*</sup>} {*f*(*s*)}"),
+        ("(S^{d−1})^N.", "{(*S*<sup>*d*−1</sup>)<sup>*N*</sup>}."),
+        ("A_ℓX_ℓ, W_kj^pre", "{*A*<sub>*ℓ*</sub>*X*<sub>*ℓ*</sub>}, {*W*<sub>*k**j*</sub><sup>pre</sup>}"),
+        ("width n = 200 (if γ² &lt; ½).", "width {*n* = 200} (if {*γ*² &lt; ½})."),
+        ("mean |ρ| is a log N", "mean {|*ρ*|} is a {log *N*}"),
+        ("e^{r(u − u_to)} at a = 1", "{*e*<sup>*r*(*u* − *u*<sub>*t**o*</sub>)</sup>} at {*a* = 1}"),
+        ("X̃_ℓ and KS", "{*X̃*<sub>*ℓ*</sub>} and KS"),
+        ("Rᵀ(ȳ + Nᵢ)", "{*R*<sup>*T*</sup>(*y\u0304* + *N*<sub>*i*</sub>)}"),
+        ("early_stop, glm4v_moe and hy_v4_vl", "early_stop, glm4v_moe and hy_v4_vl"),
+        ("Command R, Appendix B", "Command R, Appendix B"),
+        ("3 s, w/o a norm: 0.4 ± 0.1 at 10⁶, (a), (b)", "3 s, w/o a norm: 0.4 ± 0.1 at 10⁶, (a), (b)"),
         ("<code>a_b</code><math>x_y</math>", "<code>a_b</code><math>x_y</math>"),
         ('<a href="V_1">', '<a href="V_1">'),
     ],
 )
-def test_indices_in_sentences_are_subscripts(written, shown):
-    assert hooks.in_text(written) == shown
+def test_formulas_in_sentences(written, shown):
+    """Braces stand for the formula's element, and stars for that of a letter in italics."""
+    expected = re.sub(r"\*(.+?)\*", r"<i>\1</i>", shown).replace("{", '<span class="math">').replace("}", "</span>")
+    assert sentences.in_text(written) == expected
+
+
+def test_formulas_in_sentences_keep_their_characters(site):
+    """Readers search and copy the letters of the source, not those of the font's italics."""
+    text = (site / "theory.html").read_text(encoding="utf-8")
+    formulas = re.findall(r'<span class="math">(.*?)</span>', text)
+    assert len(formulas) > 200
+    assert not any("\U0001d400" <= letter <= "\U0001d7ff" for each in formulas for letter in each)
+
+
+def test_tables_are_named_regions(site):
+    for path, text in pages(site).items():
+        found = re.findall(r'<div class="table" tabindex="0" role="region" aria-label="([^"]+)"><table>', text)
+        assert len(found) == text.count("<table>"), path
+        assert len(set(found)) == len(found), path
+
+
+def test_second_table_of_a_head_has_another_name():
+    table = "<table><tr><th>claim</th></tr></table>"
+    content = hooks.with_regions(f'<h2 id="n">Numbers<a class="headerlink"></a></h2>{table}{table}')
+    regions = re.findall(r'<div class="table" tabindex="0" role="region" aria-label="([^"]+)">', content)
+    assert regions == ["Numbers: claim", "Numbers: claim (2)"]
+
+
+def test_pictures_of_several_panels_are_marked(site):
+    """On a phone they scroll; one panel fits."""
+    several, one = ((site / f"figures/{name}.html").read_text(encoding="utf-8") for name in ("st-fig1", "ct-fig5"))
+    assert '<a class="large wide" href="st-fig1.png">' in several
+    assert '<a class="large" href="ct-fig5.png">' in one
+
+
+@pytest.mark.parametrize("name", EXPLORER)
+def test_source_of_the_explorer_describes_the_page(name):
+    source = (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
+    assert "<code>make site</code>" in source
+    assert f"out/site/{name}.html" in source
+    assert "<script" not in source  # shown as text there
+    assert "<link" not in source
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.ipynb")), ids=lambda path: path.stem)
@@ -238,7 +285,7 @@ def test_links_to_sections_name_them(site):
 
 def test_pictures_open_large(site):
     page = (site / "figures/st-fig1.html").read_text(encoding="utf-8")
-    assert re.search(r'<a class="large" href="st-fig1.png"><img [^>]*src="st-fig1.png"', page)
+    assert re.search(r'<a class="large wide" href="st-fig1.png"><img [^>]*src="st-fig1.png"', page)
     cards = (site / "gallery.html").read_text(encoding="utf-8")
     assert 'class="large"' not in cards  # there a picture leads to its page
 
@@ -250,6 +297,7 @@ def test_font_of_formulas_has_their_characters(site):
     known = TTFont(ROOT / "docs/assets/math.woff").getBestCmap()
     pages = [page.read_text(encoding="utf-8") for page in site.rglob("*.html")]
     formulas = re.findall("<math.*?</math>", "".join(pages), re.DOTALL)
+    formulas += re.findall('<span class="math">(.*?)</span>', "".join(pages))
     used = set(html.unescape("".join(re.sub("<[^>]+>", "", formula) for formula in formulas)))
     assert len(used) > 100
     assert sorted(used - {"\n"} - set(map(chr, known))) == []
@@ -383,6 +431,43 @@ def test_keyboard_reaches_content_search_and_wide_formulas(opened):
     wide = "[...document.querySelectorAll('.formula')].filter((each) => each.scrollWidth > each.clientWidth)"
     assert page.evaluate(f"{wide}.length") > 5
     assert page.evaluate(f"{wide}.every((each) => each.tabIndex === 0)")
+
+
+PHONE = """() => {
+  const sticks = (each) => {
+    for (let at = each.parentElement; at; at = at.parentElement) {
+      if (at.matches(".md-content")) return each.getBoundingClientRect().right > innerWidth + 1;
+      if (getComputedStyle(at).overflowX !== "visible") return false;
+    }
+  };
+  const all = [...document.querySelectorAll(".md-content *")];
+  const scrolling = all.filter((each) => /auto|scroll/.test(getComputedStyle(each).overflowX)
+    && each.clientWidth && each.scrollWidth > each.clientWidth + 1);
+  return {
+    sticking: all.filter(sticks).map((each) => each.outerHTML.slice(0, 80)),
+    scrolling: scrolling.length,
+    mute: scrolling.filter((each) => each.tabIndex < 0 && !each.querySelector("a, button, input")).length,
+  };
+}"""
+
+
+@pytest.mark.parametrize("name", ["check", "figures/st-fig1", "architectures"])
+def test_phone_cuts_nothing_off_and_scrolls_by_keyboard(opened, name):
+    page = opened(name, width=390)
+    seen = page.evaluate(PHONE)
+    assert (seen["sticking"], seen["mute"]) == ([], 0)
+    assert seen["scrolling"] > 0
+    page.add_style_tag(content=".md-typeset .table, .md-typeset a.wide { overflow: visible !important; }")
+    assert page.evaluate(PHONE)["sticking"]  # the wrong twin
+
+
+def test_formulas_in_sentences_have_the_typeface_of_displayed_ones(opened):
+    page = opened("theory")
+    family = "getComputedStyle(document.querySelector('{}')).fontFamily"
+    inline, displayed = page.evaluate(family.format("span.math i")), page.evaluate(family.format(".formula math"))
+    assert inline == displayed
+    assert inline.startswith('"limitformer math"')
+    assert page.evaluate("CSS.supports('text-transform', 'math-auto')")
 
 
 def test_site_has_each_explorer_as_one_file(opened, site):

@@ -23,6 +23,12 @@ SHELL = """<!doctype html>
 """
 
 
+def on_page_markdown(markdown: str, page: Any, **_: object) -> str:
+    """Add style and script to a page of the explorer; its source has none, since code hosts show them as text."""
+    folder, _slash, _name = page.file.src_uri.rpartition("/")
+    return f"{markdown}\n\n{STYLE}\n{SCRIPT}\n" if folder == FOLDER.name else markdown
+
+
 def on_post_page(output: str, page: Any, **_: object) -> str:
     """Insert its numbers into a page of the explorer."""
     folder, _slash, name = page.file.src_uri.rpartition("/")
@@ -47,7 +53,7 @@ def with_numbers(text: str, name: str) -> str:
 def single_file(name: str) -> str:
     """Return a page as one file; its links lead to the repository, since the file may be anywhere."""
     source = re.sub(r"\A---.*?^---$", "", read(f"{name}.md"), flags=re.DOTALL | re.MULTILINE)
-    source = re.sub(r"\]\(\.\./", f"]({SITE}", source).replace(STYLE, "")
+    source = re.sub(r"\]\(\.\./", f"]({SITE}", source) + f"\n\n{SCRIPT}\n"
     body = re.sub(r' data-alone="[^"]*"', "", with_numbers(markdown.markdown(source), name))
     body = body.replace(SCRIPT, f"<script>{read('explorer.js')}</script>")
     title = re.findall(r"^# (.+)$", source, re.MULTILINE)[0]

@@ -24,21 +24,15 @@ from limitformer_papers.common.claims import Claim, FigureRun
 PATCHES = ("vit",)  # tokens are patches of one image, not ids
 PLAIN = ("llama-3-8b", "llama-3-405b", "command-r", "llama-3.2-1b")  # two matrices between the norm and the logits
 NORMED = ("qwen3-8b", "gemma-3-1b", "olmo-2-7b", "qwen3-0.6b")  # queries and keys are normalised
-PANELS = (
-    ("size", "root mean square of the stream", "log"),
-    ("correlation", "mean correlation of tokens", "linear"),
-    ("logit_std", "standard deviation of logits", "log"),
-    ("effective_tokens", "effective tokens", "log"),
-    ("stream_gradient", "gradient of the stream, last = 1", "log"),
+ENCODERS = ("bert-large", "vit-large", "modernbert-large", "t5-large")
+CAPPED = ("gemma-2-9b",)
+ROWS = (
+    ("size", "root mean square\nof the stream", "log"),
+    ("correlation", "mean correlation\nof tokens", "linear"),
+    ("logit_std", "standard deviation\nof logits", "log"),
+    ("effective_tokens", "effective tokens,\nexp of the entropy", "log"),
+    ("stream_gradient", "gradient of the\nstream, last = 1", "log"),
 )
-
-SYMBOLS = {
-    "size": r"$|X|/\sqrt{mn}$",
-    "correlation": "ρ",
-    "logit_std": "σ",
-    "effective_tokens": "exp of the entropy",
-    "stream_gradient": r"$|\partial L/\partial X|$",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +123,7 @@ def of_a_row(tokens: int) -> float:
 
 
 def numbers(data: xr.Dataset, name: str) -> list[Claim]:
-    last = {key: data[key].dropna(data[key].dims[0]) for key, _, _ in PANELS}
+    last = {key: data[key].dropna(data[key].dims[0]) for key, _, _ in ROWS}
     statements = [
         Claim(f"{name}: logit std, first block", float(last["logit_std"][0])),
         Claim(f"{name}: effective tokens, last block", float(last["effective_tokens"][-1])),
@@ -141,33 +135,40 @@ def numbers(data: xr.Dataset, name: str) -> list[Claim]:
 
 
 def draw(data: xr.Dataset) -> Figure:
-    figure, axes = panels(3, height=3.3, rows=2)
-    every = axes.ravel()
-    for panel, (key, title, scale) in zip(every, PANELS, strict=False):
-        draw_panel(panel, data, key)
-        panel.set(title=title, yscale=scale, xlabel="part of the depth", ylabel=SYMBOLS[key])
-    handles, labels = every[0].get_legend_handles_labels()
-    every[-1].remove()
-    figure.legend(handles, labels, loc="center", bbox_to_anchor=(0.85, 0.27), ncols=2)
+    """Draw a column of panels for each group; a panel has the curves of the group over those of all models, in grey."""
+    columns = groups([str(name) for name in data.model.values])
+    figure, axes = panels(len(columns), height=2.1, rows=len(ROWS))
+    axes = np.reshape(axes, (len(ROWS), len(columns)))
+    for row, (key, label, scale) in zip(axes, ROWS, strict=True):
+        for panel, names in zip(row, columns.values(), strict=True):
+            draw_panel(panel, data[key], names)
+            panel.set(yscale=scale, xlabel="part of the depth", ylabel=label)
+            panel.label_outer()
+    for panel, title in zip(axes[0], columns, strict=True):
+        panel.legend(title=title, loc="lower center", bbox_to_anchor=(0.5, 1.02), ncols=2)
     return figure
 
 
-def draw_panel(axes: Axes, data: xr.Dataset, key: str) -> None:
-    for place, name in enumerate(data.model.values):
-        curve = data[key].sel(model=name)
-        curve = curve.dropna(curve.dims[0])
-        part = np.linspace(0, 1, curve.size)
-        line = ("-", "--")[place // len(PALETTE)]
-        every = (place / 14 / 5, 0.2)  # of the curve's length, apart from the others' marks
-        colour, mark = PALETTE[place % len(PALETTE)], MARKERS[place % len(MARKERS)]
-        axes.plot(
-            part,
-            curve,
-            color=colour,
-            linestyle=line,
-            marker=mark,
-            markevery=every,
-            markersize=4,
-            label=str(name),
-            linewidth=1.4,
-        )
+def groups(models: list[str]) -> dict[str, list[str]]:
+    """Return the models of each group that has any, by the group's title."""
+    title_of = dict.fromkeys(ENCODERS, "with encoders")
+    title_of |= dict.fromkeys((*NORMED, *CAPPED), "decoders, logits normed or capped")
+    found: dict[str, list[str]] = {}
+    for name in models:
+        found.setdefault(title_of.get(name, "decoders, neither norm nor cap"), []).append(name)
+    return found
+
+
+def draw_panel(axes: Axes, curves: xr.DataArray, names: list[str]) -> None:
+    for name in curves.model.values:
+        axes.plot(*by_part(curves, name), color="0.82", linewidth=0.8)
+    for k, name in enumerate(names):
+        every = (k / len(names) / 4, 0.25)  # of the curve's length, apart from the others' marks
+        look: Any = {"color": PALETTE[k], "marker": MARKERS[k % len(MARKERS)], "linestyle": ("-", "--")[k % 2]}
+        axes.plot(*by_part(curves, name), label=name, markevery=every, markersize=4, linewidth=1.5, **look)
+
+
+def by_part(curves: xr.DataArray, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the part of the depth, 0 to 1, and the model's curve."""
+    curve = curves.sel(model=name).dropna(curves.dims[-1])
+    return np.linspace(0, 1, curve.size), curve.values

@@ -1,7 +1,5 @@
 """Looks of printed figures: one size of type, legends off the data, curves that all readers can distinguish.
 
-Each rule is a function of a drawing, which must also find fault with a bad one.
-
 Each rule is a function of a drawing, which must find fault with a bad one too.
 """
 
@@ -9,13 +7,16 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from docs.tools import front_picture
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.lines import Line2D
+from PIL import Image
 
 from limitformer.plot import ALONE, BLUE, RED, STYLE, WIDTH, legend_below, panels, style
 from limitformer_papers import FIGURES
+from limitformer_papers.beyond import stock_models
 from limitformer_papers.making import module_of
 from limitformer_papers.shaped_transformer.st_fig4 import CASES, COVARIANCE_ONLY
 
@@ -112,6 +113,47 @@ def test_wrong_twin_legend_of_another_size_is_detected():
 def test_figures_have_one_of_two_widths(drawings, name):
     """Type then has one size in all figures on a page of fixed width."""
     assert drawings[name].get_size_inches()[0] in (pytest.approx(WIDTH), pytest.approx(ALONE))
+
+
+# The picture of the first page.
+
+LEAST_PIXELS = 10.0
+
+
+def pixels(drawing, width):
+    """Return the smallest type in pixels of CSS, in a picture that is shown `width` pixels wide."""
+    least = min(min(several) for several in sizes(drawing).values())
+    return least * width / (72 * drawing.get_size_inches()[0])
+
+
+@pytest.fixture(scope="module")
+def front(figures):
+    drawing = front_picture.draw(figures["st-fig1"].data)
+    FigureCanvasAgg(drawing).draw()
+    return drawing
+
+
+def test_front_picture_is_legible_on_a_phone(front):
+    assert pixels(front, front_picture.PHONE) > LEAST_PIXELS
+    with Image.open(front_picture.PICTURE) as picture:
+        assert picture.width == 2 * front_picture.SHOWN
+    for page in ("README.md", "docs/index.md"):
+        text = (front_picture.PICTURE.parents[2] / page).read_text(encoding="utf-8")
+        assert f'width="{front_picture.SHOWN}"' in text
+
+
+def test_wrong_twin_figure_of_two_panels_is_not_legible_on_a_phone(drawings):
+    assert pixels(drawings["st-fig1"], front_picture.PHONE) < LEAST_PIXELS
+
+
+def test_front_picture_names_its_lines_beside_them(front):
+    """No name lies on another one or leaves the panel."""
+    renderer, (axes,) = front.canvas.get_renderer(), front.axes
+    boxes = [text.get_window_extent(renderer) for text in axes.texts]
+    assert len(boxes) == len(front_picture.NAMES)
+    assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
+    panel = axes.get_window_extent(renderer)
+    assert all(panel.x0 < box.x0 and box.x1 < panel.x1 and box.y1 < panel.y1 for box in boxes)
 
 
 # Legends.
@@ -279,3 +321,16 @@ def test_ct_fig6_panels_share_one_scale(drawings):
     assert even.get_ylim() == odd.get_ylim()
     colours = [container[0].get_color() for axes in (even, odd) for container in axes.containers]
     assert len(set(colours)) == len(colours) == 3
+
+
+def test_stock_models_names_at_most_six_lines_in_a_panel(drawings):
+    """Each model has its name in one column, and a grey line in every panel."""
+    models = list(stock_models.paper().models)
+    columns = stock_models.groups(models)
+    assert sorted(name for names in columns.values() for name in names) == sorted(models)
+    assert max(map(len, columns.values())) <= 6
+    quick = len(stock_models.quick().models)
+    for axes in drawings["stock-models"].axes:
+        grey = [line for line in axes.lines if to_hex(line.get_color()) == to_hex("0.82")]
+        assert len(grey) == quick
+        assert 1 <= len(axes.lines) - quick < quick
