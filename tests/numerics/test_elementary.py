@@ -11,11 +11,12 @@ from limitformer.numerics.elementary import (
     as_bits,
     as_float,
     exponential,
+    exponential_less_one,
     exponentials,
-    exponentials_less_one,
     logarithm,
     sine_cosine,
 )
+from limitformer.numerics.lanes import LANES, load, store
 
 EPS = np.finfo(float).eps
 LEAST, LARGEST = np.finfo(float).tiny, np.finfo(float).max
@@ -34,6 +35,18 @@ def logarithms(u, out):
 def exponentials_of(x, out):
     for i in range(len(x)):
         out[i] = exponential(x[i])
+
+
+@compiled
+def exponentials_less_one(x, out):
+    for i in range(len(x)):
+        out[i] = exponential_less_one(x[i])
+
+
+@compiled
+def lanes_less_one(matrix):
+    for i in range(matrix.shape[0]):
+        store(matrix, i, 0, exponential_less_one(load(matrix, i, 0)))
 
 
 @compiled
@@ -186,8 +199,8 @@ def test_exponential_ascends():
 def test_exponential_less_one_keeps_the_digits_of_small_numbers():
     """This includes 1e-300, where exp x − 1 (the wrong twin) has lost all digits, and zero."""
     x = np.concatenate([np.linspace(-0.1, 0.1, 2001), *np.outer([1, -1], 10.0 ** np.arange(-300, -1))])
-    out = 2 * x
-    exponentials_less_one(0.5, out)
+    out = np.empty_like(x)
+    exponentials_less_one(x, out)
     exact = np.expm1(x.astype(np.longdouble))
     np.testing.assert_array_equal(out[x == 0], 0)
     x, out, exact = x[x != 0], out[x != 0], exact[x != 0]
@@ -195,15 +208,19 @@ def test_exponential_less_one_keeps_the_digits_of_small_numbers():
     assert worst(np.exp(x) - 1, exact) > 0.5
 
 
-@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 31, 72, 1000])
-def test_exponentials_are_exponentials_one_by_one(count):
-    """The bits are the same for any length, so the remainder of a vectorised loop gives the same numbers."""
-    x = uniform(-720, 3, count, seed=count)
+@pytest.mark.parametrize("columns", [0, 1, 3, 8, 25])
+def test_exponentials_of_lanes_have_the_bits_of_numbers(columns):
+    """This holds for both exponentials at any size, and for NaN and −∞ in one lane."""
+    x = uniform(-720, 3, 5 * columns * LANES, seed=columns).reshape(5, columns, LANES)
+    x[1::2, :1, 2], x[::2, :1, 5] = np.nan, -np.inf
     out = x.copy()
     exponentials(out)
-    alone = np.array([exponential_of([value])[0] for value in x])
-    np.testing.assert_array_equal(out, alone)
-    np.testing.assert_array_equal(exponential_of(x), alone)
+    np.testing.assert_array_equal(out.ravel(), exponential_of(x.ravel()))
+    small = uniform(-0.1, 0.1, columns * LANES, seed=columns)
+    out, lanes = np.empty_like(small), small.reshape(columns, 1, LANES).copy()
+    exponentials_less_one(small, out)
+    lanes_less_one(lanes)
+    np.testing.assert_array_equal(lanes.ravel(), out)
 
 
 def test_the_logarithm_undoes_the_exponential():

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from limitformer.models.start import correlations_of
-from limitformer.numerics.kernels import kernel
+from limitformer.numerics.kernels import inlined, kernel
 from limitformer.numerics.lanes import everywhere, load, product, square_root, store, where_positive
 from limitformer.numerics.random import draw_normals, next_chi, next_normal
 
@@ -161,8 +161,14 @@ def inner(a, i, b, j, first, last):
 def multiply_transposed(a, b, out):
     """out = a bᵀ."""
     for i in range(0, a.shape[0], 2):
-        for j in range(0, b.shape[0], 4):
-            transposed_block(a, i, b, j, a.shape[1], out)
+        transposed_rows(a, i, b, b.shape[0], out)
+
+
+@kernel
+def transposed_rows(a, i, b, columns, out):
+    """Rows i and i + 1 of a bᵀ, at least the first `columns`."""
+    for j in range(0, columns, 4):
+        transposed_block(a, i, b, j, a.shape[1], out)
 
 
 @kernel
@@ -173,7 +179,7 @@ def multiply_by_lower_transposed(a, b, out):
             transposed_block(a, i, b, j, min(j + 4, a.shape[1]), out)
 
 
-@kernel
+@inlined
 def transposed_block(a, i, b, j, last, out):
     """Two rows by four columns of a bᵀ, over k < last, or fewer at the edges."""
     if i + 2 > a.shape[0] or j + 4 > b.shape[0]:
@@ -195,8 +201,7 @@ def transposed_block(a, i, b, j, last, out):
 def gram(a, out):
     """out = a aᵀ, symmetric to the last bit."""
     for i in range(0, a.shape[0], 2):
-        for j in range(0, i + 2, 4):
-            transposed_block(a, i, a, j, a.shape[1], out)
+        transposed_rows(a, i, a, i + 2, out)
     mirror(a.shape[0], out)
 
 

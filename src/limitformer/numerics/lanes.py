@@ -3,7 +3,8 @@ r"""Lanes: a vector type with which kernels run eight replicas at a time.
 A matrix of a kernel is an array (rows, columns, LANES): entry (i, j) of eight replicas. `load` reads such an entry as
 one value, `store` writes one, and +, −, ×, ÷ act on the eight replicas separately. The compiler keeps a value in one
 vector register (or two, or four, depending on the machine), so a kernel that is written like a scalar one runs eight
-replicas at about the cost of one, at every matrix size.
+replicas at about the cost of one, at every matrix size. The operators have the fastmath flags of the kernel that
+contains them.
 
 Replicas never mix: the result of a lane does not depend on its neighbours, so the bits of a result do not depend on
 which replicas run together.
@@ -26,7 +27,6 @@ from numpy.typing import NDArray
 from limitformer.numerics.kernels import allocator, strict_kernel
 
 LANES = 8
-FLAGS = ("contract", "reassoc", "nsz", "arcp")  # as kernels.FASTMATH
 VECTOR = ir.VectorType(ir.DoubleType(), LANES)
 
 # Numba passes the typing context first, which its annotations leave out.
@@ -92,7 +92,7 @@ def define_operator(symbol: Any, instruction: str) -> None:
 
     def lower(context: Any, builder: Any, sig: Any, arguments: Any) -> Any:
         left, right = (as_vector(builder, *pair) for pair in zip(arguments, sig.args, strict=True))
-        return getattr(builder, instruction)(left, right, flags=FLAGS)
+        return getattr(builder, instruction)(left, right)
 
     infer_global(symbol)(Template)
     for pair in ((lanes, lanes), (lanes, types.float64), (types.float64, lanes)):
@@ -160,23 +160,13 @@ def everywhere(typing_context: Any, number: Any) -> Any:
     return lanes(types.float64), generate
 
 
-@extension
-def multiplied(typing_context: Any, left: Any, right: Any) -> Any:
-    """Return left × right with only the fastmath flags of the calling kernel."""
-
-    def generate(context: Any, builder: Any, sig: Any, arguments: Any) -> Any:
-        return builder.fmul(*arguments)
-
-    return lanes(lanes, lanes), generate
-
-
 @strict_kernel
 def product(left, right):
     """Return left × right without reassociation.
 
     With `*` the compiler may turn (x a) a into x a², depending on the processor; use this where a² could overflow.
     """
-    return multiplied(left, right)
+    return left * right
 
 
 def unary(name: str, documentation: str) -> Any:
@@ -203,18 +193,19 @@ def choice(comparison: str, documentation: str) -> Any:
 
     def function(typing_context: Any, left: Any, right: Any) -> Any:
         def generate(context: Any, builder: Any, sig: Any, arguments: Any) -> Any:
-            a, b = (as_vector(builder, *pair) for pair in zip(arguments, sig.args, strict=True))
-            return builder.select(builder.fcmp_ordered(comparison, a, b), a, b)
+            if lanes in sig.args:
+                arguments = [as_vector(builder, *pair) for pair in zip(arguments, sig.args, strict=True)]
+            return builder.select(builder.fcmp_ordered(comparison, *arguments), *arguments)
 
         value_types = [lanes if value is lanes else types.float64 for value in (left, right)]
-        return lanes(*value_types), generate
+        return (lanes if lanes in value_types else types.float64)(*value_types), generate
 
     function.__doc__ = documentation
     return extension(function)
 
 
-larger = choice(">", "Return the larger of two values, lane by lane.")
-smaller = choice("<", "Return the smaller of two values, lane by lane.")
+larger = choice(">", "Return the larger of two values, lane by lane if they have lanes; with NaN, the second.")
+smaller = choice("<", "Return the smaller of two values, lane by lane if they have lanes; with NaN, the second.")
 
 
 @extension

@@ -23,7 +23,7 @@ from limitformer.numerics.factor import (
     triangularise,
 )
 from limitformer.numerics.kernels import allocator, kernel
-from limitformer.numerics.lanes import LANES, everywhere, lane_matrix, larger, load, store
+from limitformer.numerics.lanes import everywhere, lane_matrix, larger, load, store
 from limitformer.numerics.watch import is_halted
 
 
@@ -46,7 +46,6 @@ class AttentionWorkspace(NamedTuple):
     queries: np.ndarray  # (m, q)
     products: np.ndarray  # (m, r)
     matrix: np.ndarray  # (m, m)
-    flat: np.ndarray  # the memory of `matrix` in one row
     mixed: np.ndarray  # (m, r)
     head: np.ndarray  # (m, q)
     side_by_side: np.ndarray  # (m, heads q)
@@ -55,14 +54,12 @@ class AttentionWorkspace(NamedTuple):
 @allocator
 def attention_workspace(tokens, rank, constants):
     q = min(rank, constants.key_dim)
-    matrix = lane_matrix(tokens, tokens)
     return AttentionWorkspace(
         lane_matrix(rank, q),
         lane_matrix(q, rank),
         lane_matrix(tokens, q),
         lane_matrix(tokens, rank),
-        matrix,
-        matrix.reshape(tokens * tokens * LANES),
+        lane_matrix(tokens, tokens),
         lane_matrix(tokens, rank),
         lane_matrix(tokens, q),
         lane_matrix(tokens, constants.heads * q),
@@ -86,7 +83,7 @@ def attention_matrix(visible, constants, work):
         return
     for i in range(visible.shape[0]):
         shift_logits(work.matrix, i, visible, constants.inverse_temperature)
-    exponentials(work.flat)
+    exponentials(work.matrix)
     for i in range(visible.shape[0]):
         normalise_weights(work.matrix, i, visible, constants)
 

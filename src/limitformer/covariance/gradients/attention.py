@@ -130,7 +130,6 @@ def forward_head(stream, factor, visible, constants, h, record, scratch):
         scratch.head,
         scratch.products,
         weights,
-        weights.reshape(weights.size),
         record.mixed[h],
         scratch.head,
         record.side_by_side,

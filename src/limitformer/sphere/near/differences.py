@@ -21,9 +21,9 @@ Replicas in which token i is a root keep all their bits, although they share lan
 
 import numpy as np
 
-from limitformer.numerics.elementary import exponentials_less_one
-from limitformer.numerics.factor import FIRST, inner, multiply, transposed_block
-from limitformer.numerics.kernels import inlined, kernel
+from limitformer.numerics.elementary import exponential_less_one
+from limitformer.numerics.factor import FIRST, inner, multiply, transposed_rows
+from limitformer.numerics.kernels import inlined, kernel, strict_kernel
 from limitformer.numerics.lanes import (
     LANES,
     all_below,
@@ -51,11 +51,17 @@ def difference_rows(x, constants, attention, tree):
         end = min(i + 2, n)
         if tree.children[i] + tree.children[end - 1] == 0:
             continue
-        for j in range(0, n, 4):
-            transposed_block(factor, i, x, j, x.shape[1], tree.change)
-        exponentials_less_one(-constants.beta, tree.change_flat[i * n * LANES : end * n * LANES])
+        transposed_rows(factor, i, x, n, tree.change)
         for row in range(i, end):
+            changes(row, -constants.beta, tree.change)
             difference_row(row, constants.fixed, attention.weights, attention.scales, tree)
+
+
+@strict_kernel
+def changes(i, factor, change):
+    """Replace the inner products in row i by r_j."""
+    for j in range(change.shape[1]):
+        store(change, i, j, exponential_less_one(factor * load(change, i, j)))
 
 
 @kernel

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from limitformer.numerics.factor import FIRST, transposed_block
+from limitformer.numerics.factor import FIRST, transposed_rows
 from limitformer.numerics.kernels import allocator, kernel
 from limitformer.numerics.lanes import (
     LANES,
@@ -47,21 +47,18 @@ class NearTree(NamedTuple):
     numbers: np.ndarray  # (N, 4): s, 0 for a root; the length before normalisation; ω and σ of `gathered`
     apart: np.ndarray  # (N, r): D; undefined for a root
     change: np.ndarray  # (N, N), scratch
-    change_flat: np.ndarray  # the memory of `change` in one row
     leader: np.ndarray  # (2, r): the parent of a token, and the length of that parent
     state: np.ndarray  # (STATES, 1), of `gathered`
 
 
 @allocator
 def open_near_tree(tokens, coordinates):
-    change = lane_matrix(tokens, tokens)
     return NearTree(
         np.full((tokens, LANES), -1, np.int64),
         np.zeros(tokens, np.int64),
         lane_matrix(tokens, 4),
         lane_matrix(tokens, coordinates),
-        change,
-        change.reshape(tokens * tokens * LANES),
+        lane_matrix(tokens, tokens),
         lane_matrix(2, coordinates),
         lane_matrix(STATES, 1),
     )
@@ -159,8 +156,7 @@ def update_links(x, near, change_over, constants, tree):
     n = x.shape[0]
     closest = everywhere(0.0)
     for i in range(0, n, 2):
-        for j in range(0, i + 2, 4):
-            transposed_block(x, i, x, j, x.shape[1], tree.change)
+        transposed_rows(x, i, x, i + 2, tree.change)
         for row in range(i, min(i + 2, n)):
             for j in range(row):
                 alone = load(tree.numbers, row, SIGN)

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from limitformer.numerics.elementary import exponentials
-from limitformer.numerics.factor import FIRST, mirror, multiply, multiply_transposed, transposed_block
-from limitformer.numerics.kernels import allocator, kernel
-from limitformer.numerics.lanes import LANES, everywhere, lane_matrix, larger, load, store
+from limitformer.numerics.elementary import exponential, exponentials
+from limitformer.numerics.factor import FIRST, multiply, multiply_transposed, transposed_rows
+from limitformer.numerics.kernels import allocator, kernel, strict_kernel
+from limitformer.numerics.lanes import everywhere, lane_matrix, larger, load, store
 
 
 class AttentionParameters(NamedTuple):
@@ -35,7 +35,6 @@ class AttentionScratch(NamedTuple):
     """Scratch memory; r is the number of coordinates."""
 
     weights: np.ndarray  # (N, N)
-    flat: np.ndarray  # the same memory in one row
     scales: np.ndarray  # (N, 1): factors of the rows of weights
     bilinear: np.ndarray  # (r, r), QᵀK
     turned: np.ndarray  # (N, r), X QᵀK
@@ -43,13 +42,13 @@ class AttentionScratch(NamedTuple):
 
 @allocator
 def attention_workspace(tokens, coordinates, bilinear):
-    weights = lane_matrix(tokens, tokens)
     spread = lane_matrix(bilinear.shape[0], bilinear.shape[1])
     for i in range(bilinear.shape[0]):
         for j in range(bilinear.shape[1]):
             spread[i, j, :] = bilinear[i, j]
-    flat = weights.reshape(tokens * tokens * LANES)
-    return AttentionScratch(weights, flat, lane_matrix(tokens, 1), spread, lane_matrix(tokens, coordinates))
+    return AttentionScratch(
+        lane_matrix(tokens, tokens), lane_matrix(tokens, 1), spread, lane_matrix(tokens, coordinates)
+    )
 
 
 @kernel
@@ -80,14 +79,19 @@ def symmetric_weights(x, beta, work):
     """Compute exp(β(⟨xⁱ, xʲ⟩ − 1)), exactly 1 on the diagonal."""
     n = x.shape[0]
     for i in range(0, n, 2):
-        for j in range(0, i + 2, 4):
-            transposed_block(x, i, x, j, x.shape[1], work.weights)
+        transposed_rows(x, i, x, i + 2, work.weights)
         for row in range(i, min(i + 2, n)):
-            for j in range(row):
-                store(work.weights, row, j, beta * (load(work.weights, row, j) - 1.0))
-            exponentials(work.flat[row * n * LANES : (row * n + row) * LANES])
-            store(work.weights, row, row, everywhere(1.0))
-    mirror(n, work.weights)
+            weigh_earlier(row, beta, work.weights)
+            store(work.weights, row, row, 1.0)
+
+
+@strict_kernel
+def weigh_earlier(i, beta, weights):
+    """Replace ⟨xⁱ, xʲ⟩ in row i by exp(β(⟨xⁱ, xʲ⟩ − 1)) for j < i."""
+    for j in range(i):
+        w = exponential(beta * (load(weights, i, j) - 1.0))
+        store(weights, i, j, w)
+        store(weights, j, i, w)
 
 
 @kernel
@@ -109,7 +113,7 @@ def general_weights(beta, unshifted, causal, work):
                 top = larger(top, load(work.weights, i, j))
         for j in range(seen):
             store(work.weights, i, j, beta * (load(work.weights, i, j) - top))
-    exponentials(work.flat)
+    exponentials(work.weights)
     if causal:
         hide_later(work.weights)
 
