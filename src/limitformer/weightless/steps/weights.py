@@ -36,7 +36,7 @@ MOST_FOR_SPECTRUM = 2**20  # entries of a matrix whose largest singular value is
 MULTIPLE = 1e-3  # relative distance at which an output counts as a multiple of another
 SMALLEST = 1e-300
 COPIES = 4  # of a weight with entries: itself, its start, and two of the optimiser
-STORED_BYTES = 2**31  # of all updates that are kept, each with two means of its optimiser
+STORED_BYTES = 3 * 2**29  # of all updates that are kept, each with two means of its optimiser
 
 
 @dataclass
