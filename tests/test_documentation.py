@@ -222,17 +222,17 @@ def test_commands_on_pages_print_the_shown_output(page, tmp_path, monkeypatch):
 
 
 def test_readmes_model_is_fine_with_the_norms_before_the_branches(tmp_path, monkeypatch):
-    """The README names the three expressions and the result."""
+    """The README says that it is fine, and what its correlation is."""
     monkeypatch.chdir(tmp_path)
     write_files(FRONT[0], tmp_path)
-    file, prose = tmp_path / "model.py", FRONT[0].read_text(encoding="utf-8")
+    file = tmp_path / "model.py"
+    assert "its correlation ends at 0.412" in " ".join(FRONT[0].read_text(encoding="utf-8").split())
     code = file.read_text(encoding="utf-8")
     for old, new in (
         ("x = self.norm1(x + self.attention(x, x, x)[0])", "y = self.norm1(x); x = x + self.attention(y, y, y)[0]"),
         ("self.norm2(x + self.mlp(x))", "x + self.mlp(self.norm2(x))"),
     ):
         assert old in code
-        assert all(part.removeprefix("x = ") in prose for part in new.split("; "))
         code = code.replace(old, new)
     file.write_text(code, encoding="utf-8")
     done = CliRunner().invoke(app, ["check", "model.py:build", "--no-gradients"])

@@ -36,7 +36,7 @@ def draw(data: xr.Dataset) -> Figure:
             axes.plot(data.depth, data["mean_absolute"].sel(model=name), **look)
         for text, height, colour in NAMES.values():
             axes.text(float(data.depth[-1]), height, text, color=colour, ha="right")
-        axes.set(xlabel="layer", ylabel="correlation of two tokens", ylim=(0, 1.14), yticks=[0, 0.2, 0.4, 0.6, 0.8, 1])
+        axes.set(xlabel="layer", ylabel="mean absolute correlation", ylim=(0, 1.14), yticks=[0, 0.2, 0.4, 0.6, 0.8, 1])
     return figure
 
 

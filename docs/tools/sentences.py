@@ -12,7 +12,7 @@ from typing import Any
 
 # What is not a sentence: code, displayed formulas, and tags with their attributes.
 LITERAL = re.compile(r"(<(?:pre|code|math|svg)\b.*?</(?:pre|code|math|svg)>|<[^>]+>)", re.DOTALL)
-INSIDE = r"\{(?:[^{}]|\{[^{}]*\})*\}|\((?:[^()]|\((?:[^()])*\))*\)|ℓ|[−-]?(?:[α-ωΑ-Ω]+|[A-Za-z0-9]+|∞)[′±₀]?|½"
+INSIDE = r"\{(?:[^{}]|\{[^{}]*\})*\}|\((?:[^()]|\((?:[^()])*\))*\)|ℓ|[−-]?(?:[α-ωΑ-Ω]+|\d+\.\d+|[A-Za-z0-9]+|∞)[′±₀]?|½"
 SCRIPT = re.compile(
     r"(?<=[\wα-ωΑ-Ω∫Σ)\]|′₀-₉⁰-⁹⊥}\u0302-\u0304])(?<![a-z]{2})(?<![a-z0-9_]{3})(?P<mark>[_^])"
     rf"(?P<inside>{INSIDE})(?:\^(?P<above>{INSIDE}))?"
