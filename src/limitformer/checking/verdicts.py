@@ -549,7 +549,7 @@ WORDS = {  # by name: why it matters, and the usual fix
     ),
     "collapsed": (
         "Attention averages tokens in every layer; tokens that are alike give queries and keys no gradient.",
-        "A smaller residual strength, a norm before the branch, shaped attention, or fewer layers.",
+        "A smaller residual strength, a norm before the branch if it has none, shaped attention, or fewer layers.",
     ),
     "grows": (
         "Branches multiply the stream; in pre-norm networks late layers then do little.",
@@ -570,7 +570,7 @@ WORDS = {  # by name: why it matters, and the usual fix
     ),
     "exploding": (
         "Errors grow on their way back through the layers.",
-        "A smaller γ, or a norm before the branch.",
+        "A smaller γ, or a norm before the branch if it has none.",
     ),
     "router": (
         "Tokens that are alike are routed alike: the other experts get no tokens, and no gradient.",
