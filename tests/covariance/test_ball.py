@@ -12,7 +12,6 @@ from scipy.special import ndtr
 
 import limitformer as lf
 from limitformer.covariance.limit.ball import variance_at
-from limitformer.covariance.limit.short_steps import resolution_at
 from limitformer.paths.exits import INSIDE, LEFT_BALL
 
 SHAPED = lf.ShapedAttention(tau0=0.6)
@@ -100,17 +99,6 @@ def reached_by(variance, level, time):
     """Return P(a Brownian motion with this variance and the drift −variance/2 reaches the level by the time)."""
     deviation, drift = sqrt(variance * time), -variance * time / 2
     return ndtr((drift - level) / deviation) + exp(-level) * ndtr((-level - drift) / deviation)
-
-
-def test_errors_of_a_large_ball_shrink_with_dt():
-    """Where attention is fast, short steps shrink with dt; the twin with those of the default dt is rejected."""
-    limit = limit_of(0.3, 0.3, attention=lf.ShapedAttention(tau0=0.3))
-    start, radius = lf.equicorrelated(2, -1.0, 1.0), 200.0
-    exact = limit.explosion_probability(start, time=0.3, radius=2 * radius)
-    assert abs(errors_from(left_ball(limit, start, 40_000, radius=radius, dt=0.0025)[0], exact)) < 3
-    assert errors_from(left_ball(limit, start, 100_000, radius=radius)[0], exact) < -5
-    assert resolution_at(0.3 / 30, 0.05) == resolution_at(0.02, 0.05) == 0.05
-    assert resolution_at(0.0025, 0.05) == pytest.approx(0.0125, rel=1e-8)
 
 
 @pytest.mark.parametrize("step", ["factor", "euler-maruyama"])

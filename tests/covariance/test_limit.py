@@ -1,7 +1,6 @@
 """Drift and noise of the limit: against nested sums, against the chain at a large width, and along whole paths."""
 
 from math import acos, exp, log, pi, sqrt
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -9,7 +8,6 @@ from scipy.integrate import quad
 from scipy.stats import ks_2samp
 
 import limitformer as lf
-from limitformer.covariance.limit import path
 from limitformer.covariance.limit.factor_step import centre_rows
 from limitformer.numerics.lanes import in_lanes
 from limitformer.numerics.random import key, replica_normals
@@ -249,9 +247,7 @@ def moments(limit, start, step):
     kinks = kinks_of(normals[:, -len(start) :], start) if limit.kink and step == "factor" else normals[:, :0]
     paths = 2 * (1 + normals.shape[1] + len(i) + kinks.shape[1])
     design = np.hstack([np.ones((len(normals), 1)), normals, squares, kinks])[:paths]
-    with patch.object(path, "resolution_at", lambda dt, longest: longest):  # one step, however short it is
-        moved = one_step(limit, paths, start, record=[limit.horizon], dt=limit.horizon, step=step)
-    moved /= sqrt(limit.horizon)
+    moved = one_step(limit, paths, start, record=[limit.horizon], dt=limit.horizon, step=step) / sqrt(limit.horizon)
     fitted = np.linalg.lstsq(design, moved)[0]
     assert np.abs(design @ fitted - moved).max() < 1e-7 * np.abs(moved).max(), (
         "a step has other functions of its normals"

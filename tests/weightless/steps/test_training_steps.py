@@ -1,5 +1,8 @@
 """Training steps in law against networks that torch trains: in law, and number by number where matrices are drawn."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -350,3 +353,30 @@ def test_ctrl_c_keeps_finished_networks(monkeypatch):
     with pytest.raises(lf.Interrupted) as stopped:
         simulate(CONFIGS["gpt2"](), samples=4)
     assert stopped.value.partial.sizes["sample"] == 2
+
+
+def test_updates_are_freed_without_the_garbage_collector(monkeypatch):
+    """Each network keeps its own updates, so those of finished ones must not wait for a collection."""
+    alive = weakref.WeakSet()
+
+    class Followed(weights.EntrywiseHistory):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            alive.add(self)
+
+    monkeypatch.setattr(weights, "EntrywiseHistory", Followed)
+    most = []
+    monkeypatch.setattr(trajectory, "by_step", lambda *arguments: most.append(len(alive)) or BY_STEP(*arguments))
+    gc.disable()
+    try:
+        lf.steps(
+            CONFIGS["llama"](), 8, optimizer="adamw", rates=[1e-3, 2e-3, 3e-3], samples=2, seed=0, steps=1, draw="never",
+            progress=False,
+        )  # fmt: skip
+    finally:
+        gc.enable()
+    assert most[0] > 0
+    assert most == most[:1] * 6
+
+
+BY_STEP = trajectory.by_step

@@ -1,5 +1,6 @@
 """The arithmetic of optimisers against torch's own, on tensors, on cores and by blocks."""
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -192,3 +193,10 @@ def test_updates_are_stored_until_their_memory_is_used_up(monkeypatch):
     monkeypatch.setattr(weights, "STORED_BYTES", 3 * 4 * 10_000 * 4)
     assert [forms.stores(each) for each in (small, large, small)] == [True, False, True]
     assert forms.stored_bytes == 3 * 4 * 10_000
+
+
+def test_stored_updates_that_are_not_numbers_have_no_size():
+    """Without ε an entry that has no gradient is 0/0, as in torch."""
+    history = EntrywiseHistory(replace(ADAMW, eps=0.0), SHAPE, stored=True)
+    history.add(torch.zeros(1, SHAPE[0]), torch.ones(1, SHAPE[1]), 1.0, 1.0)
+    assert math.isnan(history.squared())

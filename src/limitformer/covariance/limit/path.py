@@ -35,7 +35,6 @@ from limitformer.covariance.limit.short_steps import (
     measure_root,
     open_short_steps,
     quicken_near_ball,
-    resolution_at,
     shorten_euler_step,
     shorten_factor_step,
     too_coarse,
@@ -341,8 +340,7 @@ class PreparedPaths:
             *key(seed, f"limit {paths.step}, exits"),
         )
         self.key_words = np.array(words, np.uint64)
-        longest = FACTOR_RESOLUTION if paths.step == "factor" else EULER_RESOLUTION
-        self.resolution = float(resolution_at(paths.actual_dt, longest))
+        self.resolution = FACTOR_RESOLUTION if paths.step == "factor" else EULER_RESOLUTION
         self.kernel = run_factor_paths if paths.step == "factor" else run_euler_paths
 
     def run(self, first: int, outputs: Outputs, watch: Watch) -> None:

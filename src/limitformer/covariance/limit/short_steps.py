@@ -17,11 +17,9 @@ at its own state allows. Their random numbers come from another stream, from blo
 a path depends neither on its neighbours nor on their short steps, and a path without short steps has the numbers of a
 fixed step.
 
-The resolution is that of dt = 0.01 for a longer dt, and shrinks in proportion to a shorter one (`resolution_at`), so
-that errors of fast attention shrink with dt, too.
-
-**Near a ball** (`quicken_near_ball`) the pace is raised, so that the probability of an exit has a small error: above
-tr V = r e^−NEAR it is four times the measured one; above r e^−NEXT no step is longer than dt/4.
+**Near a ball** (`quicken_near_ball`) the pace is raised, so that the probability of an exit has a small error that
+shrinks with dt: above tr V = r e^−NEAR it is four times the measured one, and more in proportion to 1/dt for
+dt < 0.01; above r e^−NEXT no step is longer than dt/4.
 
 The pace of an exploding path grows with |V|², and the path reaches any ball in a bounded number of short steps, about
 log |V| over the resolution. A path that has used up its short steps before the end of the step is stopped with the
@@ -74,7 +72,7 @@ from limitformer.paths.exits import LEFT_BALL, LOST, record_exit
 
 FACTOR_RESOLUTION = 0.05
 EULER_RESOLUTION = 0.02  # V takes the noise whole: beyond 7 standard deviations it would leave the cone
-RESOLVED_DT = 0.01 * (1.0 - 1e-9)  # below it the resolution shrinks in proportion; 0.3/30 still counts as 0.01
+RESOLVED_DT = 0.01  # for a shorter dt the resolution near the ball shrinks in proportion
 NEAR, NEXT = 4.0, 2.0  # log(r/tr V) from which a path is near the ball, or next to it
 MORE_STEPS = 4.0 * (1.0 - 1e-9)  # times as many steps there; just below 4, so that the fourth of dt is the last
 MOST_SHORT_STEPS = 2**21  # in one step: ten times as many as a path at the threshold of explosion needs
@@ -166,16 +164,10 @@ class ShortSteps(NamedTuple):
     )  # (5,): the resolution; least tr V and multiple of the pace near the ball; least tr V and pace next to it
 
 
-@kernel
-def resolution_at(dt, resolution):
-    """Return the resolution of short steps, which is `resolution` for dt ≥ 0.01."""
-    return resolution * min(1.0, dt / RESOLVED_DT)
-
-
 @allocator
 def rules_of_ball(dt, resolution, radius):
-    near, next_to = radius * np.exp(-NEAR), radius * np.exp(-NEXT)
-    return np.array([resolution, near, MORE_STEPS, next_to, MORE_STEPS * resolution / dt])
+    more = MORE_STEPS * max(1.0, RESOLVED_DT / dt)
+    return np.array([resolution, radius * np.exp(-NEAR), more, radius * np.exp(-NEXT), MORE_STEPS * resolution / dt])
 
 
 @allocator

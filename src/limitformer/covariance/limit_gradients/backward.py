@@ -47,13 +47,7 @@ from limitformer.covariance.limit.factor_step import (
     draw_linear,
     step_workspace,
 )
-from limitformer.covariance.limit.short_steps import (
-    BLOCKS_OF_STEP,
-    FACTOR_RESOLUTION,
-    LEAST_TIME,
-    measure_pace,
-    resolution_at,
-)
+from limitformer.covariance.limit.short_steps import BLOCKS_OF_STEP, FACTOR_RESOLUTION, LEAST_TIME, measure_pace
 from limitformer.covariance.limit_gradients.step_back import (
     BLOCKS,
     add_transposed_product,
@@ -203,11 +197,10 @@ def go_up(constants, mask, dt, steps, points, radius, record, kept, work, watch)
 def advance(step, dt, constants, mask, radius, kept, work):
     """Move the paths by one step, or by short ones where it is too long for attention."""
     factor, moved, long = kept.factors[step - 1], kept.factors[step], everywhere(dt)
-    resolution = resolution_at(dt, FACTOR_RESOLUTION)
     measure_pace(constants, mask, factor, work.step)
     for lane in range(LANES):
         # An exited path takes long steps; nobody reads them.
-        fine = work.ledger.exits[lane] != np.inf or dt * work.step.pace[0, 0, lane] < resolution
+        fine = work.ledger.exits[lane] != np.inf or dt * work.step.pace[0, 0, lane] < FACTOR_RESOLUTION
         kept.lengths[step - 1, 0, 0, lane] = dt if fine else 0.0
     logits = kept.logits[min(step, kept.logits.shape[0]) - 1]
     step_up(work.stream, long, constants, mask, factor, logits, moved, work.step)
@@ -239,7 +232,7 @@ def take_short_steps(step, dt, constants, mask, radius, kept, work):
     for j in range(most):
         factor, moved, remaining = kept.short_factors[j], kept.short_factors[j + 1], load(work.remaining, 0, 0)
         measure_pace(constants, mask, factor, work.step)
-        length = smaller(resolution_at(dt, FACTOR_RESOLUTION) / load(work.step.pace, 0, 0), remaining)
+        length = smaller(FACTOR_RESOLUTION / load(work.step.pace, 0, 0), remaining)
         length = choose(remaining, length, everywhere(0.0))
         store(kept.short_lengths[j], 0, 0, length)
         step_up(work.short, length, constants, mask, factor, kept.short_logits[j], moved, work.step)

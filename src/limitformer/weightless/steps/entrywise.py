@@ -58,7 +58,10 @@ class EntrywiseHistory:
 
     def update(self, left: Tensor, right: Tensor) -> None:
         """Change the stored state by a step."""
-        self.state = self.state or [left.new_zeros(self.shape) for _ in range(3)]
+        if not self.state:
+            first, updates = left.new_zeros(self.shape), left.new_zeros(self.shape)
+            second = first if self.rule.kind == LION else left.new_zeros(self.shape)  # which Lion does not use
+            self.state = [first, second, updates]
         step = self.recursion(left.dtype)[-1]
 
         def one(rows: slice) -> float:
@@ -109,7 +112,7 @@ class EntrywiseHistory:
 
     def squared(self) -> float:
         """Return |U|²."""
-        if math.isnan(self.square):
+        if math.isnan(self.square) and not self.stored:
             self.each_block(1, lambda block, columns: None, self.gradients[0][0].dtype)
         return self.square
 

@@ -3,8 +3,8 @@ r"""The weights of one network while it is trained: what each pass reads of them
 A weight has one of three *forms*:
 
 * *undrawn*: a Gaussian matrix that only linear maps and lookups use. W_t = a W₀ + U_t, where only products of W₀ are
-  known (`products`) and U_t is made of the factors of the gradients: QᵀK P for SGD and Muon, columns that are computed
-  when they are needed for Adam and Lion (`entrywise`).
+  known (`products`) and U_t is made of the factors of the gradients: QᵀK P for SGD and Muon, entries that are kept, or
+  computed when they are needed, for Adam and Lion (`entrywise`).
 * *rows*: a table that is only looked up. Rows are drawn when they are first read.
 * *entries*: everything else. It is a tensor, as in training.
 
@@ -321,7 +321,11 @@ class TrainedWeights:
             parameter.data = self.entries[name].value.clone()
 
     def take_back(self) -> None:
-        """Give parameters that have entries their values of the start."""
+        """Give parameters that have entries their values of the start, and free the matrices.
+
+        They refer to this object, so that their updates would stay in memory until the garbage collector runs.
+        """
+        self.matrices.clear()
         for name, parameter in self.own.items():
             parameter.data = self.entries[name].initial
 
