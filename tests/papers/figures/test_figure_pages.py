@@ -214,7 +214,7 @@ SENTENCES = {
     ],
     "gradient-limit": [
         ("attention: KS distance of chain", "(KS) is {:.3f} for attention"),
-        ("attention and ReLU: KS distance of chain", "and {:.3f} with a ReLU, where"),
+        ("attention and ReLU: KS distance of chain", "and {:.3f} with a ReLU, below it"),
         ("attention: the same", "at n = 12 it is {:.3f} and"),
         ("attention and ReLU: the same", "and {:.3f}. It falls"),
         ("attention: median of the chain", "median is {:.2f} and"),

@@ -107,13 +107,22 @@ def is_labelled(axes):
     return bool(axes.get_xlabel() and axes.get_ylabel())
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("text-fate", "ct-fig5")])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("text-fate", "ct-fig5", "stock-models")])
 def test_axes_are_labelled(made, name):
     with style():
         drawing = module_of(name).draw(made[name].data)
     panels_ = [axes for axes in drawing.axes if axes.get_label() != "<colorbar>"]
     assert panels_
     assert all(is_labelled(axes) for axes in panels_)
+    assert all(axes.has_data() for axes in drawing.axes)
+
+
+def test_stock_models_labels_its_outer_panels(made):
+    with style():
+        drawing = module_of("stock-models").draw(made["stock-models"].data)
+    places = [(axes.get_subplotspec(), axes) for axes in drawing.axes]
+    assert all(bool(axes.get_ylabel()) == place.is_first_col() for place, axes in places)
+    assert all(bool(axes.get_xlabel()) == place.is_last_row() for place, axes in places)
     assert all(axes.has_data() for axes in drawing.axes)
 
 

@@ -370,8 +370,8 @@ def test_updates_are_freed_without_the_garbage_collector(monkeypatch):
     gc.disable()
     try:
         lf.steps(
-            CONFIGS["llama"](), 8, optimizer="adamw", rates=[1e-3, 2e-3, 3e-3], samples=2, seed=0, steps=1, draw="never",
-            progress=False,
+            CONFIGS["llama"](), 8, optimizer="adamw", rates=[1e-3, 2e-3, 3e-3], samples=2, seed=0, steps=1,
+            draw="never", progress=False,
         )  # fmt: skip
     finally:
         gc.enable()
