@@ -359,14 +359,19 @@ def test_updates_are_freed_without_the_garbage_collector(monkeypatch):
     """Each network keeps its own updates, so those of finished ones must not wait for a collection."""
     alive = weakref.WeakSet()
 
-    class Followed(weights.EntrywiseHistory):
+    class Followed(weights.StoredUpdates):
         def __init__(self, *arguments):
             super().__init__(*arguments)
             alive.add(self)
 
-    monkeypatch.setattr(weights, "EntrywiseHistory", Followed)
-    most = []
-    monkeypatch.setattr(trajectory, "by_step", lambda *arguments: most.append(len(alive)) or BY_STEP(*arguments))
+    monkeypatch.setattr(weights, "StoredUpdates", Followed)
+    counts, by_step = [], trajectory.by_step
+
+    def counted(*arguments):
+        counts.append(len(alive))
+        return by_step(*arguments)
+
+    monkeypatch.setattr(trajectory, "by_step", counted)
     gc.disable()
     try:
         lf.steps(
@@ -375,8 +380,5 @@ def test_updates_are_freed_without_the_garbage_collector(monkeypatch):
         )  # fmt: skip
     finally:
         gc.enable()
-    assert most[0] > 0
-    assert most == most[:1] * 6
-
-
-BY_STEP = trajectory.by_step
+    assert counts[0] > 0
+    assert counts == counts[:1] * 6

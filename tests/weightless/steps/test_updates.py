@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from limitformer.weightless.steps import entrywise, weights
-from limitformer.weightless.steps.entrywise import EntrywiseHistory
+from limitformer.weightless.steps.entrywise import EntrywiseHistory, StoredUpdates
 from limitformer.weightless.steps.optimizers import UpdateRule
 from limitformer.weightless.steps.updates import CoreUpdate, TensorUpdate, muon_update
 from limitformer.weightless.steps.weights import Forms
@@ -127,8 +127,8 @@ def test_muon_of_a_matrix_is_muon_of_its_core():
     assert not torch.allclose(q.mT @ muon_update(one_sided, rule, (40, 30)) @ p, whole, atol=1e-2)
 
 
-def by_history(rule, dtype=torch.float64, stored=False):
-    history = EntrywiseHistory(rule, SHAPE, stored)
+def by_history(rule, dtype=torch.float64, kind=EntrywiseHistory):
+    history = kind(rule, SHAPE)
     for step, (a, b) in enumerate(gradients()):
         factors = (None, None) if step == SKIPPED else (a.to(dtype), 0.5 * b.to(dtype))
         history.add(*factors, 2.0, 1.0 + 0.5 * step)
@@ -137,9 +137,9 @@ def by_history(rule, dtype=torch.float64, stored=False):
 
 @pytest.mark.parametrize("rule", [ADAMW, LION, replace(ADAMW, weight_decay=0.0)], ids=["adamw", "lion", "adam"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("stored", [False, True], ids=["computed", "stored"])
-def test_products_with_updates_by_entries_are_those_of_the_whole_matrix(rule, dtype, stored):
-    history, value = by_history(rule, dtype, stored), by_tensor(rule)[-1]
+@pytest.mark.parametrize("kind", [EntrywiseHistory, StoredUpdates])
+def test_products_with_updates_by_entries_are_those_of_the_whole_matrix(rule, dtype, kind):
+    history, value = by_history(rule, dtype, kind), by_tensor(rule)[-1]
     update = (value - history.decay * start()).to(dtype)
     z, d = (torch.randn(4, size, generator=torch.Generator().manual_seed(9), dtype=dtype) for size in SHAPE)
     close = {"rtol": 1e-10, "atol": 1e-10} if dtype == torch.float64 else {"rtol": 2e-4, "atol": 1e-5}
@@ -166,10 +166,10 @@ def test_twins_without_bias_correction_or_with_coupled_decay_are_others():
 
 
 @pytest.mark.parametrize("cores", [1, 2, 4])
-@pytest.mark.parametrize("stored", [False, True], ids=["computed", "stored"])
-def test_blocks_have_the_same_bits_for_any_number_of_threads(cores, stored, monkeypatch):
+@pytest.mark.parametrize("kind", [EntrywiseHistory, StoredUpdates])
+def test_blocks_have_the_same_bits_for_any_number_of_threads(cores, kind, monkeypatch):
     def products():
-        generator, history = torch.Generator().manual_seed(5), EntrywiseHistory(ADAMW, (96, 300), stored)
+        generator, history = torch.Generator().manual_seed(5), kind(ADAMW, (96, 300))
         for _ in range(2):
             history.add(*(torch.randn(6, size, generator=generator) for size in (96, 300)), 1.0, 1.0)
         z, d = (torch.randn(3, size, generator=generator) for size in (96, 300))
@@ -197,6 +197,6 @@ def test_updates_are_stored_until_their_memory_is_used_up(monkeypatch):
 
 def test_stored_updates_that_are_not_numbers_have_no_size():
     """Without ε an entry that has no gradient is 0/0, as in torch."""
-    history = EntrywiseHistory(replace(ADAMW, eps=0.0), SHAPE, stored=True)
+    history = StoredUpdates(replace(ADAMW, eps=0.0), SHAPE)
     history.add(torch.zeros(1, SHAPE[0]), torch.ones(1, SHAPE[1]), 1.0, 1.0)
     assert math.isnan(history.squared())

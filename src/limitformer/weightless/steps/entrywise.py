@@ -5,7 +5,7 @@ computed in blocks, used and thrown away: one product of matrices gives a block 
 the optimiser's recursion over the steps for each entry. A product with U costs O(t m n p) operations and no memory of
 the size n p. Blocks are independent of each other, so that results have the same bits for any number of threads.
 
-A matrix that is small enough keeps U and the optimiser's two means instead (`stored`), which costs O(m n p) a product.
+`StoredUpdates` keeps U and the optimiser's means instead, where they fit into memory; a product then costs O(m n p).
 """
 
 import math
@@ -28,15 +28,10 @@ LION = "lion"
 
 
 class EntrywiseHistory:
-    """The updates U_t of a matrix W_t = a W₀ + U_t (n × p) by Adam, AdamW or Lion.
+    """The updates U_t of a matrix W_t = a W₀ + U_t (n × p) by Adam, AdamW or Lion, computed for each product."""
 
-    Args:
-        stored: whether U_t and the optimiser's means are kept in memory, rather than computed for each product.
-    """
-
-    def __init__(self, rule: UpdateRule, shape: tuple[int, int], stored: bool = False) -> None:
-        self.rule, self.shape, self.stored = rule, shape, stored
-        self.state: list[Tensor] = []  # m, v and U, if they are stored
+    def __init__(self, rule: UpdateRule, shape: tuple[int, int]) -> None:
+        self.rule, self.shape = rule, shape
         self.gradients: list[tuple[Tensor, Tensor]] = []
         self.scales: list[float] = []
         self.rates: list[float] = []
@@ -48,27 +43,10 @@ class EntrywiseHistory:
         Without a gradient, as torch does, the step changes nothing.
         """
         if left is not None and right is not None:
+            self.gradients.append((left, right))
             self.scales.append(scale)
             self.rates.append(self.rule.lr * factor)
-            if self.stored:
-                self.update(left, right)
-            else:
-                self.gradients.append((left, right))
-                self.square = math.nan
-
-    def update(self, left: Tensor, right: Tensor) -> None:
-        """Change the stored state by a step."""
-        if not self.state:
-            first, updates = left.new_zeros(self.shape), left.new_zeros(self.shape)
-            second = first if self.rule.kind == LION else left.new_zeros(self.shape)  # which Lion does not use
-            self.state = [first, second, updates]
-        step = self.recursion(left.dtype)[-1]
-
-        def one(rows: slice) -> float:
-            gradient = left[:, rows].mT @ right
-            return float(step_block(step, gradient.numpy(), *(each[rows].numpy() for each in self.state)))
-
-        self.square = math.fsum(each_of(blocks_of(*self.shape, left.dtype), one))
+            self.square = math.nan
 
     @property
     def decay(self) -> float:
@@ -77,8 +55,6 @@ class EntrywiseHistory:
 
     def times(self, z: Tensor) -> Tensor:
         """Return Z U (m, p) of Z (m, n)."""
-        if self.state:
-            return z @ self.state[-1]
         out = z.new_zeros(len(z), self.shape[1])
 
         def use(block: Tensor, columns: slice) -> None:
@@ -89,8 +65,6 @@ class EntrywiseHistory:
 
     def times_transpose(self, d: Tensor) -> Tensor:
         """Return D Uᵀ (m, n) of D (m, p)."""
-        if self.state:
-            return d @ self.state[-1].mT
         out = d.new_zeros(len(d), self.shape[0])
 
         def use(block: Tensor, rows: slice) -> None:
@@ -101,8 +75,6 @@ class EntrywiseHistory:
 
     def rows(self, ids: Tensor) -> Tensor:
         """Return these rows of U (r, p)."""
-        if self.state:
-            return self.state[-1][ids]
         if not self.gradients:
             return torch.zeros(len(ids), self.shape[1])
         gradients = torch.stack([left[:, ids].mT @ right for left, right in self.gradients])
@@ -112,7 +84,7 @@ class EntrywiseHistory:
 
     def squared(self) -> float:
         """Return |U|²."""
-        if math.isnan(self.square) and not self.stored:
+        if math.isnan(self.square):
             self.each_block(1, lambda block, columns: None, self.gradients[0][0].dtype)
         return self.square
 
@@ -143,6 +115,48 @@ class EntrywiseHistory:
             else:
                 rows.append([scale, b1, b2, rate / (1 - b1**step), 1 / (1 - b2**step), rule.eps, keeps, 0.0])
         return np.array(rows, np.float64 if dtype == torch.float64 else np.float32)
+
+
+class StoredUpdates(EntrywiseHistory):
+    """The same updates, kept as a matrix together with the means of the optimiser."""
+
+    def __init__(self, rule: UpdateRule, shape: tuple[int, int]) -> None:
+        super().__init__(rule, shape)
+        self.state: list[Tensor] = []  # m, v and U (n, p); none before the first step
+
+    def add(self, left: Tensor | None, right: Tensor | None, scale: float, factor: float) -> None:
+        """Change the state by a step, as in `EntrywiseHistory`."""
+        super().add(left, right, scale, factor)
+        if not self.gradients:
+            return
+        left, right = self.gradients.pop()
+        if not self.state:
+            first, updates = left.new_zeros(self.shape), left.new_zeros(self.shape)
+            second = first if self.rule.kind == LION else left.new_zeros(self.shape)  # which Lion does not use
+            self.state = [first, second, updates]
+        step = self.recursion(left.dtype)[-1]
+
+        def one(rows: slice) -> float:
+            gradient = left[:, rows].mT @ right
+            return float(step_block(step, gradient.numpy(), *(each[rows].numpy() for each in self.state)))
+
+        self.square = math.fsum(each_of(blocks_of(*self.shape, left.dtype), one))
+
+    def times(self, z: Tensor) -> Tensor:
+        """Return Z U (m, p) of Z (m, n)."""
+        return z @ self.state[-1] if self.state else super().times(z)
+
+    def times_transpose(self, d: Tensor) -> Tensor:
+        """Return D Uᵀ (m, n) of D (m, p)."""
+        return d @ self.state[-1].mT if self.state else super().times_transpose(d)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Return these rows of U (r, p)."""
+        return self.state[-1][ids] if self.state else super().rows(ids)
+
+    def squared(self) -> float:
+        """Return |U|², which may be NaN."""
+        return self.square
 
 
 def blocks_of(size: int, other: int, dtype: torch.dtype) -> list[slice]:
@@ -189,7 +203,11 @@ def update_block(numbers, gradients, out):
 
 @driver
 def step_block(numbers, gradient, m, v, u):
-    """Change the state (n, p) of a block by one step, whose gradient (n, p) is given; return the sum of U's squares."""
+    """Change the state (n, p) of a block by one step, whose gradient (n, p) is given; return the sum of U's squares.
+
+    Args:
+        numbers: the step's row of `EntrywiseHistory.recursion`.
+    """
     total = 0.0
     for i in range(len(u)):
         if numbers[7] == 0:

@@ -90,7 +90,7 @@ class Trajectory:
                     self.forms.forms.pop(name, None)
                     self.forms.require_entries(weights[name], reason)
             finally:
-                self.weights.take_back()
+                self.weights.release()
 
     def train(self) -> Arrays:
         """Take the steps; where the loss or a gradient is no longer finite, the rest is NaN."""

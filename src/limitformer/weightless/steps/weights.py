@@ -27,7 +27,7 @@ from limitformer.weightless.maps import squared_norm, squared_product
 from limitformer.weightless.numbers import normals
 from limitformer.weightless.products import Bases, DrawnMatrix, UndrawnMatrix
 from limitformer.weightless.run import ALWAYS, NEVER, KeepWeightsError, RandomWeight, WeightlessRun, row_error
-from limitformer.weightless.steps.entrywise import EntrywiseHistory
+from limitformer.weightless.steps.entrywise import EntrywiseHistory, StoredUpdates
 from limitformer.weightless.steps.optimizers import StepRules, UpdateRule
 from limitformer.weightless.steps.updates import CoreUpdate, TensorUpdate, is_entrywise, needs_entries
 
@@ -122,7 +122,7 @@ class TrainedMatrix:
         self.initial, self.rule = initial, rule
         self.core = self.history = None
         if rule is not None and is_entrywise(rule):
-            self.history = EntrywiseHistory(rule, initial.shape, stored)
+            self.history = (StoredUpdates if stored else EntrywiseHistory)(rule, initial.shape)
         elif rule is not None:
             self.core = CoreUpdate(rule, initial.shape)
         self.uses: list[tuple[Tensor, Tensor]] = []  # of this pass: factors of the gradient, or their coefficients
@@ -320,10 +320,10 @@ class TrainedWeights:
                 self.entries[name] = TrainedEntries(parameter.detach().clone(), self.rule(name))
             parameter.data = self.entries[name].value.clone()
 
-    def take_back(self) -> None:
+    def release(self) -> None:
         """Give parameters that have entries their values of the start, and free the matrices.
 
-        They refer to this object, so that their updates would stay in memory until the garbage collector runs.
+        The matrices refer to this object, so that they would stay in memory until the garbage collector runs.
         """
         self.matrices.clear()
         for name, parameter in self.own.items():
