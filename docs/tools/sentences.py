@@ -35,8 +35,8 @@ NUMBER = re.compile(r"[−+]?[\d.,/·⁰-⁹⁻]*[\d½][\d⁰-⁹⁻]*")
 SIGNS_AND_LETTERS = re.compile(r"(?=.*[²³⁴⁻₀-₉½|/])(?=.*[A-Za-z])(?:[^A-Za-z]|(?<![A-Za-z])[A-Za-z](?![A-Za-z]))+")
 RAISED = re.compile(r"<(su[bp])>(?:[^<]|<(su[bp])>[^<]*</\2>)*</\1>")
 WORD = re.compile(rf"(?:{RAISED.pattern}|[^\s<])+")
-# Kinds of words: variable or formula, number, `a` or `A`, function, operator; capitals end with punctuation, and `q`
-# (`p` of a number) with the comma between two arguments.
+# Each word has a kind: v, a variable or formula; n, a number; a, the word `a` or `A`; f, a function; o, an operator. A
+# capital is the same with punctuation after it; q is a v, and p an n, before the comma between two arguments.
 FORMULA = re.compile(r"(?:f?(?:[vna]o+|[pq]))*f?[vnaVNA]")
 LETTER = re.compile(r"[A-Za-zα-ωϵℓ][\u0302-\u0304]?")
 NAME = re.compile(rf"(?<![A-Za-z])(?:{LETTER.pattern}){{1,2}}(?![A-Za-z])|[α-ωϵℓ][\u0302-\u0304]?")
@@ -64,10 +64,10 @@ def in_sentence(text: str) -> str:
     words = list(WORD.finditer(text))
     kinds = "".join(kind(each[0]) for each in words)
     result, done = [], 0
-    for found in FORMULA.finditer(kinds):
-        if is_name(words, kinds, found.start()) or not re.search("[vVq]|a.", found[0]):
+    for formula in FORMULA.finditer(kinds):
+        if is_name(words, kinds, formula.start()) or not re.search("[vVq]|a.", formula[0]):
             continue
-        first, last = words[found.start()].start(), words[found.end() - 1].end()
+        first, last = words[formula.start()].start(), words[formula.end() - 1].end()
         result += [text[done:first], without_punctuation(text[first:last])]
         done = last
     return "".join([*result, text[done:]])
@@ -80,15 +80,15 @@ def is_name(words: list[re.Match[str]], kinds: str, place: int) -> bool:
 
 
 def kind(word: str) -> str:
-    """Return the kind of a word as one letter: see `FORMULA`; "." if it is none of a formula."""
-    plain = html.unescape(word)
-    core = plain.strip(PUNCTUATION + "()[]\"'“”„«»") if len(plain) > 1 else plain
-    found = "." if re.fullmatch(r"\([a-z]\)\W?", plain) else kind_of_core(core)  # (a), (b) count
-    if plain[-1] not in PUNCTUATION or found not in "vna":
-        return found
-    if plain[-1] == "," and plain.count("(") > plain.count(")"):
-        return "q" if found == "v" else "p"
-    return found.upper()
+    """Return the kind of a word as one letter, as `FORMULA` reads it; "." if it is not part of a formula."""
+    text = html.unescape(word)
+    core = text.strip(PUNCTUATION + "()[]\"'“”„«»") if len(text) > 1 else text
+    letter = "." if re.fullmatch(r"\([a-z]\)\W?", text) else kind_of_core(core)  # (a), (b) count
+    if text[-1] not in PUNCTUATION or letter not in "vna":
+        return letter
+    if text[-1] == "," and text.count("(") > text.count(")"):
+        return "q" if letter == "v" else "p"
+    return letter.upper()
 
 
 def kind_of_core(core: str) -> str:

@@ -153,10 +153,10 @@ def groups(models: list[str]) -> dict[str, list[str]]:
     """Return the models of each group that has any, by the group's title."""
     title_of = dict.fromkeys(ENCODERS, "with encoders")
     title_of |= dict.fromkeys((*NORMED, *CAPPED), "decoders, logits normed or capped")
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for name in models:
-        found.setdefault(title_of.get(name, "decoders, neither norm nor cap"), []).append(name)
-    return found
+        result.setdefault(title_of.get(name, "decoders, neither norm nor cap"), []).append(name)
+    return result
 
 
 def draw_panel(axes: Axes, curves: xr.DataArray, names: list[str]) -> None:
