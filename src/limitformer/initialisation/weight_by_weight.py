@@ -28,6 +28,7 @@ from limitformer.initialisation.report import (
     ALWAYS,
     NORM_ZERO,
     SHARED,
+    UNINITIALISED,
     CheckedWeight,
     Deviation,
     InitialisationReport,
@@ -115,15 +116,14 @@ def checked_weight(name: str, weights: ModuleWeights, p: float, deviations: list
 def without_training(deviations: list[Deviation], weights: ModuleWeights) -> tuple[list[Deviation], bool]:
     """Return whether this is a trained model, and the deviations that are faults even then.
 
-    Training first moves the constants, biases and norms; the random weights deviate clearly only later. Until then
-    known bugs are recognisable in them.
+    Training moves the constants, biases and norms first. From then on a std may pass the value of a known bug on its
+    way, so that no bug is named by its size.
     """
     random = mostly(deviations, [name for name, law in weights.laws.items() if law.std > 0])
     moved = mostly(deviations, [name for name, law in weights.laws.items() if law.kind == laws.CONSTANT])
     if not random and not moved:
         return deviations, False
-    faults = [d for d in deviations if d.kind in ALWAYS or d.bug is NORM_ZERO]
-    return (faults if random else [d for d in deviations if d in faults or d.bug is not None]), True
+    return [d for d in deviations if d.kind in ALWAYS or d.bug in (NORM_ZERO, UNINITIALISED)], True
 
 
 def mostly(deviations: list[Deviation], names: list[str]) -> bool:
