@@ -195,6 +195,27 @@ class Cubic(nn.Module):
         return x
 
 
+def head_of_zeros(width):
+    model = widths_of_gpt.standard(width)
+    nn.init.zeros_(model.head.weight)
+    return model
+
+
+def test_head_of_zeros_alone_moves_in_the_first_step_and_decides():
+    """Its effect is the change of the output; the other effects are zero, and have rows without exponents."""
+    result = lf.transfer(
+        head_of_zeros, {"width": WIDTHS}, 24, optimizer={"name": "adam", "lr": 1e-4}, steps=1, samples=4, seed=0,
+        loss=widths_of_gpt.next_token, progress=False,
+    )  # fmt: skip
+    np.testing.assert_allclose(result.measures[HEAD], result.measures["output change"], rtol=1e-5)
+    assert result.exponents[HEAD].value == pytest.approx(1.0, abs=0.15)
+    assert result.conclusion.startswith("The effect of head, first step grows like width^(")
+    still = {name for name in result.measures if name.startswith("effect of")} - {HEAD} | {"stream change at the end"}
+    assert len(still) == 5
+    assert not still & result.exponents.keys()
+    assert all([row[1:5] for row in result.cells() if row[0] == name] == [["0", "0", "0", "–"]] for name in still)
+
+
 def test_networks_that_are_not_finite_do_not_transfer():
     options = {"optimizer": "sgd", "steps": 3, "samples": 3, "seed": 0, "progress": False}
     ids = torch.arange(6)[None]

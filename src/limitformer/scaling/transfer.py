@@ -35,6 +35,7 @@ from limitformer.weightless.steps.simulate import BAR, simulate_steps
 STREAM, OUTPUT, EFFECT = "stream change at the end", "output change", "effect of "
 FALL = "fall of the loss"
 GROWS, FREE = 0.2, 0.25  # |exponent| of effects beyond which a rate does not transfer, and within which it does
+ROUNDING = 100  # epsilons of the floating type: a smaller relative change of the stream counts as zero
 WORDS = {True: "size-free", False: "depends", None: "unclear"}
 ABOUT = (
     "Gradients come from these tokens alone: a larger batch has other gradients, under Adam other signs, under Muon "
@@ -436,12 +437,15 @@ def measures_of(data: Mapping[int, xr.Dataset]) -> dict[str, NDArray[np.float64]
 def measures_at(data: xr.Dataset) -> dict[str, NDArray[np.float64]]:
     """Return the measures (samples,) of one size; changes of stream and output are root mean squares."""
     last, first, start = data.isel(step=-1), data.isel(step=1), data.isel(step=0)
+    rounding = ROUNDING * np.finfo(data.attrs["dtype"]).eps
+    stream_change = data.stream_change.isel(layer=-1)
+    stream_change = stream_change.where(~(stream_change < rounding), 0.0)
     size = start.stream.isel(layer=-1)  # a rule may change it: the change itself is what must not depend on the size
     result: dict[str, Any] = {
         "stream at the end": size,
         "output": data.output.isel(step=0),
         "gradient": data.gradient_norm.isel(step=0),
-        STREAM: last.stream_change.isel(layer=-1) * size,
+        STREAM: stream_change.isel(step=-1) * size,
         OUTPUT: last.output_change,
         FALL: data.loss.isel(step=0) - last.loss,
         "largest activation": last.largest.max("layer"),
@@ -449,13 +453,13 @@ def measures_at(data: xr.Dataset) -> dict[str, NDArray[np.float64]]:
     if "logit_std" in data:
         result["attention logits"] = last.logit_std.mean(["block", "head"])
     if data.sizes["step"] > 2:
-        result[f"{STREAM}, first step"] = first.stream_change.isel(layer=-1) * size
+        result[f"{STREAM}, first step"] = stream_change.isel(step=1) * size
         result[f"{OUTPUT}, first step"] = first.output_change
     kinds: dict[str, list[str]] = {}
     for weight in data.weight.values[data.matrix.values]:
         kinds.setdefault(kind_of(str(weight)), []).append(str(weight))
     for kind, names in kinds.items():
         effect = (first.update_effect.sel(weight=names) ** 2).mean("weight") ** 0.5
-        if bool(np.isfinite(effect).all()) and bool((effect > 0).all()):
+        if bool(np.isfinite(effect).all()):
             result[f"{EFFECT}{kind.removesuffix('.weight')}, first step"] = effect
     return {name: np.asarray(value, float) for name, value in result.items()}

@@ -11,7 +11,7 @@ the same seeds, and differences are taken seed by seed.
 """
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from limitformer_papers.common.claims import FigureRun
 from limitformer_papers.training.harness import FinishedRun, read_runs
 from limitformer_papers.training.log import curve, read_log
 from limitformer_papers.training.plan import FREE
+from limitformer_papers.training.runs import flat
 
 VARIANTS = {
     "shaped-recover": "shaped, Recover",
@@ -83,15 +84,6 @@ def check_alike(runs: Sequence[FinishedRun], folder: Path | None, place: Sequenc
 
 def same(run: FinishedRun, place: Sequence[str]) -> dict[str, Any]:
     return {name: value for name, value in flat({**run.about, **run.plan}) if name not in (*place, *FREE)}
-
-
-def flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield nested settings under their full names, such as "data.source"."""
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{above}{name}.")
-        else:
-            yield f"{above}{name}", value
 
 
 def unlike(runs: Sequence[FinishedRun], folder: Path | None, place: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -87,7 +87,7 @@ def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str
     """
     lines, defaults = [], {field.name: field.default for field in fields(Plan) if field.default is not MISSING}
     for part, known in (("about", {}), ("plan", defaults)):
-        there, here = (known | dict(run.get(part, {})) for run in (found, wanted))
+        there, here = (dict(flat(known | dict(run.get(part, {})))) for run in (found, wanted))
         names = [name for name in {**here, **there} if part == "about" or name not in FREE]
         lines += [
             f"{name} is {there.get(name, 'missing')!r} there, {here.get(name, 'missing')!r} here"
@@ -95,6 +95,15 @@ def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str
             if there.get(name, "missing") != here.get(name, "missing")
         ]
     return lines
+
+
+def flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield nested settings under their full names, such as "data.source"."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
 
 
 def write_run(plan: Plan, about: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ from forks import forked
 from limitformer.base.errors import InputError, MissingExtraError
 from limitformer.nn import Gain, Residual
 from limitformer.nn.strengths import ENDING
-from limitformer_papers.training import checkpoints
+from limitformer_papers.training import checkpoints, runs
 from limitformer_papers.training.data.batches import Batches
 from limitformer_papers.training.evaluation import evaluate
 from limitformer_papers.training.harness import read_runs, train
@@ -342,6 +342,11 @@ def test_other_run_in_the_folder_is_refused(changes, named, unbroken):
     with pytest.raises(InputError, match="holds another run") as refused:
         small_run(unbroken, **changes)
     assert named in str(refused.value)
+
+
+def test_differing_fields_of_a_nested_setting_are_named_alone():
+    there, here = ({"about": {"config": {"width": width, "layers": 2}}} for width in (96, 128))
+    assert runs.differences(there, here) == ["config.width is 96 there, 128 here"]
 
 
 def test_resuming_accepts_other_free_options(unbroken):

@@ -29,6 +29,7 @@ from limitformer.weightless.losses import Loss, output_of
 from limitformer.weightless.measure import Measure, UnclearBlocksError
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.run import KeepWeightsError
+from limitformer.weightless.steps.effects import EffectsOfUpdates
 from limitformer.weightless.steps.optimizers import StepRules
 from limitformer.weightless.steps.weights import Forms, TrainedRun, TrainedWeights
 from limitformer.weightless.threads import one_thread
@@ -132,7 +133,8 @@ class Trajectory:
             measure.keeps = True
         arguments = network.arguments(run, inputs)
         with torch.set_grad_enabled(gradients):
-            with network.trimming(), measure or nullcontext():
+            effects = EffectsOfUpdates(self.weights) if measured else nullcontext()
+            with effects, network.trimming(), measure or nullcontext():
                 out = network.call(arguments)
             if measure is not None:
                 finish(measure)

@@ -1,0 +1,58 @@
+"""Effects of the updates of matrices that begin with given entries: they are the change of the output."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import widths_of_gpt
+from limitformer.weightless import simulate_steps
+
+WIDTH, WORDS = 32, widths_of_gpt.VOCABULARY
+
+
+class Headed(widths_of_gpt.GPT):
+    """A GPT with a head of zeros, (words, width) or, `turned`, (width, words), that is applied by `form`."""
+
+    def __init__(self, form, turned):
+        super().__init__(WIDTH)
+        self.form, self.head = form, None
+        self.readout = nn.Parameter(torch.zeros((WIDTH, WORDS) if turned else (WORDS, WIDTH)))
+
+    def forward(self, ids):
+        x = self.table(ids) + self.places(torch.arange(ids.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return self.form(self.norm(x), self.readout)
+
+
+FORMS = {
+    "linear": (lambda x, w: functional.linear(x, w), False),
+    "linear with a bias": (lambda x, w: functional.linear(x, weight=w, bias=torch.ones(WORDS)), False),
+    "product": (lambda x, w: x @ w, True),
+    "product with the transpose": (lambda x, w: torch.matmul(x, w.T), False),
+    "addmm": (lambda x, w: torch.addmm(torch.ones(WORDS), x.flatten(0, 1), w).view(*x.shape[:2], WORDS), True),
+    "slices": (lambda x, w: torch.cat([functional.linear(x, part) for part in w.split(100)], -1), False),
+    "halves of the input": (lambda x, w: torch.cat([x @ w[:, :100], x @ w[:, 100:]], -1), True),
+    "after a multiplier": (lambda x, w: 0.25 * functional.linear(x, w), False),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_effect_of_a_head_of_zeros_is_the_change_of_the_output(name):
+    data = simulate_steps(
+        lambda: Headed(*FORMS[name]), 12, optimizer={"name": "adam", "lr": 1e-2}, steps=2, samples=2, seed=0,
+        loss=widths_of_gpt.next_token, progress=False,
+    )  # fmt: skip
+    effect, change = data.update_effect.sel(weight="readout").values[0], data.output_change.values[0]
+    np.testing.assert_allclose(effect, change, rtol=1e-5)
+    assert np.all(change[:, 1] > 0.01)
+
+
+def test_matrix_that_no_linear_map_uses_has_no_effect_of_its_own():
+    data = simulate_steps(
+        lambda: Headed(lambda x, w: torch.einsum("btn,vn->btv", x, w), False), 12, optimizer="sgd", steps=1, samples=1,
+        seed=0, loss=widths_of_gpt.next_token, progress=False,
+    )  # fmt: skip
+    assert np.isnan(data.update_effect.sel(weight="readout").values).all()
