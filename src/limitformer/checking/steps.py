@@ -45,9 +45,9 @@ COLUMNS: Mapping[str, tuple[str, str]] = {  # of the table by rate: the head in 
     "high": ("high", "of that interval"),
     "explodes": ("explodes", "networks whose loss is not finite, or above a multiple of its start, at some step"),
     "unseen_explodes": ("unseen explodes", "networks for which the same is true of the loss of the unseen batch"),
-    "loss_first": ("loss", "of the batch of the first step, before it; median over networks, as all that follow"),
+    "loss_first": ("before", "of the batch of the first step, before it; median over networks, as all that follow"),
     "loss_last": ("after", "loss of the batch after the last step"),
-    "unseen_first": ("unseen", "loss of a batch that no step sees, before the first step"),
+    "unseen_first": ("before", "loss of a batch that no step sees, before the first step"),
     "unseen_last": ("after", "loss of that batch after the last step"),
     "gradient_first": ("gradient", "norm of all gradients together, before the first step"),
     "clipping_least": ("clipping", "smallest factor of clipped gradients; 1: they are not clipped"),
@@ -145,10 +145,11 @@ class StepsReport:
             lines += wrapped(f"    why: {one.why}", "      ") if one.why else []
             lines += wrapped(f"    fix: {one.mends}", "      ") if one.mends else []
         head = f"{'rate':>8}" + "".join(f"{COLUMNS[name][0]:>9}" for name in SHOWN)
+        above = f"{'loss of the batch':>44}{'of an unseen one':>18}"
         rows = [
             f"{number_text(row['rate']):>8}" + "".join(f"{cell(row[name]):>9}" for name in SHOWN) for row in self.rows()
         ]
-        return "\n".join([*lines, "", head, *(row.rstrip() for row in rows), "", *wrapped(self.caveat, "")])
+        return "\n".join([*lines, "", above, head, *(row.rstrip() for row in rows), "", *wrapped(self.caveat, "")])
 
     def csv(self) -> str:
         """Return the table by rate as CSV; numbers that are not finite are written as nan and inf."""
