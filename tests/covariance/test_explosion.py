@@ -11,6 +11,7 @@ import pytest
 import torch
 from scipy.integrate import simpson
 from scipy.linalg import solve_banded
+from scipy.special import betainc
 
 import limitformer as lf
 from limitformer.covariance.limit.explosion import PairDistance
@@ -104,7 +105,7 @@ def by_finite_differences(gamma, tau0, distance, time):
 
 def generator_and_covariance(limit, v, functions):
     """Return Lf = b·∇f + ½Σ:∇²f (functions,) and ∇f Σ ∇g (functions, functions) at V, by automatic differentiation."""
-    rows, columns = np.triu_indices(2)
+    rows, columns = np.triu_indices(len(v))
     drift, noise = limit.drift(v)[rows, columns], limit.diffusion(v)
     at = torch.tensor(v[rows, columns])
     gradients = np.array([torch.autograd.functional.jacobian(f, at).numpy() for f in functions])
@@ -330,3 +331,106 @@ def test_explosion_probability_rises_with_time(gamma, size):
     by = [model.explosion_probability(np.eye(2) * size, time=t) for t in (1e-12, 1e-6, 1e-3, 1.0, 50.0, 1e6)]
     assert (np.diff([0.0, *by, model.explosion_probability(np.eye(2) * size)]) > -1e-8).all()
     assert all(p == 0 or p >= 1e-10 for p in by)
+
+
+# ---------------------------------------------------------------- three and more tokens
+
+
+def kappas(tokens):
+    """Return κ₂ and κ₃ of docs/theory.md."""
+    return (tokens - 1) / tokens**2, (tokens - 1) * (tokens - 2) / tokens**3
+
+
+def one_longer_token(tokens, size, ratio, seed):
+    """Return a covariance whose first token has the square `size`; the others' are of the order `ratio` times that."""
+    x = np.random.default_rng(seed).standard_normal((tokens, tokens))
+    x[1:] *= sqrt(ratio)
+    x[0] /= np.linalg.norm(x[0])
+    return size * x @ x.T
+
+
+def of_longer_token(tokens):
+    """Return functions of the pairs of V: log v, the sum Y of the others' squares over v, and log S."""
+    rows, columns = (torch.tensor(each) for each in np.triu_indices(tokens))
+
+    def matrix(pairs):
+        v = torch.zeros(tokens, tokens, dtype=pairs.dtype)
+        return v.index_put((rows, columns), pairs).index_put((columns, rows), pairs)
+
+    def size(pairs):
+        return pairs[0].log()
+
+    def others(pairs):
+        return matrix(pairs).diagonal()[1:].sum() / pairs[0]
+
+    def across(pairs):
+        v = matrix(pairs)
+        return others(pairs) - (v[0, 1:] ** 2).sum() / pairs[0] ** 2
+
+    return size, others, across
+
+
+@pytest.mark.parametrize("tokens", [3, 4, 7])
+@pytest.mark.parametrize("gamma", [0.5, 1.0])
+def test_rates_of_a_token_that_is_longer_than_the_others(tokens, gamma):
+    """Step 1 of the theorem in docs/theory.md, by b and Σ; κ₃ = 0, as for two tokens, is rejected."""
+    tau0, (second, third) = 0.9, kappas(tokens)
+    v = one_longer_token(tokens, 1e6, 1e-8, seed=tokens)
+    size, others, across = of_longer_token(tokens)
+    limit, clock = limit_of(gamma, tau0, 1.0), v[0, 0] ** 2 / tau0**2
+    functions = (size, others, lambda pairs: across(pairs).log())
+    drift, noise = (each / clock for each in generator_and_covariance(limit, v, functions))
+    pairs = torch.tensor(v[np.triu_indices(tokens)])
+    y, s = float(others(pairs)), float(across(pairs))
+    g2, g4 = gamma**2, gamma**4
+    assert drift[0] == pytest.approx(g2 * (second**2 + third) - 2 * g4 * second**2, rel=0.01)
+    assert drift[0] != pytest.approx(g2 * second**2 - 2 * g4 * second**2, rel=0.1)
+    assert drift[1] == pytest.approx(-g2 * third * y + 4 * g4 * second**2 * s, abs=0.002 * y)
+    assert drift[2] == pytest.approx(-g2 * third + g4 * second**2, rel=0.01)
+    assert drift[2] != pytest.approx(g4 * second**2, rel=0.1)
+    bracket = 4 * g4 * second**2
+    assert noise[0, 0] == pytest.approx(bracket, rel=0.01)
+    assert noise[2, 2] == pytest.approx(bracket, rel=0.01)
+    assert noise[0, 2] == pytest.approx(-bracket, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "gamma", "falls"), [(2, 1.0, False), (3, 1.0, True), (3, 0.5, True), (6, 1.0, True)]
+)
+def test_other_tokens_become_relatively_shorter(tokens, gamma, falls):
+    """F of step 2 falls at every place near a token that is longer than two or more others; of two it may grow."""
+    second, third = kappas(tokens)
+    power = 0.1
+    rate = gamma**2 * third - gamma**4 * second**2 - 2 * power * gamma**4 * second**2  # 2η
+    weight = 8 * gamma**4 * second**2 / abs(rate)
+    _, others, across = of_longer_token(tokens)
+    limit, highest = limit_of(gamma, 1.0, 1.0), -inf
+    for seed in range(30):
+        v = one_longer_token(tokens, 1e6, 10.0 ** -(8 + seed % 3), seed)
+        if seed % 2:  # others nearly parallel to the first
+            along = np.outer(v[0], v[0]) / v[0, 0]
+            v = along + 1e-2 * (v - along)
+
+        def foster(pairs):
+            return others(pairs) ** power + weight * across(pairs) ** power
+
+        (change,), _ = generator_and_covariance(limit, v, (foster,))
+        value = float(foster(torch.tensor(v[np.triu_indices(tokens)])))
+        highest = max(highest, change / value / v[0, 0] ** 2)
+    assert (highest < 0) == falls
+
+
+@pytest.mark.parametrize(("tokens", "gamma", "size"), [(3, 1.0, 10.0), (3, 0.6, 3.0), (5, 1.0, 3.0)])
+def test_one_token_among_zeros_explodes_with_its_probability(tokens, gamma, size):
+    """The others are 1e-12 of it. The same formula without κ₃, and no explosion at γ = 1, are rejected."""
+    tau0, (second, third) = 1.0, kappas(tokens)
+    start = np.diag([size] + [1e-12 * size] * (tokens - 1))
+    causes = causes_of(limit_of(gamma, tau0, 20.0), start, 2000, dt=0.02)
+    squared = tau0**2 * (2 - gamma**2) / (2 * gamma**2 * second**2)  # K²
+
+    def probability(growth):
+        power = growth / (2 * gamma**2 * second**2)
+        return betainc(0.5, (power - 1) / 2, size**2 / (size**2 + squared)) if power > 1 else 1e-9
+
+    assert abs(standard_errors_from(causes, probability(second**2 + third))) < 4
+    assert abs(standard_errors_from(causes, probability(second**2))) > 4

@@ -1,6 +1,6 @@
-"""What updates add to the outputs of linear maps by matrices that begin with given entries, such as a head of zeros.
+"""Measure the effects of updates on the outputs of linear maps by matrices that begin with given entries, such as zeros.
 
-Maps by random matrices note it themselves (`weights.TrainedRun`).
+`weights.TrainedRun` measures those of random matrices.
 """
 
 from typing import Any
