@@ -1,4 +1,4 @@
-"""Measure the effects of updates on the outputs of linear maps by matrices that begin with given entries, such as zeros.
+"""Measure effects of updates on the outputs of linear maps by matrices that begin with given entries, such as zeros.
 
 `weights.TrainedRun` measures those of random matrices.
 """
