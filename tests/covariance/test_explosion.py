@@ -349,13 +349,20 @@ def one_longer_token(tokens, size, ratio, seed):
     return size * x @ x.T
 
 
-def of_longer_token(tokens):
-    """Return functions of the pairs of V: log v, the sum Y of the others' squares over v, and log S."""
+def matrix_of_pairs(tokens):
+    """Return the function that makes V of its entries α ≤ β."""
     rows, columns = (torch.tensor(each) for each in np.triu_indices(tokens))
 
     def matrix(pairs):
         v = torch.zeros(tokens, tokens, dtype=pairs.dtype)
         return v.index_put((rows, columns), pairs).index_put((columns, rows), pairs)
+
+    return matrix
+
+
+def of_longer_token(tokens):
+    """Return functions of the pairs of V: log v, the sum Y of the others' squares over v, and S."""
+    matrix = matrix_of_pairs(tokens)
 
     def size(pairs):
         return pairs[0].log()
