@@ -334,6 +334,28 @@ def test_no_bug_is_named_by_its_size_once_norms_and_biases_moved():
     assert TITLES["uninitialised"] in {finding.bug for finding in checked("gpt2", model).findings}
 
 
+def test_equal_biases_do_not_make_a_model_trained():
+    """No training gives all biases one value; a bug beside them keeps its name."""
+    model = built("gpt2")
+    change(model, "bias", lambda w: w.fill_(0.01))
+    for ending in ("ln_1.weight", "ln_2.weight", "ln_f.weight"):
+        change(model, ending, lambda w: w.fill_(0.9))
+    change(model, "mlp.c_fc.weight", lambda w: w.mul_(1 / 0.8796))
+    report = checked("gpt2", model)
+    assert not report.trained
+    assert TITLES["truncation"] in {finding.bug for finding in report.findings}
+
+
+@pytest.mark.parametrize(("value", "kind"), [(math.nan, "NaN"), (math.inf, "NaN"), (0.0, "dead rows")])
+def test_common_factor_hides_no_fault(value, kind):
+    model = built("llama")
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2:
+            change(model, name, lambda w: w.mul_(1.3))
+    change(model, "1.self_attn.q_proj.weight", lambda w: w[3].fill_(value))
+    assert {"scale", kind} <= {finding.kind for finding in checked("llama", model).findings}
+
+
 def test_common_factor_is_one_finding():
     config = FAMILIES["llama"]()
     config.initializer_range = 0.026

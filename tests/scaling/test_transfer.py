@@ -18,6 +18,19 @@ SMALL |= {"num_attention_heads": 2, "num_key_value_heads": 2}
 HEAD = "effect of head, first step"
 
 
+class WithBias(widths_of_gpt.GPT):
+    """A GPT with a head of zeros, and a bias, whose output is divided by a power of the width."""
+
+    def __init__(self, width, power):
+        super().__init__(width)
+        self.power, self.head = power, nn.Linear(width, widths_of_gpt.VOCABULARY)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, ids):
+        return super().forward(ids) / (self.head.in_features / widths_of_gpt.BASE) ** self.power
+
+
 def over_width(name, optimizer):
     return lf.transfer(
         getattr(widths_of_gpt, name), {"width": WIDTHS}, 24, optimizer=optimizer, steps=1, samples=4, seed=0,
@@ -214,6 +227,58 @@ def test_head_of_zeros_alone_moves_in_the_first_step_and_decides():
     assert len(still) == 5
     assert not still & result.exponents.keys()
     assert all([row[1:5] for row in result.cells() if row[0] == name] == [["0", "0", "0", "–"]] for name in still)
+
+
+@pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
+def test_multiplier_after_a_head_with_a_bias_is_found(power):
+    """The bias moves in the first step, so that the output is no multiple of the map's own."""
+    result = lf.transfer(
+        lambda width: WithBias(width, power), {"width": WIDTHS}, 24, optimizer={"name": "adam", "lr": 1e-4}, steps=1,
+        samples=3, seed=0, loss=widths_of_gpt.next_token, progress=False,
+    )  # fmt: skip
+    assert result.exponents[HEAD].value == pytest.approx(1.0 - power, abs=0.15)
+
+
+class Deep(nn.Module):
+    """Blocks whose outputs are small beside the stream."""
+
+    def __init__(self, depth):
+        super().__init__()
+        self.table, self.head = nn.Embedding(50, 64), nn.Linear(64, 50, bias=False)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64, bias=False), nn.ReLU(), nn.Linear(64, 64, bias=False))
+            for _ in range(depth)
+        )
+
+    def forward(self, ids):
+        x = 32 * self.table(ids)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+
+def test_small_changes_of_the_stream_count_if_they_are_resolved_at_one_size():
+    options = {"optimizer": "adam", "rate": 3e-6, "steps": 1, "samples": 3, "seed": 0, "progress": False}
+    result = lf.transfer(Deep, {"depth": [4, 8, 16]}, 12, **options)
+    changes = result.data[4].stream_change.isel(step=1, layer=-1).values
+    assert (changes < 100 * np.finfo(np.float32).eps).all()
+    assert result.exponents["stream change at the end"].value == pytest.approx(0.9, abs=0.2)
+    assert result.transfers is False
+
+
+def test_note_names_matrices_without_an_effect():
+    def build(width=32):
+        layer = {"nhead": 2, "dim_feedforward": 64, "batch_first": True}
+        blocks = [nn.TransformerEncoderLayer(width, **layer) for _ in range(2)]
+        return nn.Sequential(nn.Embedding(20, width), *blocks, nn.Linear(width, 20))
+
+    options = {"optimizer": "adam", "rate": 1e-3, "steps": 1, "samples": 2, "seed": 0, "progress": False}
+    result = lf.transfer(build, {"width": [16, 32]}, 6, **options)
+    measured = {name for name in result.measures if name.startswith("effect of")}
+    note = next(each for each in result.notes if each.startswith("Effects are not measured"))
+    assert "self_attn.in_proj" in note
+    assert "linear1" not in note
+    assert any("linear1" in name for name in measured)
 
 
 def test_networks_that_are_not_finite_do_not_transfer():

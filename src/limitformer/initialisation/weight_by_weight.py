@@ -116,11 +116,13 @@ def checked_weight(name: str, weights: ModuleWeights, p: float, deviations: list
 def without_training(deviations: list[Deviation], weights: ModuleWeights) -> tuple[list[Deviation], bool]:
     """Return whether this is a trained model, and the deviations that are faults even then.
 
-    Training moves the constants, biases and norms first. From then on a std may pass the value of a known bug on its
-    way, so that no bug is named by its size.
+    Training moves the constants, biases and norms first, each entry by another amount. From then on a std may pass the
+    value of a known bug on its way, so that no bug is named by its size.
     """
     random = mostly(deviations, [name for name, law in weights.laws.items() if law.std > 0])
-    moved = mostly(deviations, [name for name, law in weights.laws.items() if law.kind == laws.CONSTANT])
+    constant = [name for name, law in weights.laws.items() if law.kind == laws.CONSTANT]
+    equal = {name for name in constant if weights.summaries[name].constant}
+    moved = mostly([d for d in deviations if d.name not in equal], constant)
     if not random and not moved:
         return deviations, False
     return [d for d in deviations if d.kind in ALWAYS or d.bug in (NORM_ZERO, UNINITIALISED)], True
@@ -135,7 +137,7 @@ def mostly(deviations: list[Deviation], names: list[str]) -> bool:
 def one_factor(deviations: list[Deviation], weights: ModuleWeights) -> list[Deviation]:
     """Join the deviations of all random weights to one if each std is its law's times the same factor."""
     random = [name for name, law in weights.laws.items() if law.std > 0]
-    off = {d.name: d for d in deviations if d.name in random and d.kind not in SHARED}
+    off = {d.name: d for d in deviations if d.name in random and d.kind not in ALWAYS}
     if len(off) < max(FEWEST, MOST * len(random)):
         return deviations
     stds = {name: weights.summaries[name].std for name in off}

@@ -35,7 +35,7 @@ from limitformer.weightless.steps.simulate import BAR, simulate_steps
 STREAM, OUTPUT, EFFECT = "stream change at the end", "output change", "effect of "
 FALL = "fall of the loss"
 GROWS, FREE = 0.2, 0.25  # |exponent| of effects beyond which a rate does not transfer, and within which it does
-ROUNDING = 100  # epsilons of the floating type: a smaller relative change of the stream counts as zero
+ROUNDING = 100  # epsilons of the floating type: if its relative change is smaller at all sizes, the stream stays
 WORDS = {True: "size-free", False: "depends", None: "unclear"}
 ABOUT = (
     "Gradients come from these tokens alone: a larger batch has other gradients, under Adam other signs, under Muon "
@@ -409,7 +409,20 @@ def transfer_of(over: str, data: Mapping[int, xr.Dataset], rule: str, notes: Seq
         if len(positive):
             exponents[key] = exponent(positive, sizes, key)
     words = next(iter(data.values())).attrs["optimizer"]
-    return Transfer(over, sizes, rule, words, data, measures, exponents, notes)
+    return Transfer(over, sizes, rule, words, data, measures, exponents, [*notes, *unmeasured(data)])
+
+
+def unmeasured(data: Mapping[int, xr.Dataset]) -> list[str]:
+    """Return the note about matrices whose effects were measured at no size, if there are any."""
+    missing: dict[str, None] = {}
+    for one in data.values():
+        effect = one.update_effect.isel(step=1)
+        for weight in one.weight.values[one.matrix.values & np.isnan(effect).all("sample").values]:
+            missing[kind_of(str(weight))] = None
+    if not missing:
+        return []
+    names = ", ".join(name.removesuffix(".weight") for name in missing)
+    return [f"Effects are not measured of matrices that only lookups, or other code than linear maps, use: {names}."]
 
 
 def parametrised(
@@ -428,24 +441,26 @@ def measures_of(data: Mapping[int, xr.Dataset]) -> dict[str, NDArray[np.float64]
     each = [measures_at(one) for one in data.values()]
     names = [name for name in each[0] if all(name in one for one in each)]
     most = max(one.sizes["sample"] for one in data.values())
-    return {
+    result = {
         name: np.stack([np.pad(one[name], (0, most - len(one[name])), constant_values=np.nan) for one in each], 1)
         for name in names
     }
+    rounding = ROUNDING * np.finfo(next(iter(data.values())).attrs["dtype"]).eps
+    for name in (STREAM, f"{STREAM}, first step"):
+        if name in result and not (result[name] >= rounding * result["stream at the end"]).any():
+            result[name] = result[name] * 0.0  # at no size is it more than rounding
+    return result
 
 
 def measures_at(data: xr.Dataset) -> dict[str, NDArray[np.float64]]:
     """Return the measures (samples,) of one size; changes of stream and output are root mean squares."""
     last, first, start = data.isel(step=-1), data.isel(step=1), data.isel(step=0)
-    rounding = ROUNDING * np.finfo(data.attrs["dtype"]).eps
-    stream_change = data.stream_change.isel(layer=-1)
-    stream_change = stream_change.where(~(stream_change < rounding), 0.0)
     size = start.stream.isel(layer=-1)  # a rule may change it: the change itself is what must not depend on the size
     result: dict[str, Any] = {
         "stream at the end": size,
         "output": data.output.isel(step=0),
         "gradient": data.gradient_norm.isel(step=0),
-        STREAM: stream_change.isel(step=-1) * size,
+        STREAM: last.stream_change.isel(layer=-1) * size,
         OUTPUT: last.output_change,
         FALL: data.loss.isel(step=0) - last.loss,
         "largest activation": last.largest.max("layer"),
@@ -453,7 +468,7 @@ def measures_at(data: xr.Dataset) -> dict[str, NDArray[np.float64]]:
     if "logit_std" in data:
         result["attention logits"] = last.logit_std.mean(["block", "head"])
     if data.sizes["step"] > 2:
-        result[f"{STREAM}, first step"] = stream_change.isel(step=1) * size
+        result[f"{STREAM}, first step"] = first.stream_change.isel(layer=-1) * size
         result[f"{OUTPUT}, first step"] = first.output_change
     kinds: dict[str, list[str]] = {}
     for weight in data.weight.values[data.matrix.values]:

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import widths_of_gpt
 from limitformer.weightless import simulate_steps
@@ -56,3 +57,51 @@ def test_matrix_that_no_linear_map_uses_has_no_effect_of_its_own():
         seed=0, loss=widths_of_gpt.next_token, progress=False,
     )  # fmt: skip
     assert np.isnan(data.update_effect.sel(weight="readout").values).all()
+
+
+class Added(nn.Module):
+    """A block that adds a function of its linear map, a row of zeros, and the stream."""
+
+    def __init__(self, function, zeros):
+        super().__init__()
+        self.norm, self.function, self.row = nn.LayerNorm(WIDTH), function, nn.Parameter(torch.zeros(2, WIDTH))
+        self.map = nn.Linear(WIDTH, WIDTH, bias=False)
+        if zeros:
+            nn.init.zeros_(self.map.weight)
+
+    def forward(self, x):
+        return x + self.function(self, self.norm(x))
+
+
+SPARSE = torch.eye(WIDTH).to_sparse()
+CALLS = {
+    "vmap": lambda block, x: torch.vmap(lambda a: a @ block.map.weight.mT)(x),
+    "products inside vmap": lambda block, x: block.map(torch.vmap(lambda a: a @ a.mT @ a)(x)),
+    "sparse": lambda block, x: block.map((x[0] @ SPARSE)[None]),
+    "sparse by the matrix": lambda block, x: x @ (SPARSE @ block.map.weight),
+    "checkpoint": lambda block, x: checkpoint(block.map, x, use_reentrant=False),
+    "row": lambda block, x: block.map(x) + x * functional.linear(x, block.row[0])[..., None],
+    "complex": lambda block, x: torch.view_as_real(x[..., :16].cfloat() @ complex_of(block.map.weight)).flatten(-2),
+}
+
+
+def complex_of(matrix):
+    return torch.view_as_complex(matrix.unflatten(-1, (-1, 2)))[:16]
+
+
+TENSORS = {"vmap", "sparse by the matrix", "complex"}  # these read the matrix as a tensor, which a random one is not
+
+
+@pytest.mark.parametrize(
+    ("name", "zeros"), [(name, zeros) for name in CALLS for zeros in (True, False) if zeros or name not in TENSORS]
+)
+def test_other_code_runs_as_it_would_without_measuring(name, zeros):
+    """Tensors without a storage, rows, other types, and a checkpoint that counts saved tensors."""
+
+    def build():
+        return nn.Sequential(
+            nn.Embedding(50, WIDTH), *(Added(CALLS[name], zeros) for _ in range(2)), nn.Linear(WIDTH, 50)
+        )
+
+    data = simulate_steps(build, 6, optimizer="adam", steps=1, samples=1, seed=0, progress=False)
+    assert np.isfinite(data.loss.values).all()

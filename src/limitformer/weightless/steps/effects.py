@@ -30,21 +30,37 @@ class EffectsOfUpdates(TorchFunctionMode):
         """Call `func`, and note the effect if it is a linear map by one of the matrices, its transpose or a slice."""
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
+        if not self.names:
+            return out
         if func is functional.linear:
             x, matrix = (kwargs.get(key, *args[k : k + 1]) for k, key in enumerate(("input", "weight")))
         elif func in PRODUCTS | WITH_BIAS and not kwargs:
             x, matrix = args[-2:]
         else:
             return out
-        if any(not isinstance(each, Tensor) or isinstance(each, Implicit) for each in (x, matrix)):
-            return out
-        name = self.names.get(storage(matrix))
-        if name is not None and bool(x.isfinite().all()):
-            with torch.no_grad():
-                moved = self.trained.entries[name].moved.contiguous()
-                moved = moved.as_strided(matrix.shape, matrix.stride(), matrix.storage_offset())
-                if func is functional.linear:
-                    matrix, moved = matrix.mT, moved.mT
-                self.trained.note_effect(name, x @ moved)
-                self.trained.last = name, x @ matrix
+        name = self.names.get(plain_storage(matrix))
+        if name is not None and plain_storage(x) and matrix.dim() == 2:
+            with torch.no_grad():  # a checkpoint counts the tensors that autograd saves
+                self.note(name, x, matrix, func is functional.linear)
         return out
+
+    def note(self, name: str, x: Tensor, matrix: Tensor, transpose: bool) -> None:
+        """Note the effect of x W, or x Wᵀ, where W is a view of the matrix `name`."""
+        moved = self.trained.entries[name].moved.contiguous()
+        if matrix.dtype != moved.dtype or not bool(x.isfinite().all()):
+            return
+        moved = moved.as_strided(matrix.shape, matrix.stride(), matrix.storage_offset())
+        if transpose:
+            matrix, moved = matrix.mT, moved.mT
+        self.trained.note_effect(name, x @ moved)
+        self.trained.last = name, x @ matrix
+
+
+def plain_storage(tensor: Any) -> int:
+    """Return `storage`, or 0 for what has none: sparse and nested tensors, and those inside `torch.func`."""
+    if not isinstance(tensor, Tensor) or isinstance(tensor, Implicit) or tensor.layout != torch.strided:
+        return 0
+    try:
+        return storage(tensor)
+    except (NotImplementedError, RuntimeError):
+        return 0

@@ -136,6 +136,8 @@ class Trajectory:
             effects = EffectsOfUpdates(self.weights) if measured else nullcontext()
             with effects, network.trimming(), measure or nullcontext():
                 out = network.call(arguments)
+            if measured:
+                self.weights.scale_last(output_of(out).detach())
             if measure is not None:
                 finish(measure)
             value = self.loss(out, arguments)
@@ -149,8 +151,6 @@ class Trajectory:
                 value.backward()
                 squares = self.weights.note_gradients(run)
             result = Pass(float(value.detach()), output_of(out).detach().clone(), squares)
-            if measured:
-                self.weights.scale_last(result.output)
             if measure is not None:
                 network.stacks = sizes_of_stacks(measure)
                 result.arrays = stream_arrays(measure, gradients=False)

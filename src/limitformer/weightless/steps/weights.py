@@ -378,13 +378,18 @@ class TrainedWeights:
         self.effects.setdefault(name, []).append((float(squared_norm(change[None])), change.numel()))
 
     def scale_last(self, output: Tensor) -> None:
-        """Note the effect of the last map on the module's output, if this is a multiple of the map's: muP's head."""
+        """Note the effect of the last map on the module's output, if this is a multiple of the map's: muP's head.
+
+        A bias, which is the same for all tokens, does not matter.
+        """
         name, own = self.last or ("", output[:0])
         self.last = None
-        if own.numel() != output.numel() or not output.isfinite().all():
+        if own.numel() != output.numel() or own.shape[-1:] != output.shape[-1:] or not output.isfinite().all():
             return
-        own, output = own.flatten().double(), output.detach().flatten().double()
-        factor = float(own @ output) / max(float(own @ own), SMALLEST)
+        own, output = (each.detach().flatten(0, -2).double() for each in (own, output))
+        if len(own) > 1:
+            own, output = own - own.mean(0), output - output.mean(0)
+        factor = float((own * output).sum()) / max(float((own * own).sum()), SMALLEST)
         rest = torch.linalg.vector_norm(output - factor * own)
         if name in self.effects and float(rest) <= MULTIPLE * float(torch.linalg.vector_norm(output)):
             square, count = self.effects[name].pop()
