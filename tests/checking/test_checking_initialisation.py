@@ -335,7 +335,7 @@ def test_no_bug_is_named_by_its_size_once_norms_and_biases_moved():
 
 
 def test_equal_biases_do_not_make_a_model_trained():
-    """No training gives all biases one value; a bug beside them keeps its name."""
+    """No training gives all biases one value; another bug keeps its name."""
     model = built("gpt2")
     change(model, "bias", lambda w: w.fill_(0.01))
     for ending in ("ln_1.weight", "ln_2.weight", "ln_f.weight"):

@@ -409,20 +409,19 @@ def transfer_of(over: str, data: Mapping[int, xr.Dataset], rule: str, notes: Seq
         if len(positive):
             exponents[key] = exponent(positive, sizes, key)
     words = next(iter(data.values())).attrs["optimizer"]
-    return Transfer(over, sizes, rule, words, data, measures, exponents, [*notes, *unmeasured(data)])
+    return Transfer(over, sizes, rule, words, data, measures, exponents, [*unmeasured(data), *notes])
 
 
 def unmeasured(data: Mapping[int, xr.Dataset]) -> list[str]:
-    """Return the note about matrices whose effects were measured at no size, if there are any."""
+    """Return the note about matrices whose effects were measured at no size, other than tables, if there are any."""
     missing: dict[str, None] = {}
     for one in data.values():
-        effect = one.update_effect.isel(step=1)
-        for weight in one.weight.values[one.matrix.values & np.isnan(effect).all("sample").values]:
-            missing[kind_of(str(weight))] = None
+        unknown = np.isnan(one.update_effect.isel(step=1)).all("sample").values & ~one["table"].values
+        missing |= {kind_of(str(weight)): None for weight in one.weight.values[one.matrix.values & unknown]}
     if not missing:
         return []
     names = ", ".join(name.removesuffix(".weight") for name in missing)
-    return [f"Effects are not measured of matrices that only lookups, or other code than linear maps, use: {names}."]
+    return [f"The effects of these matrices are not measured, as other code than linear maps applies them: {names}."]
 
 
 def parametrised(

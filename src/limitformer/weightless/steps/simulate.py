@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 import xarray as xr
+from torch import nn
 
 from limitformer.base.errors import require, require_count
 from limitformer.base.progress import PartOfBar, advance, progress_bar
@@ -214,6 +215,8 @@ def dataset(parts: list[list[Arrays]], rates: list[float], network: Weightless, 
     )
     coordinates: dict[str, Any] = {name: np.arange(data.sizes[name]) for name in ("sample", "step", "layer")}
     coordinates["matrix"] = "weight", [dimensions >= 2 for dimensions in network.trained.values()]
+    tables = {f"{name}.weight" for name, each in network.module.named_modules() if isinstance(each, nn.Embedding)}
+    coordinates["table"] = "weight", [name in tables for name in network.trained]
     if "block" in data.dims:
         coordinates["block"] = np.arange(1, data.sizes["block"] + 1)
     if len(network.stacks) > 1:
