@@ -285,6 +285,7 @@ def test_networks_that_are_not_finite_do_not_transfer():
     ids = torch.arange(6)[None]
     result = lf.transfer(Cubic, {"width": [16, 32]}, ids, rate=100.0, **options)
     assert result.not_finite == {16: 3, 32: 3}
+    assert not result.notes
     assert result.transfers is None
     assert "not finite after the steps in 3 of 3 networks at width 16, 3 of 3" in result.conclusion
     assert " nan" not in str(result)

@@ -416,7 +416,7 @@ def unmeasured(data: Mapping[int, xr.Dataset]) -> list[str]:
     """Return the note about matrices whose effects were measured at no size, other than tables, if there are any."""
     missing: dict[str, None] = {}
     for one in data.values():
-        unknown = np.isnan(one.update_effect.isel(step=1)).all("sample").values & ~one["table"].values
+        unknown = np.isnan(one.update_effect.isel(step=0)).all("sample").values & ~one["table"].values
         missing |= {kind_of(str(weight)): None for weight in one.weight.values[one.matrix.values & unknown]}
     if not missing:
         return []

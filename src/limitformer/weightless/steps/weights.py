@@ -382,11 +382,12 @@ class TrainedWeights:
 
         A bias, which is the same for all tokens, does not matter.
         """
-        name, own = self.last or ("", output[:0])
-        self.last = None
+        if self.last is None:
+            return
+        (name, own), self.last = self.last, None
         if own.numel() != output.numel() or own.shape[-1:] != output.shape[-1:] or not output.isfinite().all():
             return
-        own, output = (each.detach().flatten(0, -2).double() for each in (own, output))
+        own, output = (each.detach().reshape(-1, each.shape[-1]).double() for each in (own, output))
         if len(own) > 1:
             own, output = own - own.mean(0), output - output.mean(0)
         factor = float((own * output).sum()) / max(float((own * own).sum()), SMALLEST)
