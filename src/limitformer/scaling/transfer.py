@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -262,14 +263,15 @@ class Transfer:
         return f"<Transfer over the {self.over} {list(self.sizes)}, {self.rule}: transfers={self.transfers}>"
 
     def __str__(self) -> str:
-        """Return the conclusion, a table of measures, what it means, and the notes."""
+        """Return the conclusion, a table of measures, what it means, and the notes, wrapped at 80 characters."""
         cells = self.cells()
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = []
         for name, *row, word in cells:
             middle = [cell.rjust(width) for cell, width in zip(row, widths[1:-1], strict=True)]
             lines.append("  ".join([name.ljust(widths[0]), *middle, word]).rstrip())
-        return "\n".join([self.conclusion, "", *lines, "", *self.legend, *self.notes, ABOUT])
+        below = [textwrap.fill(text, 80, subsequent_indent="  ") for text in (*self.legend, *self.notes, ABOUT)]
+        return "\n".join([textwrap.fill(self.conclusion, 80), "", *lines, "", *below])
 
 
 class TransferInterrupted(Interrupted):
