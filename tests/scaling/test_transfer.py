@@ -19,13 +19,12 @@ HEAD = "effect of head, first step"
 
 
 class WithBias(widths_of_gpt.GPT):
-    """A GPT with a head of zeros, and a bias, whose output is divided by a power of the width."""
+    """A GPT whose head has torch's bias; its output is divided by a power of the width."""
 
-    def __init__(self, width, power):
+    def __init__(self, width, power, std):
         super().__init__(width)
         self.power, self.head = power, nn.Linear(width, widths_of_gpt.VOCABULARY)
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
+        nn.init.normal_(self.head.weight, std=std) if std else nn.init.zeros_(self.head.weight)
 
     def forward(self, ids):
         return super().forward(ids) / (self.head.in_features / widths_of_gpt.BASE) ** self.power
@@ -229,12 +228,13 @@ def test_head_of_zeros_alone_moves_in_the_first_step_and_decides():
     assert all([row[1:5] for row in result.cells() if row[0] == name] == [["0", "0", "0", "–"]] for name in still)
 
 
+@pytest.mark.parametrize("std", [0.0, 0.1])
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
-def test_multiplier_after_a_head_with_a_bias_is_found(power):
-    """The bias moves in the first step, so the output is not a multiple of the map's own."""
+def test_multiplier_after_a_head_with_a_bias_is_found(power, std):
+    """With a bias the output is not a multiple of the product of the head's matrix."""
     result = lf.transfer(
-        lambda width: WithBias(width, power), {"width": WIDTHS}, 24, optimizer={"name": "adam", "lr": 1e-4}, steps=1,
-        samples=3, seed=0, loss=widths_of_gpt.next_token, progress=False,
+        lambda width: WithBias(width, power, std), {"width": WIDTHS}, 24, optimizer={"name": "adam", "lr": 1e-4},
+        steps=1, samples=3, seed=0, loss=widths_of_gpt.next_token, progress=False,
     )  # fmt: skip
     assert result.exponents[HEAD].value == pytest.approx(1.0 - power, abs=0.15)
 

@@ -145,7 +145,7 @@ class StepsReport:
             lines += wrapped(f"    why: {one.why}", "      ") if one.why else []
             lines += wrapped(f"    fix: {one.mends}", "      ") if one.mends else []
         head = f"{'rate':>8}" + "".join(f"{COLUMNS[name][0]:>9}" for name in SHOWN)
-        above = f"{'loss of the batch':>44}{'of an unseen one':>18}"
+        above = f"{'loss of the batch':>44}{'of an unseen one':>18}"  # each over its columns before and after
         rows = [
             f"{number_text(row['rate']):>8}" + "".join(f"{cell(row[name]):>9}" for name in SHOWN) for row in self.rows()
         ]

@@ -36,7 +36,7 @@ from limitformer.weightless.steps.simulate import BAR, simulate_steps
 STREAM, OUTPUT, EFFECT = "stream change at the end", "output change", "effect of "
 FALL = "fall of the loss"
 GROWS, FREE = 0.2, 0.25  # |exponent| of effects beyond which a rate does not transfer, and within which it does
-ROUNDING = 100  # epsilons of the floating type: if its relative change is smaller at all sizes, the stream stays
+ROUNDING = 100  # epsilons of the floating type: a stream that changes by less at every size counts as unchanged
 WORDS = {True: "size-free", False: "depends", None: "unclear"}
 ABOUT = (
     "Gradients come from these tokens alone: a larger batch has other gradients, under Adam other signs, under Muon "

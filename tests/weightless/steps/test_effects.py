@@ -14,12 +14,13 @@ WIDTH, WORDS = 32, widths_of_gpt.VOCABULARY
 
 
 class Headed(widths_of_gpt.GPT):
-    """A GPT with a head of zeros, (words, width) or, `turned`, (width, words), that is applied by `form`."""
+    """A GPT with a head of given entries, (words, width) or, `turned`, (width, words), that is applied by `form`."""
 
-    def __init__(self, form, turned):
+    def __init__(self, form, turned, size=0.0):
         super().__init__(WIDTH)
         self.form, self.head = form, None
-        self.readout = nn.Parameter(torch.zeros((WIDTH, WORDS) if turned else (WORDS, WIDTH)))
+        entries = size * torch.arange(WIDTH * WORDS).cos()
+        self.readout = nn.Parameter(entries.view(WIDTH, WORDS) if turned else entries.view(WORDS, WIDTH))
 
     def forward(self, ids):
         x = self.table(ids) + self.places(torch.arange(ids.shape[1]))
@@ -48,6 +49,26 @@ def test_effect_of_a_head_of_zeros_is_the_change_of_the_output(name):
     )  # fmt: skip
     effect, change = data.update_effect.sel(weight="readout").values[0], data.output_change.values[0]
     np.testing.assert_allclose(effect, change, rtol=1e-5)
+    assert np.all(change[:, 1] > 0.01)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_effect_of_a_head_of_other_entries_is_the_change_of_the_output(name):
+    """All other weights are frozen; the whole output is another number."""
+
+    def build():
+        model = Headed(*FORMS[name], size=0.3)
+        for key, parameter in model.named_parameters():
+            parameter.requires_grad_(key == "readout")
+        return model
+
+    data = simulate_steps(
+        build, 12, optimizer={"name": "adam", "lr": 1e-2}, steps=2, samples=2, seed=0, loss=widths_of_gpt.next_token,
+        progress=False,
+    )  # fmt: skip
+    effect, change = data.update_effect.sel(weight="readout").values[0], data.output_change.values[0]
+    np.testing.assert_allclose(effect, change, rtol=1e-4)
+    assert np.all(abs(data.output.values[0][:, 1:] / effect[:, 1:] - 1) > 0.01)
     assert np.all(change[:, 1] > 0.01)
 
 

@@ -15,7 +15,7 @@ from limitformer.weightless.steps.weights import TrainedWeights
 from limitformer.weightless.tensors import storage
 
 PRODUCTS = {torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__}
-WITH_BIAS = {torch.addmm, Tensor.addmm}  # the bias is the first argument
+PRODUCTS |= {torch.addmm, Tensor.addmm}  # with a bias before the factors
 
 
 class EffectsOfUpdates(TorchFunctionMode):
@@ -34,7 +34,7 @@ class EffectsOfUpdates(TorchFunctionMode):
             return out
         if func is functional.linear:
             x, matrix = (kwargs.get(key, *args[k : k + 1]) for k, key in enumerate(("input", "weight")))
-        elif func in PRODUCTS | WITH_BIAS and not kwargs:
+        elif func in PRODUCTS and not kwargs:
             x, matrix = args[-2:]
         else:
             return out
@@ -42,6 +42,7 @@ class EffectsOfUpdates(TorchFunctionMode):
         if name is not None and plain_storage(x) and matrix.dim() == 2:
             with torch.no_grad():  # a checkpoint counts the tensors that autograd saves
                 self.note(name, x, matrix, func is functional.linear)
+            self.trained.last = name, out.detach()
         return out
 
     def note(self, name: str, x: Tensor, matrix: Tensor, transpose: bool) -> None:
@@ -50,10 +51,7 @@ class EffectsOfUpdates(TorchFunctionMode):
         if matrix.dtype != moved.dtype or not bool(x.isfinite().all()):
             return
         moved = moved.as_strided(matrix.shape, matrix.stride(), matrix.storage_offset())
-        if transpose:
-            matrix, moved = matrix.mT, moved.mT
-        self.trained.note_effect(name, x @ moved)
-        self.trained.last = name, x @ matrix
+        self.trained.note_effect(name, x @ (moved.mT if transpose else moved))
 
 
 def plain_storage(tensor: Any) -> int:

@@ -104,7 +104,8 @@ def simulate_steps(
         weight that was zero and moves), and its largest singular value
         `weight_spectral` where the change has low rank, relative to the same; `update_effect`, the root mean square of
         what the change adds to the output of the weight's linear map, times a multiplier between the head and the
-        module's output.
+        module's output. The coordinates `matrix` and `table` say which weights have two dimensions or more, and which
+        are those of an `nn.Embedding`.
 
     Raises:
         InputError: an argument cannot be used, or the module's code cannot run.

@@ -136,8 +136,9 @@ class Trajectory:
             effects = EffectsOfUpdates(self.weights) if measured else nullcontext()
             with effects, network.trimming(), measure or nullcontext():
                 out = network.call(arguments)
+            output = output_of(out).detach()
             if measured:
-                self.weights.scale_last(output_of(out).detach())
+                self.weights.scale_last(output)
             if measure is not None:
                 finish(measure)
             value = self.loss(out, arguments)
@@ -150,7 +151,7 @@ class Trajectory:
             if gradients:
                 value.backward()
                 squares = self.weights.note_gradients(run)
-            result = Pass(float(value.detach()), output_of(out).detach().clone(), squares)
+            result = Pass(float(value.detach()), output.clone(), squares)
             if measure is not None:
                 network.stacks = sizes_of_stacks(measure)
                 result.arrays = stream_arrays(measure, gradients=False)
