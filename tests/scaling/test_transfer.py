@@ -231,7 +231,7 @@ def test_head_of_zeros_alone_moves_in_the_first_step_and_decides():
 @pytest.mark.parametrize("std", [0.0, 0.1])
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
 def test_multiplier_after_a_head_with_a_bias_is_found(power, std):
-    """With a bias the output is not a multiple of the product of the head's matrix."""
+    """The output with its bias is not a multiple of the product by the head's matrix."""
     result = lf.transfer(
         lambda width: WithBias(width, power, std), {"width": WIDTHS}, 24, optimizer={"name": "adam", "lr": 1e-4},
         steps=1, samples=3, seed=0, loss=widths_of_gpt.next_token, progress=False,
