@@ -8,6 +8,7 @@ samples that decide alike do not show this, so samples of such code run one at a
 import sys
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -15,11 +16,13 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from limitformer.weightless.implicit import Implicit
 from limitformer.weightless.tensors import tensors_in
 
-# Names of the functions of torch that return numbers of Python or NumPy.
+# Names of the functions of torch that return numbers of Python or NumPy, or tensors whose size depends on numbers.
 READING = {
     "item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__array__", "__bool__", "__contains__",
-    "__float__", "__index__", "__int__",
+    "__float__", "__format__", "__index__", "__int__", "argwhere", "masked_select", "nonzero", "unique",
+    "unique_consecutive", "bincount",
 }  # fmt: skip
+INDEXING = {"__getitem__", "__setitem__", "index_put", "index_put_"}
 OWN_CODE = __name__.rpartition(".")[0]  # this package, whose hooks read numbers too
 
 
@@ -35,7 +38,7 @@ class Decisions(TorchFunctionMode):
         """Call `func`, and note whether its result depends on random weights."""
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
         depends = any(isinstance(each, Implicit) or each in self.random for each in tensors_in((args, kwargs)))
-        if depends and name in READING:
+        if depends and (name in READING or (name in INDEXING and self.chooses(args[1])) or is_condition(func, args)):
             caller = sys._getframe(1).f_globals.get("__name__", "")
             self.found = self.found or not caller.startswith(OWN_CODE)
         out = func(*args, **kwargs)
@@ -44,9 +47,18 @@ class Decisions(TorchFunctionMode):
                 self.note(each)
         return out
 
+    def chooses(self, index: Any) -> bool:
+        """Whether an index is boolean and depends on random weights."""
+        return any(each.dtype == torch.bool and each in self.random for each in tensors_in([index]))
+
     def note(self, tensor: Tensor) -> None:
         if isinstance(tensor, Implicit):
             return
         self.random[tensor] = True
         if tensor._is_view() and tensor._base is not None:  # a change in place of a view changes all of it
             self.random[tensor._base] = True
+
+
+def is_condition(func: Any, args: Any) -> bool:
+    """Whether a call is `where(condition)`, which returns indices."""
+    return func in (torch.where, Tensor.where) and len(args) == 1

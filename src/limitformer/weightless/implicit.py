@@ -53,19 +53,18 @@ class Implicit(torch.Tensor):
 
     @staticmethod
     def __new__(
-        cls, weight: RandomWeight, part: int | None = None, turned: bool = False, frozen: bool = False
-    ) -> "Implicit":
+        cls, weight: RandomWeight, part: int | None = None, turned: bool = False, frozen: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> "Implicit":  # fmt: skip
         shape = weight.shape if part is None else weight.shape[1:]
         shape = (*shape[:-2], shape[-1], shape[-2]) if turned else shape
         run = weight.run
-        self = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=run.dtype, device=run.device)
+        self = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype or run.dtype, device=run.device)
         self.weight, self.part, self.turned = weight, part, turned
         self.frozen = frozen or not weight.trained
         return self
 
-    def __init__(
-        self, weight: RandomWeight, part: int | None = None, turned: bool = False, frozen: bool = False
-    ) -> None:
+    def __init__(self, *_: Any, **__: Any) -> None:
         """Do nothing; `__new__` sets the attributes."""
 
     def __repr__(self) -> str:  # type: ignore[override]
@@ -198,7 +197,7 @@ def entries_for_module(tensor: Implicit) -> Tensor:
     whole = run.whole(tensor.weight)
     values = whole if tensor.part is None else whole[:, tensor.part]
     values = values.transpose(-2, -1) if tensor.turned else values
-    values = values.detach() if tensor.frozen else values
+    values = (values.detach() if tensor.frozen else values).to(tensor.dtype)
     if run.side_by_side == 1:
         return values[0]
     if tensor.shape[:1] != (1,):
@@ -207,7 +206,8 @@ def entries_for_module(tensor: Implicit) -> Tensor:
 
 
 def apply(x: Tensor, tensor: Implicit, turned: bool) -> Tensor:
-    """Return x W (…, p); the stored matrix is p × n if `turned`."""
+    """Return x W (…, p), in the dtype of x; the stored matrix is p × n if `turned`."""
+    dtype, x = x.dtype, x.to(tensor.weight.run.dtype)  # of casts of x and W, that of x is rounded
     z = tensor.weight.run.by_sample(x)
     columns = tensor.shape[0] if turned else tensor.shape[-1]
     if z.shape[-1] * columns != tensor.shape.numel():  # a map without entries would not fail
@@ -223,7 +223,7 @@ def apply(x: Tensor, tensor: Implicit, turned: bool) -> Tensor:
         out = z @ as_matrix(entries_kept, turned != tensor.turned)
     else:
         out = apply_once(x, z, WeightNumbers(tensor, turned != tensor.turned), columns)
-    return out.reshape(*x.shape[:-1], columns)
+    return out.reshape(*x.shape[:-1], columns).to(dtype)
 
 
 def kept_entries(tensor: Implicit) -> Tensor | None:
@@ -340,7 +340,7 @@ def batched(input: Tensor, mat2: Tensor, **options: Any) -> Any:
     run = mat2.weight.run
     if run.side_by_side > 1:
         raise OneSampleOnlyError
-    parts = [Implicit(mat2.weight, part, mat2.turned, mat2.frozen) for part in range(mat2.shape[0])]
+    parts = [Implicit(mat2.weight, part, mat2.turned, mat2.frozen, mat2.dtype) for part in range(mat2.shape[0])]
     return torch.stack([apply(x, part, turned=False) for x, part in zip(input, parts, strict=True)])
 
 
@@ -451,6 +451,8 @@ def convolve(input: Tensor, tensor: Implicit, bias: Tensor | None, how: Convolut
     elif as_patches and (run.trains or kernel_is_never_drawn(x, numbers, how)):
         patches = patches_of(input, tensor.shape[2:], how)  # (B, *positions, channels · kernel)
         out = apply(patches, tensor, turned=True).movedim(-1, 1).contiguous()  # as a module may view it
+    elif tensor.weight.name in run.repeated:  # elsewhere only its products with patches are known
+        raise KeepWeightsError({tensor.weight.name: "used in several ways"})
     else:
         run.use(numbers.name, DRAWN_AGAIN, tensor.weight)
         out = RedrawnConvolution.apply(x, run.anchor, numbers, how).flatten(0, 1)
@@ -487,7 +489,7 @@ def item(tensor: Any, index: Any) -> Any:
         return NotImplemented
     if tensor.weight.run.side_by_side > 1:
         raise OneSampleOnlyError
-    return Implicit(tensor.weight, int(index) % tensor.weight.shape[0], frozen=tensor.frozen)
+    return Implicit(tensor.weight, int(index) % tensor.weight.shape[0], frozen=tensor.frozen, dtype=tensor.dtype)
 
 
 def row_of_table(tensor: Implicit, index: int) -> Any:
@@ -504,7 +506,7 @@ def transpose(input: Any, *dims: int, **named_dims: int) -> Any:
     size, pair = len(input.shape), {*dims, *named_dims.values()}
     if not isinstance(input, Implicit) or size not in (2, 3) or (size == 3 and {each % 3 for each in pair} != {1, 2}):
         return NotImplemented
-    return Implicit(input.weight, input.part, not input.turned, input.frozen)
+    return Implicit(input.weight, input.part, not input.turned, input.frozen, input.dtype)
 
 
 def transpose_of_matrix(input: Any) -> Any:
@@ -530,7 +532,7 @@ def divide(tensor: Any, other: Any, **options: Any) -> Any:
 
 def freeze(tensor: Any) -> Any:
     """Return the weight without its gradient."""
-    return Implicit(tensor.weight, tensor.part, tensor.turned, frozen=True)
+    return Implicit(tensor.weight, tensor.part, tensor.turned, True, tensor.dtype)
 
 
 def is_trained(tensor: Any) -> bool:
@@ -538,14 +540,31 @@ def is_trained(tensor: Any) -> bool:
 
 
 def itself(tensor: Any, *arguments: Any, **more: Any) -> Any:
-    """Return the weight itself for casts and copies: the pass has one dtype and one device."""
+    """Return the weight itself for copies."""
     return tensor if isinstance(tensor, Implicit) else NotImplemented
 
 
-def cast_like(tensor: Any, *arguments: Any, **more: Any) -> Any:
-    """Answer `x.to(W)`, `x.type_as(W)`, or a cast of the weight."""
-    if isinstance(tensor, Implicit):
+def as_type(tensor: Implicit, dtype: torch.dtype) -> Implicit:
+    """Return the weight in a type: its entries are drawn in the type of the pass, and cast."""
+    if tensor.dtype == dtype or not dtype.is_floating_point:
         return tensor
+    return Implicit(tensor.weight, tensor.part, tensor.turned, tensor.frozen, dtype)
+
+
+def to_float32(tensor: Any, *_: Any) -> Any:
+    return as_type(tensor, torch.float32)
+
+
+def to_float64(tensor: Any, *_: Any) -> Any:
+    return as_type(tensor, torch.float64)
+
+
+def cast_like(tensor: Any, *arguments: Any, **more: Any) -> Any:
+    """Answer `x.to(W)`, `x.type_as(W)`, or a cast of the weight, which stays on the device of the pass."""
+    if isinstance(tensor, Implicit):
+        types = (each.dtype if isinstance(each, Tensor) else each for each in (*arguments, *more.values()))
+        dtype = next((each for each in types if isinstance(each, torch.dtype)), tensor.dtype)
+        return as_type(tensor, dtype)
     like = next(a for a in arguments if isinstance(a, Implicit))
     return tensor.to(device=like.device, dtype=like.dtype)
 
@@ -578,8 +597,8 @@ ANSWERS: dict[Any, Callable[..., Any]] = {
     Tensor.div_: divide,
     Tensor.to: cast_like,
     Tensor.type_as: cast_like,
-    Tensor.float: itself,
-    Tensor.double: itself,
+    Tensor.float: to_float32,
+    Tensor.double: to_float64,
     Tensor.contiguous: itself,
     Tensor.detach: freeze,
     Tensor.requires_grad.__get__: is_trained,  # type: ignore[attr-defined]

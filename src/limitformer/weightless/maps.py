@@ -60,7 +60,7 @@ class NeverDrawnMap(torch.autograd.Function):
         n, *tensors = ctx.saved_tensors
         numbers, root = ctx.numbers, ctx.kind(*tensors)
         size = size_of(d)
-        numbers.add_squared_gradient((root.factor.mT @ size).double().square().sum((-1, -2)))
+        numbers.add_squared_gradient((root.factor.double().mT @ size.double()).square().sum((-1, -2)))
         if not ctx.needs_input_grad[0]:
             return None, None, None, None, None
         fresh = (numbers.scale * size) @ numbers.gaussian("backward", size.shape[-1], root.width)

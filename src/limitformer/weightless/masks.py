@@ -4,7 +4,7 @@ The size of a logit does not show whether it is masked: some modules have large 
 mask to the softmax is followed, with a boolean tensor that broadcasts to the logits (True: visible):
 
 * `masked_fill` and `where` with a number of −30 or less hide the entries that they fill: e⁻³⁰ = 10⁻¹³ has no weight;
-* an addition of logits (·, heads, M, M) or (·, M, M) and a mask (a tensor that is equal for all heads, or at most 0)
+* an addition of logits (…, heads, M, M) or (·, M, M) and a mask (a tensor that is equal for all heads, or at most 0)
   hides entries 30 or more below the mask's largest entry of the row, and rows that are −30 or less throughout;
 * other terms, such as position biases by head, hide −∞, and entries far below all logits of a fresh module;
 * products of two matrices hide nothing; casts, views and multiples preserve visibility.
@@ -106,7 +106,7 @@ def visible_by_size(x: Tensor) -> Tensor:
 def sum_of(known: Visible, x: Any, y: Any, *_: Any) -> Tensor | None:
     if not isinstance(y, Tensor) or not isinstance(x, Tensor):
         return known.of(x if isinstance(x, Tensor) else y)
-    if max(x.dim(), y.dim()) not in (3, 4) or not x.is_floating_point() or not y.is_floating_point():
+    if max(x.dim(), y.dim()) not in (3, 4, 5) or not x.is_floating_point() or not y.is_floating_point():
         return None
     heads = max(each.shape[-3] for each in (x, y) if each.dim() > 2)
     followed = any(known.of(each) is not None for each in (x, y))
@@ -120,7 +120,7 @@ def sum_of(known: Visible, x: Any, y: Any, *_: Any) -> Tensor | None:
 
 
 def difference_of(known: Visible, x: Any, y: Any, *_: Any) -> Tensor | None:
-    if isinstance(x, Tensor) and isinstance(y, Tensor) and max(x.dim(), y.dim()) in (3, 4) and y.is_floating_point():
+    if isinstance(x, Tensor) and isinstance(y, Tensor) and max(x.dim(), y.dim()) in (3, 4, 5) and y.is_floating_point():
         y = -y
     return sum_of(known, x, y)
 

@@ -56,6 +56,7 @@ from limitformer.weightless.threads import one_thread
 from limitformer.weightless.watching import OWN_GENERATOR, OWN_STATE
 
 BLOCKS_BETWEEN_TRIMS = 4
+CHANGED_IN_PLACE = "modified by an inplace operation"  # in torch's error
 COPIES = 2  # of a whole network in memory: its weights and their gradients
 DRAWN_WHOLE = "drawn by the model's own code"
 
@@ -105,6 +106,7 @@ class Weightless:
         self.first_pass: FirstPass | None = None  # the pass that showed that the inputs can be measured
         self.axes: tuple[Inputs, dict[int, int]] | None = None  # by block, the dimension with these inputs' sequences
         self.heads_first: bool | None = None if self.foreign else False  # None: not known, and not needed so far
+        self.plain_inputs = False  # whether inputs have no gradient
         self.recomputes = False
         self.trims = False  # whether a pass is so large that it trims the heap between blocks
         self.decisions: Decisions | None = None  # notes numbers that the code reads, if there is one
@@ -421,10 +423,22 @@ class Weightless:
                 self.reasons_to_keep |= run.again | needed.reasons
                 self.repeated |= run.repeatable()
                 self.repeated -= needed.reasons.keys() - run.repeatable()
+            except (RuntimeError, InputError) as error:
+                if not self.detach_inputs(error):
+                    raise
             except NoEntriesError as error:
                 if self.drawn:
                     raise InputError(f"{self.blueprint.name} {error}") from error
                 self.draw_whole({"a tensor": f"the model {error}"})
+
+    def detach_inputs(self, error: Exception) -> bool:
+        """Give later passes inputs without a gradient after an error that this may mend; return whether it may.
+
+        The code may change in place what it makes of its inputs, as it may without their gradient.
+        """
+        may_mend = not self.plain_inputs and CHANGED_IN_PLACE in str(error)
+        self.plain_inputs = self.plain_inputs or may_mend
+        return may_mend
 
     def begin(self, run: WeightlessRun) -> None:
         """Give the module the weights of a pass, and the state that it had before all passes."""
@@ -487,6 +501,8 @@ class Weightless:
     def arguments(self, run: WeightlessRun, inputs: Inputs) -> dict[str, Any]:
         """Return the arguments of the module, by name; the first argument may have the name ""."""
         named = inputs.of(run.seed, run.samples, self.dtype)
+        if self.plain_inputs:
+            named = {name: each.detach() if isinstance(each, Tensor) else each for name, each in named.items()}
         return {name: each.to(self.device) if isinstance(each, Tensor) else each for name, each in named.items()}
 
     def measure(self, samples: int, inputs: Inputs) -> Measure:

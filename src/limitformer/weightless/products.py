@@ -236,23 +236,33 @@ def new_directions(rest: Tensor, whole: Tensor, basis: Tensor) -> tuple[Tensor, 
 def orthonormal(unit: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return an orthonormal basis (r, n) of unit rows (m, n) in float64, and the rows that gave it.
 
-    Rows that depend on others give none. Those of float32 are orthonormalised by Cholesky's factor, twice.
+    Rows that depend on others give none. Those of float32 are orthonormalised by Cholesky's factor, twice; those of
+    float64 by Householder's, which has no pivots, or one at a time if some depend on others.
     """
     kept = torch.arange(len(unit))
     if dtype == torch.float64:
-        while len(kept):
-            factor, basis = (each[0] for each in householder(unit[None, kept]))
-            new = factor.diagonal() > NEW[dtype]
-            if bool(new.all()):
-                return basis, kept
-            kept = kept[new]
-        return unit[:0], kept
+        factor, basis = (each[0] for each in householder(unit[None]))
+        return (basis, kept) if bool((factor.diagonal() > NEW[dtype]).all()) else one_at_a_time(unit)
     if not len(kept):
         return unit, kept
     root, rows = cholesky((unit @ unit.mT).numpy())
     q = torch.from_numpy(inverse_of(root, rows)[:, rows]).mT @ unit
     gram = torch.linalg.cholesky(q @ q.mT)
     return torch.linalg.solve_triangular(gram, q, upper=False), torch.from_numpy(rows)
+
+
+def one_at_a_time(unit: Tensor) -> tuple[Tensor, Tensor]:
+    """Return `orthonormal` of rows that may depend on each other, such as repeats, or rows beyond their size."""
+    basis, kept = torch.empty(min(unit.shape), unit.shape[1], dtype=unit.dtype), list[int]()
+    for k, row in enumerate(unit):
+        rest, _ = without(row[None], basis[: len(kept)])
+        size = lengths(rest)
+        if size > NEW[unit.dtype]:
+            basis[len(kept)] = rest[0] / size
+            kept.append(k)
+        if len(kept) == len(basis):
+            break
+    return basis[: len(kept)], torch.tensor(kept, dtype=torch.long)
 
 
 class RepeatedMap:

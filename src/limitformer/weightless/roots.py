@@ -11,7 +11,8 @@ There are two factorisations:
 
 * float64: Householder's of Zᵀ. Differences of tokens keep their digits down to 1e-16 of the tokens.
 * float32: Cholesky's of the Gram matrix Z Zᵀ, summed in float64. It is several times as fast at large n, and its error
-  of 1e-8 is below the rounding of the tokens.
+  of 1e-8 is below the rounding of the tokens. Products with Q = R⁻¹ Z are summed in float64 too, since R⁻¹ is large
+  where tokens collapse, and overflows float32 where they are tiny.
 
 The *residual* of a token is its part orthogonal to the tokens before it. Cholesky treats a residual below `LOST` as
 zero. Between `LOST` and `CLEAR` it may be rounding error, as where tokens collapse or are more than n. Then the next
@@ -73,12 +74,18 @@ class GramRoot(NamedTuple):
     def onto(self, rows: Tensor) -> Tensor:
         """Return F Qᵀ (S, k, M) of rows F (S, k, n)."""
         assert self.inverse is not None
-        return ((rows @ self.z.mT).double() @ self.inverse).to(rows.dtype)
+        products = sum(a.double() @ b.double().mT for a, b in zip(*map(self.parts, (rows, self.z)), strict=True))
+        return (products @ self.inverse).to(rows.dtype)
 
     def along(self, coefficients: Tensor) -> Tensor:
         """Return C Q (S, k, n) of C (S, k, M)."""
         assert self.inverse is not None
-        return (coefficients.double() @ self.inverse.mT).to(coefficients.dtype) @ self.z
+        rows = coefficients.double() @ self.inverse.mT
+        return torch.cat([(rows @ each.double()).to(coefficients.dtype) for each in self.parts(self.z)], -1)
+
+    @staticmethod
+    def parts(z: Tensor) -> tuple[Tensor, ...]:
+        return z.split(IN_CACHE, -1)
 
 
 Root = HouseholderRoot | GramRoot

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -157,16 +158,20 @@ def run_passes(
     known = network.first_pass if loss is None and draw == AUTO else None
     known = known if known is not None and known.seed == seed and known.inputs is inputs.fixed else None
     began = time.perf_counter() - (known.seconds if known else 0.0)
-    blueprint, first = network.blueprint, Arrays()
-    if network.foreign:
-        first = named_errors(lambda: network.first(seed, inputs, draw), blueprint, inputs)
+    blueprint = network.blueprint
+    call_first = partial(named_errors, lambda: network.first(seed, inputs, draw), blueprint, inputs)
+    first, uses = (call_first(), network.uses) if network.foreign else (Arrays(), {})
 
     def one(part: range) -> Arrays:
         if known and part == range(1):
             return known.arrays
         arrays = named_errors(lambda: network.run(seed, part, inputs, draw, loss), blueprint, inputs)
-        if part == range(1):
-            check_repeats(first, arrays | network.outputs, network)
+        if part == range(1) and network.foreign:
+            again, now = arrays | network.outputs, network.uses
+            if now == uses:
+                check_repeats(first, again, network)
+            else:  # other weights are drawn than at the first call, by another pass's needs
+                check_repeats(call_first(), again, network)
         return arrays
 
     def result(done: int) -> xr.Dataset:

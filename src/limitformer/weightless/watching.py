@@ -191,6 +191,10 @@ class LawWatch(TorchDispatchMode):
         inplace = name.rstrip("_") != name and args
         written = tensors_in(args[0]) if inplace else tensors_in(kwargs.get("out", ()))
         if name == "set_":  # the tensor now has the storage of another, in which nothing is written
+            if args[0].is_meta and not args[1].is_meta:  # or a new one without entries
+                copy = torch.ops.aten.copy_.default
+                self.tape.record(copy, args, {}, args[0], [args[0]], seeded=False, shares=exists, fresh=True)
+                self.note_copy(args[0], args[1])
             return out
         if name not in VIEWS and name != "empty_like":
             fresh = name in FILLING or "out" in kwargs
@@ -212,7 +216,10 @@ class LawWatch(TorchDispatchMode):
         return out
 
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Call an operation; if some of its tensors are on the meta device, so are all but single numbers."""
+        """Call an operation; if some of its tensors are on the meta device, so are all but single numbers.
+
+        An operation that torch cannot do without entries gets them.
+        """
 
         def on_meta(values: Any) -> Any:
             if isinstance(values, Tensor):
@@ -222,7 +229,15 @@ class LawWatch(TorchDispatchMode):
             return type(values)(map(on_meta, values)) if isinstance(values, list | tuple) else values
 
         places = {each.is_meta for each in tensors_in((args, kwargs)) if each.dim()}
-        return func(*on_meta(args), **on_meta(kwargs)) if len(places) == 2 else func(*args, **kwargs)
+        if len(places) == 2:
+            return func(*on_meta(args), **on_meta(kwargs))
+        try:
+            return func(*args, **kwargs)
+        except NotImplementedError:
+            if func._schema.is_mutable:
+                raise
+            self.check_reading((args, kwargs))
+            return func(*self.with_entries(args), **self.with_entries(kwargs))
 
     def allocate(self, name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
         """Make a new tensor, on the meta device if it is a matrix."""

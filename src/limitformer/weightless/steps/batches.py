@@ -105,7 +105,8 @@ def is_next_token(inputs: Inputs, name: str) -> bool:
 def vocabulary(network: Weightless) -> Tensor:
     """Return the ids that are not special; none if no table was looked up."""
     config = network.blueprint.config
-    size = getattr(config, "vocab_size", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config  # of a model of several parts
+    size = getattr(text, "vocab_size", None)
     if not isinstance(size, int):
         tables = {w.name: w.shape[0] for w in network.weights if "rows" in network.uses.get(w.name, "")}
         parts = network.module.named_modules()

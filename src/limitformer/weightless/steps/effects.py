@@ -42,7 +42,7 @@ class EffectsOfUpdates(TorchFunctionMode):
         if name is not None and plain_storage(x) and matrix.dim() == 2:
             with torch.no_grad():  # a checkpoint counts the tensors that autograd saves
                 self.note(name, x, matrix, func is functional.linear)
-            self.trained.last = name, out.detach()
+            self.trained.last = name, out.detach().clone()  # the code may change it in place
         return out
 
     def note(self, name: str, x: Tensor, matrix: Tensor, transpose: bool) -> None:

@@ -85,6 +85,9 @@ class Trajectory:
             try:
                 with one_thread():
                     return self.train()
+            except RuntimeError as error:
+                if not self.network.detach_inputs(error):
+                    raise
             except KeepWeightsError as needed:
                 weights = {each.name: each for each in self.network.weights}
                 for name, reason in needed.reasons.items():

@@ -158,7 +158,8 @@ class TrainedMatrix:
     def note_gradient(self, left: Tensor, right: Tensor, of_left: Tensor | None, of_right: Tensor | None) -> None:
         """Note a part leftᵀ right of the gradient, and the coefficients of the factors if they are known."""
         if self.core is None:
-            self.uses.append((left.detach(), right.detach()))
+            # Copies: a factor may be a parameter of the module, whose start the next pass puts back in place.
+            self.uses.append((left.detach().clone(), right.detach().clone()))
             return
         assert of_left is not None
         assert of_right is not None
@@ -462,7 +463,7 @@ class TrainedRun(WeightlessRun):
             out: Tensor = TrainedMap.apply(
                 z[0], self.anchor, matrix, transpose, tensor.frozen, weight.name, noted, None
             )
-            self.trained.last = (weight.name, out.detach()) if self.measured else None
+            self.trained.last = (weight.name, out.detach().clone()) if self.measured else None
             return out[None]
         entries = as_matrix(self.part_of(self.whole(weight), tensor), transpose)
         if self.measured and z.isfinite().all():
@@ -471,7 +472,7 @@ class TrainedRun(WeightlessRun):
                 change = z[0].detach() @ as_matrix(self.part_of(trained.moved[None], tensor), transpose)[0]
             self.trained.note_effect(weight.name, change)
         answer: Tensor = z @ (entries.detach() if tensor.frozen else entries)
-        self.trained.last = (weight.name, answer.detach()) if self.measured else None
+        self.trained.last = (weight.name, answer.detach().clone()) if self.measured else None
         return answer
 
     @staticmethod
