@@ -24,6 +24,7 @@ from limitformer.weightless import laws
 from limitformer.weightless.laws import Law
 from limitformer.weightless.reachable import GENERATORS, stray_tensors
 from limitformer.weightless.tensors import covers_storage, is_whole_storage, same_numbers, stored_matrix
+from limitformer.weightless.threads import LOCK
 from limitformer.weightless.watching import ALLOCATIONS, RANDOM, READS, LawWatch, watching
 
 NEW = {*ALLOCATIONS, *RANDOM, "empty_like", "zeros", "ones", "full", "randn_like"}
@@ -67,6 +68,7 @@ ONE_MODULE = "The function returns the same module at each call. Nearest: a func
 def build_twice(factory: Callable[[], nn.Module], dtype: torch.dtype) -> Built:
     """Build a module from two seeds, and read the laws of its parameters."""
     module, watch = build_watched(factory, dtype, 0)
+    hooked = dict(hooked_parameters(module))
     other, watch_of_other = build_watched(factory, dtype, 1)
     require(other is not module, ONE_MODULE)
     twins = dict(other.named_parameters())
@@ -88,6 +90,7 @@ def build_twice(factory: Callable[[], nn.Module], dtype: torch.dtype) -> Built:
     for kinds, group in ((reasons & IN_EACH_BUILD, rebuilt), (reasons - IN_EACH_BUILD, doubts)):
         if kinds:
             group["the code that makes it"] = "; ".join(sorted(kinds))
+    doubts |= {f"the gradient of {name}": f"{place} is its hook" for name, place in hooked.items()}
     for name, parameter in module.named_parameters():
         if known[name].kind == laws.UNKNOWN:
             group = doubts if parameter.is_meta and not watch.tape.knows(parameter) else rebuilt
@@ -95,6 +98,16 @@ def build_twice(factory: Callable[[], nn.Module], dtype: torch.dtype) -> Built:
     computed = without_entries(module, watch, known) if rebuilt else []
     computed += [each for name, each in module.named_parameters() if name in rebuilt and not each.is_meta]
     return Built(module, known, rebuilt, doubts, sum(each.numel() for each in computed))
+
+
+def hooked_parameters(module: nn.Module) -> Iterator[tuple[str, str]]:
+    """Yield parameters whose gradients a hook changes, and where its code is: weights without entries lose hooks."""
+    for name, parameter in module.named_parameters():
+        hooks = [*(parameter._backward_hooks or {}).values(), *(parameter._post_accumulate_grad_hooks or {}).values()]
+        for hook in hooks[:1]:
+            code = getattr(hook, "__code__", None)
+            where = "" if code is None else f" ({code.co_filename.rpartition('/')[2]}, line {code.co_firstlineno})"
+            yield name, getattr(hook, "__name__", type(hook).__name__) + where
 
 
 def build_sample(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int) -> tuple[nn.Module, dict[str, Law]]:
@@ -211,7 +224,7 @@ def build_watched(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: in
             watch.doubts.add(OTHER_CHANCE)
         return module
 
-    with watching(seed) as watch:
+    with LOCK, watching(seed) as watch:
         return drawn_module(watched, dtype, seed), watch
 
 
@@ -223,19 +236,8 @@ def numpy_and_python_states() -> tuple[Any, ...]:
 
 def drawn_module(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int) -> nn.Module:
     """Call the factory with global seeds; the states of the global generators are restored."""
-    before, own, numpys = torch.get_default_dtype(), random.getstate(), np.random.get_state()
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.random.fork_rng(devices=[]), empty_as_nan():
-            torch.manual_seed(seed)
-            np.random.seed(seed % 2**32)
-            random.seed(seed)
-            with torch.compiler.set_stance("force_eager"):
-                module = factory()
-    finally:
-        torch.set_default_dtype(before)
-        np.random.set_state(numpys)
-        random.setstate(own)
+    with LOCK, seeded(seed, dtype), empty_as_nan(), torch.compiler.set_stance("force_eager"):
+        module = factory()
     module = getattr(module, "_orig_mod", module)  # of a compiled module
     require(isinstance(module, nn.Module), f"the function must return a torch.nn.Module; got {type(module).__name__}.")
     tensors = [*module.named_parameters(), *module.named_buffers()]
@@ -246,6 +248,23 @@ def drawn_module(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int
         "Nearest: the layer with its sizes, such as nn.Linear for nn.LazyLinear.",
     )
     return module
+
+
+@contextmanager
+def seeded(seed: int, dtype: torch.dtype) -> Iterator[None]:
+    """Seed the global generators and set torch's default dtype within the with statement."""
+    before, own, numpys = torch.get_default_dtype(), random.getstate(), np.random.get_state()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            np.random.seed(seed % 2**32)
+            random.seed(seed)
+            yield
+    finally:
+        torch.set_default_dtype(before)
+        np.random.set_state(numpys)
+        random.setstate(own)
 
 
 @contextmanager

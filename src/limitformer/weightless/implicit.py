@@ -7,7 +7,8 @@ drawn and kept (`run`).
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,6 +93,24 @@ class Implicit(torch.Tensor):
         if func.overloadpacket.__name__ in ("detach", "alias", "_to_copy"):
             return args[0]
         return func(*with_entries(args), **with_entries(kwargs or {}))
+
+
+@contextmanager
+def entries_for_functions() -> Iterator[None]:
+    """Give entries to the module's own `torch.autograd.Function`s, in which torch follows no gradient."""
+    own: Any = vars(torch.autograd.Function)["apply"]
+
+    def apply_with_entries(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(each, Implicit) for each in args):
+            note_operation(args, cls.__name__)
+            args = with_entries(args)
+        return own.__get__(None, cls)(*args, **kwargs)
+
+    torch.autograd.Function.apply = classmethod(apply_with_entries)  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        torch.autograd.Function.apply = own
 
 
 METADATA = {"__get__", "size", "dim", "numel", "is_floating_point", "is_complex", "stride", "__repr__", "element_size"}

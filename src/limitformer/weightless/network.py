@@ -8,6 +8,7 @@ import ctypes
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from threading import active_count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +33,7 @@ from limitformer.weightless.building import (
 )
 from limitformer.weightless.decisions import Decisions
 from limitformer.weightless.heads import AttentionWeights, UnclearHeadsError, heads_come_first
-from limitformer.weightless.implicit import Implicit
+from limitformer.weightless.implicit import Implicit, entries_for_functions
 from limitformer.weightless.inputs import Inputs, call_with
 from limitformer.weightless.law import build_error, table_of, with_overrides
 from limitformer.weightless.laws import CONSTANT, UNKNOWN, Law
@@ -58,6 +59,7 @@ from limitformer.weightless.watching import OWN_GENERATOR, OWN_STATE
 BLOCKS_BETWEEN_TRIMS = 4
 CHANGED_IN_PLACE = "modified by an inplace operation"  # in torch's error
 COPIES = 2  # of a whole network in memory: its weights and their gradients
+DRAWS, OTHER_THREAD = "draws random numbers of its own when it runs", ", or another thread of the program does"
 DRAWN_WHOLE = "drawn by the model's own code"
 
 
@@ -473,7 +475,7 @@ class Weightless:
                 out = self.call(arguments)
             measure.finish()
             self.require_initialised(run)
-            require(random_states() == before, f"{self.blueprint.name} draws random numbers of its own when it runs.")
+            require(random_states() == before, f"{self.blueprint.name} {DRAWS}{OTHER_THREAD * (active_count() > 1)}.")
             changed = self.state.changed_weight()
             require(changed is None, f"{self.blueprint.name} changes its parameter {changed} when it runs.")
             arrays = output_arrays(out, len(run.samples))
@@ -519,7 +521,7 @@ class Weightless:
         Raises:
             KeepWeightsError: weights were used more than once.
         """
-        with torch.compiler.set_stance("force_eager"):
+        with torch.compiler.set_stance("force_eager"), entries_for_functions():
             out = call_with(self.module, arguments)
         for weight in self.weights[:1]:
             weight.run.require_kept()
@@ -536,6 +538,8 @@ class Weightless:
         if self.recomputes and self.state is not None:
             self.state.restore()  # as it was when the blocks ran first
         by_sample.sum().backward()
+        if run.again_unseen:  # the backward code of the module's own `torch.autograd.Function` multiplies by a weight
+            run.require_kept()
         norms = run.gradient_norms() | (self.constant_norms() if run.side_by_side == 1 else {})
         none = torch.full((len(run.samples),), torch.nan)
         return {
