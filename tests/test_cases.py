@@ -1,4 +1,4 @@
-"""Cases that were once answered wrongly: each file of tests/cases says in its docstring what is right, and asserts it."""
+"""Cases that were once answered wrongly: each file of tests/cases says what is right, and asserts it."""
 
 import importlib.util
 from pathlib import Path

@@ -7,8 +7,8 @@ drawn and kept (`run`).
 """
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,12 +33,14 @@ from limitformer.weightless.products import RepeatedUse
 from limitformer.weightless.run import (
     ALWAYS,
     NEVER,
+    DrawWholeError,
     KeepWeightsError,
     OneSampleOnlyError,
     RandomWeight,
     WeightlessRun,
     add_to,
 )
+from limitformer.weightless.tensors import tensors_in
 
 NEVER_DRAWN, DRAWN_AGAIN = "never drawn", "drawn when needed"
 
@@ -75,6 +77,10 @@ class Implicit(torch.Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Answer `func` without the entries where `ANSWERS` can, else call it with the entries drawn."""
         kwargs = kwargs or {}
+        if not torch.is_grad_enabled():
+            for each in tensors_in((args, kwargs)):
+                if isinstance(each, Implicit):
+                    require_followed(each)
         if func in ANSWERS:
             answer = ANSWERS[func](*args, **kwargs)
             if answer is not NotImplemented:
@@ -95,24 +101,22 @@ class Implicit(torch.Tensor):
         return func(*with_entries(args), **with_entries(kwargs or {}))
 
 
-@contextmanager
-def entries_for_functions() -> Iterator[None]:
-    """Give entries to the module's own `torch.autograd.Function`s, in which torch follows no gradient."""
-    own: Any = vars(torch.autograd.Function)["apply"]
+def require_followed(tensor: Implicit) -> None:
+    """Raise `DrawWholeError` if a pass with gradients uses a weight in the module's own `torch.autograd.Function`.
 
-    def apply_with_entries(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(each, Implicit) for each in args):
-            note_operation(args, cls.__name__)
-            args = with_entries(args)
-        return own.__get__(None, cls)(*args, **kwargs)
-
-    torch.autograd.Function.apply = classmethod(apply_with_entries)  # type: ignore[assignment, method-assign]
-    try:
-        yield
-    finally:
-        torch.autograd.Function.apply = own
+    Autograd does not follow what happens there, and the function differentiates itself.
+    """
+    if torch.is_grad_enabled() or not tensor.weight.run.gradients:
+        return
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is APPLY and not frame.f_locals["cls"].__module__.startswith(OF_TORCH_OR_OURS):
+            raise DrawWholeError({tensor.weight.name: f"{frame.f_locals['cls'].__qualname__} uses it"})
+        frame = frame.f_back
 
 
+APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+OF_TORCH_OR_OURS = ("torch.", "limitformer.")
 METADATA = {"__get__", "size", "dim", "numel", "is_floating_point", "is_complex", "stride", "__repr__", "element_size"}
 METADATA |= {"ndimension", "is_contiguous", "__len__", "__hash__", "__set__", "is_pinned", "data_ptr"}
 

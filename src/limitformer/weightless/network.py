@@ -33,7 +33,7 @@ from limitformer.weightless.building import (
 )
 from limitformer.weightless.decisions import Decisions
 from limitformer.weightless.heads import AttentionWeights, UnclearHeadsError, heads_come_first
-from limitformer.weightless.implicit import Implicit, entries_for_functions
+from limitformer.weightless.implicit import Implicit
 from limitformer.weightless.inputs import Inputs, call_with
 from limitformer.weightless.law import build_error, table_of, with_overrides
 from limitformer.weightless.laws import CONSTANT, UNKNOWN, Law
@@ -50,7 +50,14 @@ from limitformer.weightless.losses import Loss, square
 from limitformer.weightless.measure import Measure, NoEntriesError, UnclearBlocksError, where_parameters_are_read
 from limitformer.weightless.models import Blueprint
 from limitformer.weightless.reachable import State, stray_tensors
-from limitformer.weightless.run import KeepWeightsError, OneSampleOnlyError, RandomWeight, WeightlessRun, gradient_norm
+from limitformer.weightless.run import (
+    DrawWholeError,
+    KeepWeightsError,
+    OneSampleOnlyError,
+    RandomWeight,
+    WeightlessRun,
+    gradient_norm,
+)
 from limitformer.weightless.shared import SharedGradients
 from limitformer.weightless.tensors import tensors_in
 from limitformer.weightless.threads import one_thread
@@ -421,6 +428,8 @@ class Weightless:
             try:
                 with one_thread():
                     return self.attempt(run, inputs, loss) if call is None else call(run)
+            except DrawWholeError as needed:
+                self.draw_whole(needed.reasons)
             except KeepWeightsError as needed:
                 self.reasons_to_keep |= run.again | needed.reasons
                 self.repeated |= run.repeatable()
@@ -521,7 +530,7 @@ class Weightless:
         Raises:
             KeepWeightsError: weights were used more than once.
         """
-        with torch.compiler.set_stance("force_eager"), entries_for_functions():
+        with torch.compiler.set_stance("force_eager"):
             out = call_with(self.module, arguments)
         for weight in self.weights[:1]:
             weight.run.require_kept()
@@ -538,8 +547,6 @@ class Weightless:
         if self.recomputes and self.state is not None:
             self.state.restore()  # as it was when the blocks ran first
         by_sample.sum().backward()
-        if run.again_unseen:  # the backward code of the module's own `torch.autograd.Function` multiplies by a weight
-            run.require_kept()
         norms = run.gradient_norms() | (self.constant_norms() if run.side_by_side == 1 else {})
         none = torch.full((len(run.samples),), torch.nan)
         return {

@@ -45,6 +45,10 @@ class KeepWeightsError(PicklesArguments, Exception):
         self.pickled_arguments = (reasons,)
 
 
+class DrawWholeError(KeepWeightsError):
+    """The pass must begin again, with networks that the model's own code draws; by weight, the reasons."""
+
+
 class OneSampleOnlyError(Exception):
     """Samples cannot go through the module side by side."""
 
@@ -79,7 +83,6 @@ class WeightlessRun:
     gradients: bool = False
     reasons_to_keep: dict[str, str] = field(default_factory=dict)  # by the names of the weights that are kept
     again: dict[str, str] = field(default_factory=dict)  # reasons to keep weights when the pass begins again
-    again_unseen: bool = False  # whether one of these uses is in code that autograd does not follow
     repeated: set[str] = field(default_factory=set)  # weights used more than once that are never drawn
     repeats: dict[str, RepeatedMap] = field(default_factory=dict)  # by the names of these weights and their slices
     tokens: dict[str, int] = field(default_factory=dict)  # of all uses of a weight or slice
@@ -134,7 +137,6 @@ class WeightlessRun:
             raise KeepWeightsError({weight.name: "used in several ways"})
         if name in self.mapped and name not in self.repeats and weight.name not in self.again:
             self.again[weight.name] = "used more than once"
-            self.again_unseen |= not torch.is_grad_enabled()
             self.drawn_entries += prod(weight.shape)
         self.mapped.add(name)
         before = self.uses.get(weight.name)

@@ -28,7 +28,7 @@ from limitformer.weightless.inputs import Inputs
 from limitformer.weightless.losses import Loss, output_of
 from limitformer.weightless.measure import Measure, UnclearBlocksError
 from limitformer.weightless.network import Weightless
-from limitformer.weightless.run import KeepWeightsError
+from limitformer.weightless.run import DrawWholeError, KeepWeightsError
 from limitformer.weightless.steps.effects import EffectsOfUpdates
 from limitformer.weightless.steps.optimizers import StepRules
 from limitformer.weightless.steps.weights import Forms, TrainedRun, TrainedWeights
@@ -88,6 +88,9 @@ class Trajectory:
             except RuntimeError as error:
                 if not self.network.detach_inputs(error):
                     raise
+            except DrawWholeError as needed:
+                self.network.draw_whole(needed.reasons)
+                self.reasons = {}
             except KeepWeightsError as needed:
                 weights = {each.name: each for each in self.network.weights}
                 for name, reason in needed.reasons.items():
