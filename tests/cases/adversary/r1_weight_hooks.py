@@ -17,11 +17,15 @@ class Clipped(Stack):
             p.register_hook(lambda g: g.clamp(-0.001, 0.001))
 
 
+def clip_after(parameter):
+    parameter.grad.clamp_(-0.001, 0.001)
+
+
 class ClippedAfter(Stack):
     def __init__(self):
         super().__init__()
         for p in self.parameters():
-            p.register_post_accumulate_grad_hook(lambda q: q.grad.clamp_(-0.001, 0.001))
+            p.register_post_accumulate_grad_hook(clip_after)
 
 
 def sgd(module):
