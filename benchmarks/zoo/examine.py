@@ -92,6 +92,7 @@ def measured(data: Any) -> dict[str, Any]:
         "zero_gradients": int((gradients == 0).all(0).sum()),
     }
     finite = bool(np.isfinite(covariance[:, 0]).any() and np.isfinite(data["loss"].values).all())
+    finite &= bool(np.isfinite(data["gradient"].values).all())  # of the stream: a weight without one has NaN
     wrong = not finite or not (gradients > 0).any()
     return result | ({"verdict": FAILS, "reason": "no finite loss, stream or gradients"} if wrong else {})
 
