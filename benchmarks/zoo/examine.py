@@ -92,7 +92,8 @@ def measured(data: Any) -> dict[str, Any]:
         "zero_gradients": int((gradients == 0).all(0).sum()),
     }
     finite = bool(np.isfinite(covariance[:, 0]).any() and np.isfinite(data["loss"].values).all())
-    finite &= bool(np.isfinite(data["gradient"].values).all())  # of the stream: a weight without one has NaN
+    stream = data["stream_gradient"].values  # a weight without a gradient has NaN, so that the stream must tell
+    finite &= not np.isinf(gradients).any() and bool(np.isfinite(stream).all() or np.isnan(stream).all())
     wrong = not finite or not (gradients > 0).any()
     return result | ({"verdict": FAILS, "reason": "no finite loss, stream or gradients"} if wrong else {})
 
