@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from limitformer.weightless.inputs import inputs_of
-from limitformer.weightless.losses import default_loss
+from limitformer.weightless.losses import chosen_loss
 from limitformer.weightless.models import blueprint_of
 from limitformer.weightless.network import Weightless
 
@@ -38,7 +38,7 @@ def ways(gradients: bool) -> dict[str, Callable[[int], None]]:
     """Return functions that compute the sample of a given number."""
     blueprint = blueprint_of("gpt2")
     network, given = Weightless(blueprint, torch.float32, torch.device("cpu")), inputs_of(TOKENS, blueprint)
-    loss, ids = default_loss(blueprint.task) if gradients else None, given.fixed["input_ids"]
+    loss, ids = chosen_loss(None, blueprint.task) if gradients else None, given.fixed["input_ids"]
 
     def made() -> Any:
         return transformers.AutoModelForCausalLM.from_config(blueprint.config).eval()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from benchmarks.weightless import taking_turns
 from limitformer.weightless.inputs import inputs_of
-from limitformer.weightless.losses import default_loss
+from limitformer.weightless.losses import chosen_loss
 from limitformer.weightless.models import blueprint_of
 from limitformer.weightless.network import Weightless
 
@@ -92,7 +92,7 @@ def ways(factory: Callable[[], nn.Module], x: Tensor) -> dict[str, Callable[[int
     """Return functions that compute the sample of a given number with its gradients."""
     blueprint = blueprint_of(factory)
     network, given = Weightless(blueprint, torch.float32, torch.device("cpu")), inputs_of(x, blueprint)
-    loss = default_loss(blueprint.task)
+    loss = chosen_loss(None, blueprint.task)
 
     def weightless(sample: int) -> None:
         network.run(0, range(sample, sample + 1), given, "auto", loss)

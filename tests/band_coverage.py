@@ -16,7 +16,7 @@ from limitformer.checking.curves import curves
 from limitformer.checking.module import measure_module
 from limitformer.weightless import simulate
 from limitformer.weightless.inputs import inputs_of
-from limitformer.weightless.losses import default_loss
+from limitformer.weightless.losses import chosen_loss
 from limitformer.weightless.models import blueprint_of
 from weightless_families import CONFIGS, draw_again, inputs_for
 
@@ -31,7 +31,7 @@ def coverage(family, networks=NETWORKS, twin=1.0):
     other = copy.deepcopy(config)
     other.initializer_range *= twin
     blueprint = blueprint_of(other)
-    inputs, loss = inputs_of(inputs_for(family), blueprint), default_loss(blueprint.task)
+    inputs, loss = inputs_of(inputs_for(family), blueprint), chosen_loss(None, blueprint.task)
     torch.manual_seed(3)
     model = blueprint.factory()
     parts = []

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import limitformer as lf
 from limitformer.weightless.inputs import inputs_of
-from limitformer.weightless.losses import default_loss, output_of
+from limitformer.weightless.losses import chosen_loss, output_of
 from limitformer.weightless.models import blueprint_of
 from weightless_families import CONFIGS, SIZE, draw_again
 
@@ -133,7 +133,7 @@ def trained_by_torch(model, optimizer, samples, seed=0):
     factory, clip = OPTIMIZERS[optimizer]
     blueprint = blueprint_of(make())
     module = blueprint.factory().double().eval()
-    loss = next_token if model == "custom" else default_loss(blueprint.task)
+    loss = next_token if model == "custom" else chosen_loss(None, blueprint.task)
     batches = [inputs_of(each, blueprint).of(0, range(1), torch.float64) for each in [*BATCHES, UNSEEN]]
     rows = []
     for _ in range(samples):

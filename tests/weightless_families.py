@@ -9,7 +9,7 @@ from torch import nn
 import limitformer as lf
 from drawn_networks import statistics
 from limitformer.weightless.inputs import inputs_of
-from limitformer.weightless.losses import default_loss
+from limitformer.weightless.losses import chosen_loss
 from limitformer.weightless.models import blueprint_of
 from many_networks import parts_found_once
 
@@ -86,7 +86,9 @@ def drawn(family, samples, seed=0, inputs=None):
     with parts_found_once():
         for _ in range(samples):
             draw_again(model)
-            networks.append(statistics(model, arguments.of(0, range(1), torch.float64), default_loss(blueprint.task)))
+            networks.append(
+                statistics(model, arguments.of(0, range(1), torch.float64), chosen_loss(None, blueprint.task))
+            )
     return networks
 
 

@@ -23,7 +23,7 @@ from limitformer.cli.app import app
 from limitformer.designing.objective import Objective
 from limitformer.designing.trials import ShapedTrials
 from limitformer.weightless.inputs import inputs_of
-from limitformer.weightless.losses import default_loss, same_token
+from limitformer.weightless.losses import chosen_loss, same_token
 from limitformer.weightless.models import blueprint_of
 from weightless_families import CONFIGS
 
@@ -159,7 +159,7 @@ def test_band_covers_90_percent_of_new_networks():
 def shares(models, law):
     """Return the mean share of each curve of drawn models that lies in the band."""
     inputs = inputs_of(12, blueprint_of(models[0]))
-    result = [curves(measure_module(model, inputs, default_loss("causal"))) for model in models]
+    result = [curves(measure_module(model, inputs, chosen_loss(None, "causal"))) for model in models]
     parts = [inside(each, law) for each in result]
     names = ("size", "correlation", "effective_rank", "logit_std", "effective_tokens", "stream_gradient", "gradient")
     return {name: float(np.mean([part[name].mean() for part in parts])) for name in names}

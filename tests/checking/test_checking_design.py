@@ -21,7 +21,7 @@ from limitformer.designing.design import trials_of
 from limitformer.designing.objective import outside
 from limitformer.designing.outcome import Risk
 from limitformer.designing.search import Region, choose, finer, sample, search
-from limitformer.weightless.losses import default_loss
+from limitformer.weightless.losses import chosen_loss
 from weightless_families import CONFIGS
 
 GPT2 = {"vocab_size": 60, "n_embd": 24, "n_layer": 3, "n_head": 4, "n_positions": 24, "initializer_range": 0.2}
@@ -283,7 +283,7 @@ def test_design_and_check_share_the_default_readout():
     report = lf.check(config, tokens=5, samples=4, seed=7, progress=False)
     checked, _, _ = gradient_ratio(gradient_of_matrices(report.curves).values)
     assert np.allclose(result, checked, rtol=1e-3)
-    norms = lf.check(config, tokens=5, samples=4, seed=7, progress=False, loss=default_loss("hidden")).curves
+    norms = lf.check(config, tokens=5, samples=4, seed=7, progress=False, loss=chosen_loss(None, "hidden")).curves
     assert not np.allclose(result, gradient_ratio(gradient_of_matrices(norms).values)[0], rtol=0.1)
 
 

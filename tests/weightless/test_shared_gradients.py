@@ -13,7 +13,7 @@ from torch.nn import functional
 import limitformer as lf
 from limitformer.weightless import network, shared
 from limitformer.weightless.inputs import inputs_of
-from limitformer.weightless.losses import default_loss
+from limitformer.weightless.losses import chosen_loss
 from limitformer.weightless.models import blueprint_of
 from weightless_families import CONFIGS, INPUTS
 
@@ -169,7 +169,7 @@ def autograd(use, sample):
     blueprint = blueprint_of(lambda: Used(use))
     weightless = network.Weightless(blueprint, torch.float64, torch.device("cpu"))
     prepared = inputs_of(inputs(), blueprint)
-    arrays = weightless.run(0, range(sample, sample + 1), prepared, "auto", default_loss("hidden"))
+    arrays = weightless.run(0, range(sample, sample + 1), prepared, "auto", chosen_loss(None, "hidden"))
     return dict(zip(weightless.trained, arrays["weight_gradient"][0], strict=True))
 
 
@@ -241,7 +241,7 @@ def test_shared_gradients_change_no_bit_of_states(monkeypatch):
     def arrays():
         blueprint = blueprint_of(CONFIGS["bert"]())
         weightless = network.Weightless(blueprint, torch.float64, torch.device("cpu"))
-        return weightless.run(0, range(4), inputs_of(INPUTS, blueprint), "auto", default_loss("masked"))
+        return weightless.run(0, range(4), inputs_of(INPUTS, blueprint), "auto", chosen_loss(None, "masked"))
 
     apart = arrays()
     monkeypatch.setattr(

@@ -17,7 +17,7 @@ from limitformer.base.errors import InputError
 from limitformer.weightless.choices import Choice, accepted_form, choices_of, pair, settled
 from limitformer.weightless.classes import parameters_of, task_of
 from limitformer.weightless.inputs import Inputs, call_with, inputs_of, with_targets
-from limitformer.weightless.losses import decoder_token, default_loss, output_of, own_loss, same_token
+from limitformer.weightless.losses import chosen_loss, decoder_token, output_of, own_loss, same_token
 from limitformer.weightless.models import blueprint_of
 from limitformer.weightless.network import Weightless
 from weightless_families import CONFIGS
@@ -157,12 +157,14 @@ def test_labels_in_the_inputs_give_the_loss_of_the_model_itself(family):
 def test_labels_without_a_loss_are_refused():
     logits = torch.zeros(1, 4, 7)
     with pytest.raises(InputError, match=r"the inputs have labels, but the module returns no loss"):
-        default_loss("causal")((logits,), {"input_ids": torch.ones(1, 4).long(), "labels": torch.ones(1, 4).long()})
+        chosen_loss(None, "causal")(
+            (logits,), {"input_ids": torch.ones(1, 4).long(), "labels": torch.ones(1, 4).long()}
+        )
 
 
 def test_labels_of_minus_one_hundred_are_not_counted():
     logits, ids = torch.randn(2, 4, 10), torch.tensor([[1, 2, -100, 3], [1, 2, 3, 4]])
-    loss = default_loss("causal")((logits,), {"input_ids": ids})
+    loss = chosen_loss(None, "causal")((logits,), {"input_ids": ids})
     own = nn.functional.cross_entropy(logits[1, :-1], ids[1, 1:])
     torch.testing.assert_close(loss[1], own)
 

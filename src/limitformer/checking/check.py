@@ -19,7 +19,7 @@ from limitformer.checking.folder import listed
 from limitformer.checking.module import measure_module, settle_module
 from limitformer.checking.network import CheckedNetwork
 from limitformer.checking.report import Report
-from limitformer.checking.subject import Subject, about_loss, inputs_for, loss_of, subject_of, task_and_config
+from limitformer.checking.subject import Subject, about_loss, inputs_for, readout, subject_of, task_and_config
 from limitformer.checking.thresholds import FINE, GRADES, thresholds_with
 from limitformer.checking.verdicts import TRAINED, Verdict, verdicts
 from limitformer.hf import Shaping
@@ -33,7 +33,7 @@ from limitformer.weightless.inputs import Inputs
 from limitformer.weightless.law import LawTable
 from limitformer.weightless.laws import CONSTANT
 from limitformer.weightless.layout import Chosen
-from limitformer.weightless.losses import Loss
+from limitformer.weightless.losses import ChosenLoss, Loss, chosen_loss
 from limitformer.weightless.models import Blueprint
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.simulate import run_passes, settle
@@ -54,7 +54,7 @@ class Options:
     samples: int
     gradients: bool
     overrides: Mapping[str, Any] | None
-    loss: Loss | None
+    loss: Loss | str | None
     law: bool
     seed: int
     batch_dim: int
@@ -101,7 +101,7 @@ def check(
     settings: Mapping[str, Any] | None = None,
     shaping: Shaping | None = None,
     thresholds: Mapping[str, float | tuple[float, float]] | None = None,
-    loss: Loss | None = None,
+    loss: Loss | str | None = None,
     law: bool = True,
     seed: int = 0,
     batch_dim: int = 0,
@@ -126,8 +126,9 @@ def check(
         settings: fields of the configuration to change: {"initializer_range": 0.01}.
         shaping: the argument of `limitformer.hf.shape_model`; None: not shaped.
         thresholds: changes to `limitformer.checking.THRESHOLDS`: a number, or (watch, broken).
-        loss: a function of output and inputs that returns one number for each sequence; None: the loss of the model's
-            task, or, for a module without a task, a random linear readout of its last tokens.
+        loss: "next-token", "mse" (with `targets` or `labels` in the inputs), or a function of output and inputs that
+            returns one number for each sequence. None: the loss that the module computes, or that of the model's task;
+            for a module that has neither, a random linear readout of its last tokens. The heading says which ran.
         law: whether an existing module is compared with its law, which takes longer than measuring it.
         seed: the same seed gives the same report.
         batch_dim: the dimension of the inputs that counts sequences: 1 for a module that takes (tokens, sequences, …).
@@ -182,7 +183,8 @@ def measure(subject: Subject, options: Options) -> Measured:
     """Measure the network, if it exists, and samples of its law, if that is known."""
     blueprint = task_and_config(subject)
     inputs = inputs_for(subject, options.text, options.tokens).with_batch_dim(options.batch_dim)
-    loss = (options.loss or loss_of(blueprint, options.seed)) if options.gradients else None
+    asked = chosen_loss(options.loss, blueprint.task, readout(options.seed), options.batch_dim)
+    loss = asked if options.gradients else None
     own_loss = options.gradients and options.loss is None
     module, result = subject.module, Measured()
     known = subject.blueprint is not None and (module is None or options.law)
@@ -213,7 +215,7 @@ def measure(subject: Subject, options: Options) -> Measured:
                 inputs, blueprint.config, lambda each: run_passes(network, each, None, 1, options.seed, progress=False)
             )
     if loss is not None:
-        result.about |= about_loss(blueprint, loss) if options.loss is None else {"loss": "the user's"}
+        result.about |= about_loss(blueprint, loss)
     result.group_size = lambda data: size_by_group(data, inputs, blueprint.config)
     if inputs.chosen:
         result.about["chosen"] = str(inputs)
@@ -329,7 +331,7 @@ def norms_by_name(data: xr.Dataset) -> dict[str, float]:
 
 
 def zeros_of_law(
-    network: Weightless, data: xr.Dataset, inputs: Inputs, loss: Loss | None, options: Options
+    network: Weightless, data: xr.Dataset, inputs: Inputs, loss: ChosenLoss | None, options: Options
 ) -> dict[str, str]:
     """Return `zeros_of` a network without weights, from one sample in which the zeros have another law."""
     if loss is None:
@@ -346,7 +348,7 @@ def zeros_of_law(
 
 
 def zeros_of_module(
-    module: nn.Module, data: xr.Dataset, inputs: Inputs, loss: Loss | None, options: Options
+    module: nn.Module, data: xr.Dataset, inputs: Inputs, loss: ChosenLoss | None, options: Options
 ) -> dict[str, str]:
     """Return `zeros_of` a module, from a copy of it."""
     if loss is None:

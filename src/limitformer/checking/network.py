@@ -10,7 +10,6 @@ import xarray as xr
 
 from limitformer.checking.band import inside, surprises
 from limitformer.checking.curves import CURVES, over_heads, place_of
-from limitformer.checking.subject import OWN, READOUT
 from limitformer.checking.thresholds import failing
 from limitformer.checking.verdicts import Verdict, failed, grade_of, number_text
 from limitformer.initialisation.recipes import RecipeComparison
@@ -116,12 +115,13 @@ class CheckedNetwork:
 
     @property
     def heading(self) -> str:
-        """Depth, tokens, and whether this is a network or samples of its law."""
+        """Depth, tokens, whether this is a network or samples of its law, and the loss that was differentiated."""
         blocks, tokens = self.curves.sizes["layer"] - 1, self.about["tokens"]
         samples = self.curves.sizes["sample"]
         law = f"law at initialisation, {samples} sample{'' if samples == 1 else 's'}"
         stack = f" of {self.stack}" if self.stack else ""
-        return f"{blocks} blocks{stack}, {tokens} tokens, {'this network' if self.exists else law}"
+        loss = f", loss: {self.about['loss']}" if "loss" in self.curves else ""
+        return f"{blocks} blocks{stack}, {tokens} tokens, {'this network' if self.exists else law}{loss}"
 
     def remarks(self) -> list[str]:
         """Return the loss next to that of a uniform guess, the curves unlike the law, and a summary of the weights."""
@@ -132,9 +132,7 @@ class CheckedNetwork:
             lines.append(f"inputs chosen for it: {self.about['chosen']}")
         if "loss" in self.curves:
             guess = f", of a uniform guess {self.about['chance']:.4g}" if "chance" in self.about else ""
-            kind = self.about.get("loss")
-            name = f"{READOUT}, as the model has no task:" if kind == READOUT else OWN if kind == OWN else "loss"
-            lines.append(f"{name} {float(self.curves['loss'].median()):.4g}{guess}")
+            lines.append(f"loss {float(self.curves['loss'].median()):.4g}{guess}")
         unlike = [] if self.trained else [f"{name} (p {p:.0e})" for name, p in self.unlike_law.items()]
         if unlike:
             lines.append(f"unlike its law: {', '.join(unlike[:LISTED])}{' and more' if len(unlike) > LISTED else ''}")

@@ -88,7 +88,7 @@ class StepsReport:
 
     @property
     def heading(self) -> str:
-        """Optimiser, rates, steps, networks and tokens."""
+        """Optimiser, rates, steps, networks, tokens and the loss that ran."""
         rates, steps, count = (self.data.sizes[name] for name in ("rate", "step", "sample"))
         of = f" of {self.about['asked']}" if self.partial else ""
         rule = re.sub(r"\(lr [^,)]+,? ?", "(", str(self.about.get("optimizer", "an optimiser")))  # the rates replace it
@@ -98,6 +98,7 @@ class StepsReport:
             f"{count}{of} network{'' if count == 1 and not of else 's'}",
             f"{self.about.get('batch', 'a batch')}, {self.about.get('batches', SAME)} batches",
         ]
+        parts += [f"loss: {self.about['loss']}"] if "loss" in self.about else []
         partly = "; PARTIAL, as it was interrupted" if self.partial else ""
         return ", ".join(parts) + partly
 
@@ -230,7 +231,7 @@ def steps(
     seed: int,
     batches: Any = SAME,
     unseen: Any = None,
-    loss: Loss | None = None,
+    loss: Loss | str | None = None,
     clip: float | None = None,
     warmup: int = 0,
     schedule: Any = None,
@@ -261,8 +262,8 @@ def steps(
         batches: "same" for the first batch at every step, "fresh" for random ids, or a list of inputs for each step.
             With "same" the loss of the batch is compared before and after, otherwise that of the unseen batch.
         unseen: a batch that no step sees; None draws it.
-        loss: a function of the module's output and its inputs that returns one number a sequence; None: the loss of
-            the model's task.
+        loss: as for `limitformer.weightless.simulate_steps`: "next-token", "mse", a function, or None for the loss
+            that the module computes, that of the model's task, or the next token's of a module that returns logits.
         clip: the largest norm of all gradients together; None does not clip.
         warmup: number of steps over which the learning rate rises linearly.
         schedule: a function of the step, or numbers, that multiply the learning rates.

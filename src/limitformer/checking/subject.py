@@ -26,11 +26,10 @@ from limitformer.nn.drawn.simulate import torch_seed
 from limitformer.weightless.classes import task_of
 from limitformer.weightless.configurations import config_from, config_of
 from limitformer.weightless.inputs import Inputs, ids_in, inputs_of
-from limitformer.weightless.losses import Loss, classes_of, default_loss, output_of, own_loss
+from limitformer.weightless.losses import TASKS, Choice, ChosenLoss, output_of
 from limitformer.weightless.models import Blueprint, blueprint_of, is_config
 
-READOUT = "loss of a random readout"
-OWN = "the module's own loss"
+READOUT = "a random readout"
 
 
 @dataclass(frozen=True)
@@ -197,39 +196,25 @@ def start_of(text: Any, model: Transformer, tokens: int) -> Start:
     return as_start(text)
 
 
-def loss_of(blueprint: Blueprint, seed: int) -> Loss:
-    """Return the loss of the task; of a model without a task the one that its code computes, or that of a readout."""
-    return Readout(seed) if blueprint.task == "hidden" else default_loss(blueprint.task)
-
-
-class Readout:
-    """The loss that a module computes itself; else ⟨x, g⟩ of the last tokens, with a direction g ~ N(0, I) for each.
+def readout(seed: int) -> Choice:
+    """Return the choice of ⟨x, g⟩ of the last tokens, with a direction g ~ N(0, I) for each.
 
     ½|x|² would have no gradient behind a norm, which makes it constant.
     """
 
-    def __init__(self, seed: int) -> None:
-        self.seed, self.name = seed, READOUT
-        self.classes: int | None = None  # that a cross-entropy of the module's own distinguishes
-
-    def __call__(self, out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-        own = own_loss(out, inputs)
-        self.name = READOUT if own is None else OWN
-        self.classes = None if own is None else classes_of(own, out, inputs)
-        if own is not None:
-            return own
+    def product(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
         x = output_of(out)
-        g = torch.randn(x.shape[1:], generator=torch.Generator().manual_seed(torch_seed(self.seed, "readout")))
+        g = torch.randn(x.shape[1:], generator=torch.Generator().manual_seed(torch_seed(seed, "readout")))
         return (x * g.to(x.device, x.dtype)).flatten(1).sum(1) / max(1, x.shape[1:-1].numel())
 
+    return lambda out, inputs: (READOUT, product)
 
-def about_loss(blueprint: Blueprint, loss: Loss) -> dict[str, Any]:
-    """Return the name of a model's default loss, and the loss of a uniform guess among its tokens or classes."""
-    if isinstance(loss, Readout):
-        return {"loss": loss.name} | ({"chance": float(np.log(loss.classes))} if loss.classes else {})
+
+def about_loss(blueprint: Blueprint, loss: ChosenLoss) -> dict[str, Any]:
+    """Return the name of the loss that ran, and the loss of a uniform guess among its tokens or classes."""
     count = getattr(blueprint.config, "num_labels" if blueprint.task == "image" else "vocab_size", None)
-    chance = {"chance": float(np.log(count))} if isinstance(count, int) and count > 0 else {}
-    return {"loss": "cross-entropy", **chance}
+    count = count if loss.name == TASKS.get(blueprint.task, ("",))[0] else loss.classes
+    return {"loss": loss.name} | ({"chance": float(np.log(count))} if isinstance(count, int) and count > 0 else {})
 
 
 def check_text(text: Any) -> None:

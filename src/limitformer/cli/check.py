@@ -7,6 +7,7 @@ import typer
 
 from limitformer.base.errors import InputError, require, require_count
 from limitformer.cli.check_options import (
+    LossOption,
     Settings,
     Text,
     Tokens,
@@ -22,7 +23,7 @@ from limitformer.cli.check_several import check_several, variants
 from limitformer.cli.endings import begin_work
 from limitformer.cli.names import complete_shape
 from limitformer.cli.report import errors_in_one_line, print_plain
-from limitformer.cli.user_code import names_code, user_inputs, user_object
+from limitformer.cli.user_code import names_code, user_inputs, user_loss, user_object
 
 FAILED = 1
 SHAPED = ("gamma", "tau0", "gamma1", "gamma2", "shaped_relu", "per_head", "trained", "float32")  # of hf.Shaping
@@ -58,6 +59,7 @@ def check(
     gradients: Annotated[
         bool, typer.Option("--gradients/--no-gradients", help="Whether a loss is differentiated.")
     ] = True,
+    loss: LossOption = None,
     fail_on: Annotated[
         str | None,
         typer.Option(
@@ -119,7 +121,7 @@ def check(
         with suggest_quicker(quicker("--samples", samples)):
             given = text if inputs is None else user_inputs(inputs)
             options |= {"gradients": gradients, "seed": seed, "trust_remote_code": trust_remote_code}
-            options |= {"blocks": blocks or None, "recipe": published}
+            options |= {"blocks": blocks or None, "recipe": published, "loss": user_loss(loss)}
             if several or len(what) > 1:
                 comparison = check_several(what, several, given, options, place)
                 if fail_on and comparison.failed(fail_on):

@@ -10,6 +10,15 @@ from limitformer.base.errors import nearest, require
 
 Text = Annotated[Path | None, typer.Option(help="File whose words are the tokens.", show_default="unrelated tokens")]
 Tokens = Annotated[int, typer.Option(help="Number of tokens.")]
+LossOption = Annotated[
+    str | None,
+    typer.Option(
+        "--loss",
+        metavar="NAME",
+        help="next-token, mse (the inputs have targets), or a function of output and inputs: FILE.py:NAME.",
+        show_default="the module's own or its task's",
+    ),
+]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a field of the configuration first.")
 ]

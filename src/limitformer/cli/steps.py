@@ -8,12 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from limitformer.base.errors import InputError, require, require_count
-from limitformer.cli.check_options import Settings, Text, Tokens, assignments, require_known, require_readable
+from limitformer.cli.check_options import (
+    LossOption,
+    Settings,
+    Text,
+    Tokens,
+    assignments,
+    require_known,
+    require_readable,
+)
 from limitformer.cli.check_report import COLOURS
 from limitformer.cli.endings import INTERRUPTED, begin_work
 from limitformer.cli.names import complete_shape
 from limitformer.cli.report import errors, errors_in_one_line, print_plain, screen
-from limitformer.cli.user_code import names_code, user_inputs, user_object
+from limitformer.cli.user_code import names_code, user_inputs, user_loss, user_object
 
 if TYPE_CHECKING:
     from limitformer.checking import StepsReport
@@ -60,6 +68,7 @@ def steps(
         typer.Option(metavar="WHAT", help="Instead of --text: a number of tokens, a file of text, or FILE.py:NAME."),
     ] = None,
     settings: Settings = None,
+    loss: LossOption = None,
     clip: Annotated[
         float | None, typer.Option(help="Largest norm of all gradients together.", show_default="none")
     ] = None,
@@ -125,6 +134,7 @@ def steps(
         if place is not None:
             check_writable(place)
         begin_work()
+        options["loss"] = user_loss(loss)
         if isinstance(rule, str):
             rule = user_object(rule, "--optimizer")
         model = user_object(what, "WHAT") if names_code(what) else what

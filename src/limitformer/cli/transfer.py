@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from limitformer.base.errors import InputError, require, require_count
-from limitformer.cli.check_options import Settings, Text, assignments, require_known, require_readable
+from limitformer.cli.check_options import LossOption, Settings, Text, assignments, require_known, require_readable
 from limitformer.cli.endings import INTERRUPTED, begin_work
 from limitformer.cli.names import complete_shape
 from limitformer.cli.report import errors, errors_in_one_line, print_plain
-from limitformer.cli.user_code import names_code, user_object
+from limitformer.cli.user_code import names_code, user_loss, user_object
 
 if TYPE_CHECKING:
     from limitformer.scaling.transfer import Transfer
@@ -54,6 +54,7 @@ def transfer(
     samples: Annotated[int, typer.Option(help="Networks at each size.")] = 8,
     clip: Annotated[float | None, typer.Option(help="Largest norm of all gradients together.")] = None,
     settings: Settings = None,
+    loss: LossOption = None,
     fail_on: Annotated[
         str | None, typer.Option(metavar="NAME", help="transfer: end with exit code 1 if the rate does not transfer.")
     ] = None,
@@ -99,6 +100,7 @@ def transfer(
             require(not names_code(what), "--set changes a configuration, and WHAT is a function.")
             model = changed(model, changes)
         made = user_object(optimizer, "--optimizer") if named else optimizer
+        function = user_loss(loss)
         began = time.monotonic()
         networks = f"{samples} network{'s' * (samples > 1)} at each of {len(next(iter(sizes.values())))} sizes"
         half = f"; --samples {samples // 2} takes about half." if samples > 1 else ""
@@ -106,7 +108,7 @@ def transfer(
             with suggest_quicker(networks + half):
                 result = run_transfer(
                     model, sizes, text or tokens, optimizer=made, rate=rate, rule=rule, base=base, steps=steps,
-                    samples=samples, seed=seed, clip=clip,
+                    samples=samples, seed=seed, clip=clip, loss=function,
                 )  # fmt: skip
         except TransferInterrupted as interrupt:
             finish(interrupt.result, place)

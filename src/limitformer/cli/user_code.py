@@ -62,6 +62,16 @@ def imported_module(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
+def user_loss(text: str | None) -> Any:
+    """Return the loss that `--loss` names: a name of the library, or a function."""
+    if text is None or names_code(text):
+        return None if text is None else user_object(text, "--loss")
+    known = ("next-token", "mse")
+    hint = nearest(text, known)
+    require(text in known, f"--loss must be {', '.join(known)} or FILE.py:NAME; got {text!r}.{hint}")
+    return text
+
+
 def user_inputs(text: str) -> Any:
     """Return the inputs that `--inputs` names: a number of tokens, a function's result, or a file of text."""
     if text.strip().isdigit():

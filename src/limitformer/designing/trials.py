@@ -16,7 +16,7 @@ from limitformer.base.errors import require, require_count
 from limitformer.checking.check import check, weightless_of
 from limitformer.checking.curves import curves
 from limitformer.checking.report import Report
-from limitformer.checking.subject import Subject, inputs_for, loss_of, start_of, with_fields
+from limitformer.checking.subject import Subject, inputs_for, readout, start_of, with_fields
 from limitformer.covariance.limit import CovarianceLimit
 from limitformer.designing.knobs import (
     SCALES,
@@ -32,6 +32,7 @@ from limitformer.designing.objective import Objective, Values, values_of, values
 from limitformer.models import Transformer
 from limitformer.simulation.simulate import simulate as simulate_chain
 from limitformer.weightless.arrays import Arrays, dataset
+from limitformer.weightless.losses import chosen_loss
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.simulate import (
     MOST_SIDE_BY_SIDE,
@@ -110,7 +111,7 @@ class StockTrials:
         """Run passes of several samples side by side where that gives the same numbers."""
         network = self.network(setting)
         key = setting[self.field.name] if self.field else None
-        loss = loss_of(network.blueprint, seed) if self.gradients else None
+        loss = chosen_loss(None, network.blueprint.task, readout(seed)) if self.gradients else None
 
         def one(part: range) -> Arrays:
             return named_errors(

@@ -88,7 +88,7 @@ def panel(result: "Transfer", name: str) -> Panel:
 def facts(result: "Transfer") -> dict[str, str]:
     """Return the provenance; what the networks of all sizes share is that of the largest."""
     every = [each.attrs for each in result.data.values()]
-    names = ("limitformer", "torch", "transformers", "seed", "inputs", "batches")
+    names = ("limitformer", "torch", "transformers", "seed", "inputs", "batches", "loss")
     known = {name: str(every[-1][name]) for name in names if every and name in every[-1]}
     seconds = sum(float(each.get("wall_seconds", 0.0)) for each in every)
     return {"optimizer": result.optimizer, "rule": result.rule, **known, "seconds": number(seconds, 3)}

@@ -144,15 +144,20 @@ class Transfer:
 
     @property
     def heading(self) -> str:
-        """The sizes, rule, optimiser, steps and networks."""
+        """The sizes, rule, optimiser, steps, networks, and the loss that ran."""
         counts = sorted({each.sizes["sample"] for each in self.data.values()})
         steps = next(iter(self.data.values())).sizes["step"] - 1
         sizes = ", ".join(map(str, self.sizes))
         networks = " to ".join(map(str, (counts[0], counts[-1])[: len(counts)]))
         return (
             f"{self.over} {sizes}; rule {self.rule}; {self.optimizer}; {steps} step{'' if steps == 1 else 's'}; "
-            f"{networks} network{'' if counts == [1] else 's'} at each size"
+            f"{networks} network{'' if counts == [1] else 's'} at each size; loss: {self.loss}"
         )
+
+    @property
+    def loss(self) -> str:
+        """The name of the loss that ran."""
+        return next((str(each.attrs["loss"]) for each in self.data.values()), "")
 
     @property
     def about(self) -> str:
@@ -219,7 +224,8 @@ class Transfer:
         rows = [{key: finite_or_none(value) for key, value in row.items()} for row in self.rows()]
         return {
             "over": self.over, "sizes": list(self.sizes), "rule": self.rule, "optimizer": self.optimizer,
-            "conclusion": self.conclusion, "transfers": self.transfers, "measures": rows, "notes": list(self.notes),
+            "loss": self.loss, "conclusion": self.conclusion, "transfers": self.transfers, "measures": rows,
+            "notes": list(self.notes),
         }  # fmt: skip
 
     def dataset(self) -> xr.Dataset:
@@ -227,7 +233,7 @@ class Transfer:
         values = np.stack(list(self.measures.values()))
         data = xr.Dataset({"value": (("measure", "sample", "size"), values)})
         return data.assign_coords(measure=list(self.measures), size=list(self.sizes)).assign_attrs(
-            over=self.over, rule=self.rule, optimizer=self.optimizer
+            over=self.over, rule=self.rule, optimizer=self.optimizer, loss=self.loss
         )
 
     def page(self) -> str:
@@ -263,7 +269,7 @@ class Transfer:
         return f"<Transfer over the {self.over} {list(self.sizes)}, {self.rule}: transfers={self.transfers}>"
 
     def __str__(self) -> str:
-        """Return the conclusion, a table of measures, what it means, and the notes, wrapped at 80 characters."""
+        """Return the conclusion, loss, table of measures, what it means, and notes, wrapped at 80 characters."""
         cells = self.cells()
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = []
@@ -271,7 +277,8 @@ class Transfer:
             middle = [cell.rjust(width) for cell, width in zip(row, widths[1:-1], strict=True)]
             lines.append("  ".join([name.ljust(widths[0]), *middle, word]).rstrip())
         below = [textwrap.fill(text, 80, subsequent_indent="  ") for text in (*self.legend, *self.notes, ABOUT)]
-        return "\n".join([textwrap.fill(self.conclusion, 80), "", *lines, "", *below])
+        head = [textwrap.fill(text, 80) for text in (self.conclusion, f"loss: {self.loss}")]
+        return "\n".join([*head, "", *lines, "", *below])
 
 
 class TransferInterrupted(Interrupted):
@@ -329,7 +336,7 @@ def transfer(
         steps: number of steps.
         samples: number of networks at each size.
         seed: the same seed gives the same numbers.
-        options: further arguments of `limitformer.weightless.simulate_steps`.
+        options: further arguments of `limitformer.weightless.simulate_steps`, such as `loss`.
 
     Raises:
         InputError: an argument cannot be used; the message says at which size.

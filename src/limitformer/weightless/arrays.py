@@ -104,6 +104,7 @@ class StackSize(NamedTuple):
     tokens: int
     members: tuple[str, ...]  # names of the modules of the blocks that ran
     changed: bool  # whether the network changes the stream between blocks
+    width: int
 
 
 def sizes_of_stacks(measure: Measure) -> dict[str, StackSize]:
@@ -115,12 +116,12 @@ def sizes_of_stacks(measure: Measure) -> dict[str, StackSize]:
             stack.covariance[0].shape[-1],
             tuple(member for place in sorted(stack.places) for member in blocks[place].members),
             stack.changed,
+            in_rows(stack.first, stack.form).shape[-1],
         )
         for stack in stacks
     ]
     labels = [stack.name for stack in stacks]
-    widths = [in_rows(stack.first, stack.form).shape[-1] for stack in stacks]
-    for notes in ([f" ({size.tokens} tokens)" for size in sizes], [f" (width {width})" for width in widths]):
+    for notes in ([f" ({size.tokens} tokens)" for size in sizes], [f" (width {size.width})" for size in sizes]):
         labels = with_notes(labels, notes)
     inputs = [f", input {labels[: k + 1].count(label)}" for k, label in enumerate(labels)]
     return dict(zip(with_notes(labels, inputs), sizes, strict=True))

@@ -229,6 +229,8 @@ def ids_in(value: Any) -> Tensor | None:
 def call_with(module: Any, arguments: Mapping[str, Any]) -> Any:
     """Call a module with arguments by name; those with the name of a position come first, in their order.
 
+    Targets that `forward` does not take are left out: a loss reads them.
+
     Names that `forward` does not have form one dictionary, if `forward` needs exactly one more argument.
 
     Raises:
@@ -239,8 +241,10 @@ def call_with(module: Any, arguments: Mapping[str, Any]) -> Any:
     parameters = parameters_of(module)
     dictionary = {name: each for name, each in named.items() if name not in parameters}
     argument = argument_of(dictionary, parameters, len(positional), named)
-    if argument is None:
-        return module(*positional, **named)
+    if argument is None:  # targets that `forward` does not take are for the loss alone
+        takes = {each.kind for each in parameters.values()}
+        unknown = set() if not parameters or Parameter.VAR_KEYWORD in takes else set(TARGETS) - set(parameters)
+        return module(*positional, **{name: each for name, each in named.items() if name not in unknown})
     known = {name: each for name, each in named.items() if name in parameters}
     try:
         return module(*positional, **known, **{argument: dictionary})

@@ -1,6 +1,9 @@
-"""The tensor that a module returns, and the loss of its task."""
+"""The tensor that a module returns, and the loss that is differentiated: the one that was asked for, or a known one.
 
-from collections.abc import Callable, Iterator, Mapping
+`chosen_loss` resolves a loss in all places. It is chosen at the first output, and then has a name.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any
@@ -9,9 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from limitformer.base.errors import InputError, require
+from limitformer.base.errors import InputError, nearest, require
 
 Loss = Callable[[Any, Mapping[str, Tensor]], Tensor]
+Choice = Callable[[Any, Mapping[str, Tensor]], tuple[str, Loss]]  # the name of a loss, and its function
+NEXT_TOKEN, MEAN_SQUARE = "next-token", "mse"  # losses that have a name
+OWN, NEXT = "the module's own", "next-token cross-entropy"
 NAMED_OUTPUTS = ("logits", "last_hidden_state")
 TARGETS = ("targets", "labels")  # arguments with which a module computes its own loss
 SAME_LOSS = 1e-3  # relative difference between a module's own loss and the cross-entropy of its logits
@@ -94,34 +100,183 @@ def real_tensors(out: Any) -> Iterator[Tensor]:
         yield from real_tensors(each)
 
 
-def default_loss(task: str) -> Loss:
-    """Return the module's own loss if the inputs have targets; else that of the task, by sequence.
+class ChosenLoss:
+    """A loss that is chosen at the first output.
 
-    That is the task's cross-entropy, or half the mean square of the last tokens.
+    Attributes:
+        name: its name; empty before the first output.
+        classes: the number of classes of the cross-entropy of the next token, or of a module's own; else None.
     """
-    return partial(loss_of_targets, LOSSES.get(task, square))
+
+    def __init__(self, choose: Choice) -> None:
+        self.choose, self.name = choose, ""
+        self.function: Loss | None = None
+        self.classes: int | None = None
+
+    def __call__(self, out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+        if self.function is None:
+            self.name, self.function = self.choose(out, inputs)
+            if self.function is require_own:
+                self.classes = classes_of(require_own(out, inputs), out, inputs)
+            elif self.name == NEXT:
+                self.classes = output_of(out).shape[-1]
+        return self.function(out, inputs)
 
 
-def loss_of_targets(without_targets: Loss, out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Return the module's own loss if the inputs have targets, else `without_targets`.
+def chosen_loss(loss: Loss | str | None, task: str, otherwise: Choice | None = None, batch_dim: int = 0) -> ChosenLoss:
+    """Return the loss that was asked for; else that of the model's task, the module's own, or `otherwise`.
+
+    Args:
+        loss: "next-token", "mse", or a function of output and inputs that returns one number for each sequence.
+        task: the task of a model of transformers, which is used if the inputs have ids and no targets.
+        otherwise: chooses the loss of a module that has neither; None: ½|x|² of the last tokens.
+        batch_dim: the dimension of the inputs that counts sequences.
 
     Raises:
-        InputError: there are targets, and the module returns no loss.
+        InputError: there is no loss of this name.
     """
-    given = next((name for name in TARGETS if inputs.get(name) is not None), None)
-    if given is None or without_targets is square:
-        return without_targets(out, inputs)
+    if loss is not None:
+        named: dict[str, tuple[str, Loss]] = {
+            NEXT_TOKEN: (NEXT, partial(next_token, batch_dim=batch_dim)),
+            MEAN_SQUARE: ("mean squared error", partial(mean_square_error, batch_dim=batch_dim)),
+        }
+        known = f"loss must be {', '.join(map(repr, named))} or a function; got {loss!r:.60}."
+        require(loss in named if isinstance(loss, str) else callable(loss), known + nearest(str(loss), named))
+        pair = named[loss] if isinstance(loss, str) else (name_of(loss), loss)
+        return ChosenLoss(lambda out, inputs: pair)
+
+    def choose(out: Any, inputs: Mapping[str, Tensor]) -> tuple[str, Loss]:
+        name, of_task, needed = TASKS.get(task, ("", square, ()))
+        if task in TASKS and target_in(inputs) is not None:
+            return OWN, require_own
+        if task in TASKS and (not needed or any(key in inputs for key in needed)):
+            return name, of_task
+        if own_loss(out, inputs) is not None:
+            return OWN, require_own
+        return ("½|x|² of the last tokens", square) if otherwise is None else otherwise(out, inputs)
+
+    return ChosenLoss(choose)
+
+
+def name_of(function: Any) -> str:
+    """Return the name of a user's function, with its module."""
+    name, module = getattr(function, "__name__", type(function).__name__), getattr(function, "__module__", None)
+    return name if module in (None, "__main__", "builtins") else f"{module}.{name}"
+
+
+def loss_of_shapes(model: str, vocabularies: Collection[int], widths: Collection[int], batch_dim: int) -> Choice:
+    """Return the choice of the loss of a module that computes none, from the shapes of its output.
+
+    Whole numbers as `targets` or `labels`, one for each row of logits, have their cross-entropy. Ids (…, tokens) with
+    an output (…, tokens, words) have the cross-entropy of the next token, if a table that is looked up has just as
+    many rows as the output has words, and the stream has another width. So a stream of hidden units is never taken for
+    logits, and a head that is larger than the table must be asked for by `loss="next-token"`.
+
+    Args:
+        model: its name in errors.
+        vocabularies: the numbers of rows of its tables, without those of positions.
+        widths: the widths of its streams and tables.
+        batch_dim: the dimension of the inputs that counts sequences.
+
+    Raises:
+        InputError: the shapes leave the loss open (when the loss is chosen).
+    """
+
+    def choose(out: Any, inputs: Mapping[str, Tensor]) -> tuple[str, Loss]:
+        output, targets = output_of(out), target_in(inputs)
+        words = output.shape[-1]
+        if targets is not None:
+            name, values = targets
+            if not values.is_floating_point() and values.shape == output.shape[:-1] and words > 1:
+                return f"cross-entropy with {name}", cross_entropy_of_targets
+            reason = f"its output is {tuple(output.shape)} and {name} are {tuple(values.shape)} of {values.dtype}"
+        elif (ids := ids_in(inputs)) is None or output.shape[:-1] != ids[1].shape:
+            reason = f"its output {tuple(output.shape)} has no numbers for each of its ids"
+        elif words in widths:
+            reason = f"the {words} numbers of each token may be its hidden units, which are as many"
+        elif words not in vocabularies:
+            reason = f"no table that it looks up has as many rows as each token has numbers, {words}"
+        else:
+            return NEXT, partial(next_token, batch_dim=batch_dim)
+        raise InputError(
+            f"{model} computes no loss, and its shapes leave it open: {reason}. Nearest: loss= (--loss) next-token if "
+            "its output predicts the next id, mse with targets in the inputs, or a function of output and inputs "
+            "(--loss FILE.py:NAME)."
+        )
+
+    return choose
+
+
+def target_in(inputs: Mapping[str, Any]) -> tuple[str, Tensor] | None:
+    """Return the targets with their name; None without any."""
+    return next(((name, each) for name in TARGETS if isinstance(each := inputs.get(name), Tensor)), None)
+
+
+def ids_in(inputs: Mapping[str, Any]) -> tuple[str, Tensor] | None:
+    """Return the ids with their name: those of the decoder, `input_ids`, the first argument, or the only ones."""
+    known = {
+        name: each
+        for name, each in inputs.items()
+        if isinstance(each, Tensor) and each.dim() == 2 and not each.is_floating_point() and each.dtype != torch.bool
+        and name not in TARGETS and "mask" not in name
+    }  # fmt: skip
+    name = next((name for name in ("decoder_input_ids", "input_ids", "") if name in known), None)
+    name = next(iter(known)) if name is None and len(known) == 1 else name
+    return None if name is None else (name, known[name])
+
+
+def require_own(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Return the loss that a module computed itself.
+
+    Raises:
+        InputError: it returned none.
+    """
     own = own_loss(out, inputs)
     if own is None:
-        raise InputError(f"the inputs have {given}, but the module returns no loss. Nearest: loss=…, which reads them.")
+        given = target_in(inputs)
+        raise InputError(
+            f"the inputs have {given[0] if given else 'no targets'}, but the module returns no loss. "
+            "Nearest: loss=…, which reads them."
+        )
     return own
 
 
-def next_token(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Return the mean cross-entropy of each next token, without padding; of embeddings without ids, `square`."""
-    if "input_ids" not in inputs:
-        return square(out, inputs)
-    return shifted(output_of(out), inputs["input_ids"], mask_in(inputs, "attention_mask"))
+def mean_square_error(out: Any, inputs: Mapping[str, Tensor], batch_dim: int = 0) -> Tensor:
+    """Return the mean square of output minus targets (sequences,)."""
+    x, given = output_of(out), target_in(inputs)
+    if given is None or given[1].shape != x.shape:
+        got = "no targets" if given is None else f"{given[0]} {tuple(given[1].shape)}"
+        raise InputError(
+            "the loss mse needs targets or labels in the inputs, of the shape of the output, "
+            f'{tuple(x.shape)}; got {got}. Nearest: inputs={{"x": …, "targets": …}}.'
+        )
+    each = (x - given[1].detach().to(x)).square().movedim(batch_dim if x.dim() > 1 else 0, 0)
+    return each.reshape(len(each), -1).mean(1)
+
+
+def cross_entropy_of_targets(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Return the mean cross-entropy of all targets, a single number, without those that torch ignores."""
+    given = target_in(inputs)
+    assert given is not None  # or this loss would not have been chosen
+    return functional.cross_entropy(output_of(out).flatten(0, -2), given[1].flatten().long(), ignore_index=IGNORED)
+
+
+def next_token(out: Any, inputs: Mapping[str, Tensor], batch_dim: int = 0) -> Tensor:
+    """Return the mean cross-entropy of each next token, without padding; there may be other logits before them."""
+    logits, (name, ids) = output_of(out), ids_in(inputs) or ("", torch.empty(0))
+    if ids.dim() != 2 or logits.dim() != 3 or logits.shape[batch_dim] != ids.shape[batch_dim]:
+        got = ", ".join(
+            f"{key} {tuple(each.shape)}".strip() for key, each in inputs.items() if isinstance(each, Tensor)
+        )
+        raise InputError(
+            f"the loss next-token needs ids (…, tokens) and an output (…, tokens, words); got {got} and "
+            f"{tuple(logits.shape)}. Nearest: loss=…, a function of output and inputs."
+        )
+    largest = int(ids.max())
+    require(largest < logits.shape[-1], f"the id {largest} is beyond the {logits.shape[-1]} numbers of the output.")
+    mask = mask_in(inputs, name.replace("input_ids", "attention_mask") or "attention_mask")
+    mask = None if mask is None else mask.movedim(batch_dim, 0)
+    return shifted(logits.movedim(batch_dim, 0), ids.movedim(batch_dim, 0), mask)
 
 
 def shifted(logits: Tensor, ids: Tensor, mask: Tensor | None) -> Tensor:
@@ -161,19 +316,16 @@ def first_class(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
 
 
 def square(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Return the module's own loss, or ½|x|² of the last tokens, averaged over tokens."""
-    own = own_loss(out, inputs)
-    if own is not None:
-        return own
+    """Return ½|x|² of the last tokens, averaged over tokens."""
     x = output_of(out)
     return x.flatten(1, -2).square().sum(-1).mean(-1) / 2 if x.dim() > 2 else x.square().sum(-1) / 2
 
 
-LOSSES: Mapping[str, Loss] = {
-    "causal": next_token,
-    "masked": same_token,
-    "seq2seq": decoder_token,
-    "image": first_class,
+TASKS: Mapping[str, tuple[str, Loss, tuple[str, ...]]] = {  # name, loss, and inputs of which it needs one
+    "causal": (NEXT, next_token, ("input_ids",)),
+    "masked": ("cross-entropy of the tokens themselves", same_token, ("input_ids",)),
+    "seq2seq": ("cross-entropy of the decoder's next token", decoder_token, ("input_ids", "decoder_input_ids")),
+    "image": ("cross-entropy of the first class", first_class, ()),
 }
 
 

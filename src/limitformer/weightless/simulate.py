@@ -27,7 +27,7 @@ from limitformer.weightless.choices import parameters_of
 from limitformer.weightless.decisions import Decisions
 from limitformer.weightless.inputs import Inputs, inputs_of, with_targets
 from limitformer.weightless.layout import Chosen, needs_search
-from limitformer.weightless.losses import Loss, default_loss
+from limitformer.weightless.losses import ChosenLoss, Loss, chosen_loss
 from limitformer.weightless.measure import PLACES
 from limitformer.weightless.models import Blueprint, blueprint_of
 from limitformer.weightless.network import FirstPass, Weightless
@@ -52,7 +52,7 @@ def simulate(
     samples: int,
     seed: int,
     gradients: bool = False,
-    loss: Loss | None = None,
+    loss: Loss | str | None = None,
     overrides: dict[str, Any] | None = None,
     draw: str = AUTO,
     recompute: bool | None = None,
@@ -72,8 +72,10 @@ def simulate(
         samples: number of networks.
         seed: the same seed gives the same numbers, for any number of threads and samples.
         gradients: whether the loss is differentiated.
-        loss: a function of the module's output and its inputs that returns one number a sequence. None means the
-            cross-entropy of the model's task, or half the mean square of the last tokens for a model without a task.
+        loss: "next-token", "mse" (with `targets` or `labels` in the inputs), or a function of the module's output and
+            its inputs that returns one number a sequence. None means the loss that the module computes, the
+            cross-entropy of the model's task, or ½|x|² of the last tokens for a model that has neither. The attribute
+            `loss` says which ran.
         overrides: laws that replace the module's: {pattern of names: standard deviation or `Law`}.
         draw: whether Gaussian weights are drawn: "never", "always", or "auto", whichever costs less.
         recompute: whether blocks run again in the backward pass to save memory; None decides by their size.
@@ -106,7 +108,7 @@ def simulate(
     prepared = inputs_of(inputs, blueprint).with_batch_dim(batch_dim)
     network = Weightless(blueprint, dtype, torch.device(resolve_device(device)), overrides, blocks)
     prepared = settle(prepared, network, seed, own_loss=gradients and loss is None)
-    differentiated = (loss or default_loss(blueprint.task)) if gradients else None
+    differentiated = chosen_loss(loss, blueprint.task, batch_dim=batch_dim) if gradients else None
     return run_passes(network, prepared, differentiated, samples, seed, draw, recompute, progress)
 
 
@@ -139,7 +141,7 @@ def settle(inputs: Inputs, network: Weightless, seed: int, own_loss: bool) -> In
 def run_passes(
     network: Weightless,
     inputs: Inputs,
-    loss: Loss | None,
+    loss: ChosenLoss | None,
     samples: int,
     seed: int,
     draw: str = AUTO,
@@ -178,6 +180,8 @@ def run_passes(
         about = {**provenance(network), "seed": seed, "samples": done, "sequences": inputs.rows, "draw": draw}
         if inputs.fixed:
             about["inputs"] = str(inputs)
+        if loss is not None:
+            about["loss"] = loss.name
         if done > 1 and all(are_equal(key, parts) for key in parts[0]):
             about["equal_samples"] = SEEDED if network.seeds_itself else CONSTANT_FACTORY
         about["wall_seconds"] = time.perf_counter() - began

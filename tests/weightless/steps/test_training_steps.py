@@ -13,7 +13,7 @@ import limitformer as lf
 import training_networks
 from limitformer.base.errors import InputError
 from limitformer.weightless.inputs import inputs_of
-from limitformer.weightless.losses import default_loss
+from limitformer.weightless.losses import chosen_loss
 from limitformer.weightless.models import blueprint_of
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.run import WeightlessRun
@@ -52,7 +52,7 @@ def by_torch(model, optimizer, seed, sample):
     module = drawn_module(model, seed, sample)
     blueprint = blueprint_of(MODELS[model][0]())
     factory, clip = OPTIMIZERS[optimizer]
-    loss = next_token if model == "custom" else default_loss(blueprint.task)
+    loss = next_token if model == "custom" else chosen_loss(None, blueprint.task)
     batches = [inputs_of(each, blueprint).of(0, range(1), torch.float64) for each in [*BATCHES, UNSEEN]]
     return train(module, factory(module), clip, loss, batches, *MODELS[model][1:])
 

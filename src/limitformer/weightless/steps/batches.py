@@ -102,16 +102,22 @@ def is_next_token(inputs: Inputs, name: str) -> bool:
     return ids is not None and torch.equal(inputs.fixed[name], ids.roll(-1, 1 - inputs.batch_dim))
 
 
+def tables(network: Weightless) -> list[tuple[int, int]]:
+    """Return rows and columns of the tables that were looked up, without those of positions."""
+    found = {w.name: (w.shape[0], w.shape[-1]) for w in network.weights if "rows" in network.uses.get(w.name, "")}
+    for name, part in network.module.named_modules():
+        if isinstance(part, nn.Embedding):
+            found[f"{name}.weight"] = part.num_embeddings, part.embedding_dim
+    return [sizes for name, sizes in found.items() if not POSITIONS.search(name)]
+
+
 def vocabulary(network: Weightless) -> Tensor:
     """Return the ids that are not special; none if no table was looked up."""
     config = network.blueprint.config
     text = config.get_text_config() if hasattr(config, "get_text_config") else config  # of a model of several parts
     size = getattr(text, "vocab_size", None)
     if not isinstance(size, int):
-        tables = {w.name: w.shape[0] for w in network.weights if "rows" in network.uses.get(w.name, "")}
-        parts = network.module.named_modules()
-        tables |= {name: part.num_embeddings for name, part in parts if isinstance(part, nn.Embedding)}
-        size = max((rows for name, rows in tables.items() if not POSITIONS.search(name)), default=0)
+        size = max((rows for rows, _ in tables(network)), default=0)
     special = [getattr(config, name, None) for name in SPECIAL]
     excluded = torch.tensor([each for each in special if isinstance(each, int)], dtype=torch.long)
     ids = torch.arange(size)

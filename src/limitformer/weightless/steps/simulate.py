@@ -17,12 +17,12 @@ from limitformer.weightless.building import put_parameters
 from limitformer.weightless.implicit import Implicit
 from limitformer.weightless.inputs import inputs_of
 from limitformer.weightless.layout import Chosen
-from limitformer.weightless.losses import Loss, default_loss
+from limitformer.weightless.losses import Loss, chosen_loss, loss_of_shapes
 from limitformer.weightless.models import blueprint_of
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.run import ALWAYS, AUTO, NEVER
 from limitformer.weightless.simulate import named_errors, provenance, settle
-from limitformer.weightless.steps.batches import SAME, batches_of
+from limitformer.weightless.steps.batches import SAME, batches_of, tables
 from limitformer.weightless.steps.optimizers import StepRules, read_optimizer
 from limitformer.weightless.steps.trajectory import Trajectory
 from limitformer.weightless.steps.weights import Forms
@@ -48,7 +48,7 @@ def simulate_steps(
     seed: int,
     batches: Any = SAME,
     unseen: Any = None,
-    loss: Loss | None = None,
+    loss: Loss | str | None = None,
     clip: float | None = None,
     warmup: int = 0,
     schedule: Any = None,
@@ -79,8 +79,11 @@ def simulate_steps(
         batches: "same" for the first batch at every step; "fresh" for ids that are drawn uniformly from the
             vocabulary, or numbers of the first batch's mean and variance; or a list of inputs for each step.
         unseen: a batch that no step sees; None draws it as for "fresh".
-        loss: a function of the module's output and its inputs that returns one number a sequence; None: the loss of
-            the model's task, as for `limitformer.weightless.simulate`.
+        loss: "next-token", "mse" (with `targets` or `labels` in the inputs), or a function of the module's output and
+            its inputs that returns one number a sequence. None: the loss that the module computes, or that of a task
+            of transformers. Without these, whole numbers as targets have their cross-entropy, and ids with an output
+            (…, tokens, words) that of the next token, if a table has as many rows as there are words, and the stream
+            has another width. Otherwise a loss is required.
         clip: the largest norm of all gradients together; None does not clip.
         warmup: number of steps over which the learning rate rises linearly.
         schedule: a function of the step, or numbers, that multiply the learning rates.
@@ -131,7 +134,10 @@ def simulate_steps(
     prepared = batches_of(first, batches, unseen, network, steps, seed, batch_dim)
     passes = (steps + 1) * (2 + (prepared.of_steps[-1] is not first))
     forms = Forms(draw, passes, steps)
-    function = loss or default_loss(blueprint.task)
+    known = tables(network)
+    widths = {columns for _, columns in known} | {size.width for size in network.stacks.values()}
+    by_shapes = loss_of_shapes(blueprint.name, {rows for rows, _ in known}, widths, batch_dim)
+    function = chosen_loss(loss, blueprint.task, by_shapes, batch_dim)
 
     began = time.perf_counter()
     parts: list[list[Arrays]] = []
@@ -144,7 +150,8 @@ def simulate_steps(
         about = {
             **provenance(network), "description": "training steps in law", "seed": seed, "samples": len(parts),
             "sequences": first.rows, "draw": draw, "inputs": str(first), "optimizer": rules.name,
-            "batches": batches if isinstance(batches, str) else "given", "weights": forms_in_words(forms),
+            "batches": batches if isinstance(batches, str) else "given", "loss": function.name,
+            "weights": forms_in_words(forms),
             "kept": "; ".join(f"{name}: {reason}" for name, reason in forms.reasons.items()),
             "wall_seconds": time.perf_counter() - began,
         }  # fmt: skip

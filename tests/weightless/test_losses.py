@@ -1,0 +1,133 @@
+"""The loss that nobody gave: chosen where the shapes leave no doubt, and asked for elsewhere."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import limitformer as lf
+from cases.networks import IDS, Stack
+
+WIDTH, WORDS = 24, 20
+
+
+class Head(Stack):
+    """Logits by a head of `words`, tied to the embedding if `tied`."""
+
+    def __init__(self, words=WORDS, tied=False, width=WIDTH):
+        super().__init__(depth=1, width=width)
+        self.head = nn.Linear(width, words, bias=False)
+        if tied:
+            self.head.weight = self.e.weight
+
+    def forward(self, ids):
+        return self.head(super().forward(ids))
+
+
+class Table(Head):
+    """The embedding is a parameter, and the tokens are the first dimension."""
+
+    def __init__(self):
+        super().__init__()
+        self.e = None
+        self.table = nn.Parameter(torch.randn(WORDS, WIDTH))
+
+    def forward(self, ids):
+        return self.head(self.blocks[0](functional.embedding(ids, self.table)))
+
+
+class WithTargets(Head):
+    def forward(self, ids, targets=None):
+        return super().forward(ids)
+
+
+class Regression(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(WIDTH, WIDTH)])
+
+    def forward(self, x):
+        return x + self.blocks[0](x)
+
+
+def run(build, inputs=IDS, **options):
+    data = lf.weightless.simulate_steps(
+        build, inputs, optimizer="sgd", steps=1, samples=1, seed=0, progress=False, **options
+    )
+    return data.attrs["loss"], float(data.loss[0, 0, 0])
+
+
+NEXT = "next-token cross-entropy"
+SQUARE = {"x": torch.randn(2, 3, WIDTH), "targets": torch.randn(2, 3, WIDTH)}
+
+
+@pytest.mark.parametrize(
+    ("build", "inputs", "options", "name"),
+    [
+        (Head, IDS, {}, NEXT),
+        (lambda: Head(tied=True), IDS, {}, NEXT),
+        (Table, IDS.T, {"batch_dim": 1}, NEXT),
+        (WithTargets, IDS, {}, "cross-entropy with targets"),
+        (lambda: Head(words=21), IDS, {"loss": "next-token"}, NEXT),
+        (lambda: Head(width=WORDS), IDS, {"loss": "next-token"}, NEXT),
+        (Regression, SQUARE, {"loss": "mse"}, "mean squared error"),
+        (Stack, IDS, {"loss": lambda out, inputs: out.square().mean()}, "test_losses.<lambda>"),
+    ],
+)
+def test_loss_has_its_name(build, inputs, options, name):
+    found, value = run(build, inputs, **options)
+    assert found.endswith(name)
+    assert np.isfinite(value)
+
+
+@pytest.mark.parametrize(
+    ("build", "inputs", "options", "message"),
+    [
+        (Stack, IDS, {}, "the 24 numbers of each token may be its hidden units"),
+        (lambda: Head(width=WORDS), IDS, {}, "the 20 numbers of each token may be its hidden units"),
+        (lambda: Head(words=21), IDS, {}, "no table that it looks up has as many rows as each token has numbers, 21"),
+        (lambda: Head(words=9), IDS, {}, "no table that it looks up has as many rows"),
+        (Regression, torch.randn(2, 3, WIDTH), {}, "has no numbers for each of its ids"),
+        (Regression, SQUARE, {}, r"targets are \(2, 3, 24\) of torch.float32"),
+        (Regression, torch.randn(2, 3, WIDTH), {"loss": "mse"}, "needs targets or labels in the inputs.*no targets"),
+        (Regression, torch.randn(2, 3, WIDTH), {"loss": "next-token"}, "next-token needs ids"),
+        (lambda: Head(words=9), IDS, {"loss": "next-token"}, "the id 9 is beyond the 9 numbers"),
+        (Head, IDS, {"loss": "next-tokens"}, "got 'next-tokens'.*Nearest: next-token"),
+    ],
+)
+def test_open_loss_is_asked_for(build, inputs, options, message):
+    with pytest.raises(lf.InputError, match=message):
+        run(build, inputs, **options)
+
+
+@pytest.mark.parametrize("batch_dim", [0, 1])
+def test_next_token_of_drawn_networks_has_the_mean_of_the_law(batch_dim):
+    """The twin with the same token instead of the next one is rejected: the table is also the head."""
+    build, ids = (lambda: Head(tied=True)), torch.cat([IDS, IDS + 1])
+    options = {"samples": 400, "seed": 0, "gradients": True, "progress": False, "batch_dim": batch_dim}
+    data = lf.weightless.simulate(build, ids if batch_dim == 0 else ids.T, loss="next-token", **options)
+    torch.manual_seed(1)
+    rows = []
+    for _ in range(400):
+        logits = build()(ids).detach()
+        shifted = functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+        rows.append([float(shifted), float(functional.cross_entropy(logits.flatten(0, 1), ids.flatten()))])
+    theirs, mine = np.array(rows), data.loss.values
+    error = np.sqrt((theirs.var(0) + mine.var()) / 400)
+    z = abs(mine.mean() - theirs.mean(0)) / error
+    assert z[0] < 3.5
+    assert z[1] > 10
+    assert data.attrs["loss"] == NEXT
+
+
+def test_heading_and_data_of_a_check_name_the_loss():
+    names = {}
+    for loss in (None, "next-token"):
+        report = lf.check(Head, IDS, loss=loss, samples=2, progress=False)
+        names[report.about["loss"]] = report
+        assert report.heading.endswith(f", loss: {report.about['loss']}")
+        assert report.heading in report.page()
+        assert report.record()["about"]["loss"] in " ".join(str(report).split())
+    assert list(names) == ["a random readout", NEXT]
+    assert names[NEXT].about["chance"] == pytest.approx(np.log(WORDS))
