@@ -115,7 +115,7 @@ class Weightless:
         self.trained = {  # dimensions by name
             name: one.dim()
             for name, one in module.named_parameters()
-            if one.numel() and (one.requires_grad or self.laws[name].random)
+            if one.numel() and one.requires_grad
         }
         overridden = set(self.overridden)
         rebuilt, doubts = ({k: v for k, v in each.items() if k not in overridden} for each in (rebuilt, doubts))

@@ -145,6 +145,7 @@ def simulate_steps(
             **provenance(network), "description": "training steps in law", "seed": seed, "samples": len(parts),
             "sequences": first.rows, "draw": draw, "inputs": str(first), "optimizer": rules.name,
             "batches": batches if isinstance(batches, str) else "given", "weights": forms_in_words(forms),
+            "frozen": sum(not each.requires_grad for each in network.module.parameters()),
             "kept": "; ".join(f"{name}: {reason}" for name, reason in forms.reasons.items()),
             "wall_seconds": time.perf_counter() - began,
         }  # fmt: skip
