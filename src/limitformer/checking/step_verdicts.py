@@ -269,7 +269,8 @@ def sound_verdict(data: xr.Dataset, table: xr.Dataset, place: int, what: str, co
         for k in (*above, *below)
     ]
     parts += ["no larger rate was tried"] if edge else []
-    parts += [f"the stream changes {number_text(float(table['stream_change'][place]))} times there"] if forgotten else []
+    change = number_text(float(table["stream_change"][place]))
+    parts += [f"the stream changes by {change} times its size there"] if forgotten else []
     again = [rate_text(table, k) for k in order[at + 1 :] if falling(table)[k]]
     parts += [f"it falls again at {', '.join(again)}, beyond rates at which it does not"] if again else []
     certain = float(table["low"][place]) >= limit("falls")
@@ -277,7 +278,8 @@ def sound_verdict(data: xr.Dataset, table: xr.Dataset, place: int, what: str, co
     return StepVerdict(
         RATE, WATCH if edge or forgotten else FINE, "; ".join(parts) + ("" if certain else too_few(count)),
         value=float(table["rate"][place]), share=float(table["share"][place]), rate=float(table["rate"][place]),
-        mends=SMALLER if forgotten else "Larger rates show where it stops." if edge else "", **common | {"why": f"{common['why']} {ESTIMATE}"},
+        mends=SMALLER if forgotten else "Larger rates show where it stops." if edge else "",
+        **common | {"why": f"{common['why']} {ESTIMATE}"},
     )  # fmt: skip
 
 

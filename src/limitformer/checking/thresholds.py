@@ -87,7 +87,9 @@ THRESHOLDS: Mapping[str, Threshold] = {
     ),
     "constant": Threshold(0.999, None, f"agreement of two outputs whose inputs are unrelated; {OURS}"),
     "faint": Threshold(
-        0.02, None, f"largest branch of all blocks over its stream; 0.01 did not train in espnet#3454, the number is {OURS}"
+        0.02,
+        None,
+        f"largest branch of all blocks over its stream; 0.01 did not train in espnet#3454, the number is {OURS}",
     ),
     "uneven": Threshold(10.0, None, f"stream of the largest group of tokens over that of the smallest; {OURS}"),
     "activation": Threshold(1e2, None, "largest |x| of the stream: massive activations (arXiv 2402.17762)"),
