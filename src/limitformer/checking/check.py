@@ -1,5 +1,6 @@
 """`check`: will this Transformer collapse? Resolve the subject, measure it, summarise, judge, report."""
 
+import re
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -214,6 +215,9 @@ def measure(subject: Subject, options: Options) -> Measured:
             result.agreement = agreement(
                 inputs, blueprint.config, lambda each: run_passes(network, each, None, 1, options.seed, progress=False)
             )
+    owner = module if module is not None else network.module
+    if frozen := sum(not each.requires_grad for each in owner.parameters()):
+        result.about["frozen"] = frozen
     if loss is not None:
         result.about |= about_loss(blueprint, loss)
     result.group_size = lambda data: size_by_group(data, inputs, blueprint.config)
@@ -306,9 +310,10 @@ def judge(report: Report, limits: Mapping[str, Any], shaped: bool) -> list[Verdi
 
 
 def zeros_of(data: xr.Dataset, zeros: list[str], measure_moved: Callable[[list[str]], xr.Dataset]) -> dict[str, str]:
-    """Return the kinds of weight that start at zero, and those that have no gradient because of that, a line each.
+    """Return the weights that start at zero, and the kinds that have no gradient because of that, a line each.
 
-    A kind waits for the zeros if it has a gradient once they have moved.
+    Zeros with a gradient move, which may give others a gradient, and so on until nothing changes: a kind that has one
+    in the end waits for them. Zeros that never have one block the kinds that have a gradient once these are moved, too.
 
     Args:
         data: measured with gradients.
@@ -316,14 +321,27 @@ def zeros_of(data: xr.Dataset, zeros: list[str], measure_moved: Callable[[list[s
         measure_moved: measures a network in which these parameters are not zero.
     """
     norms = norms_by_name(data)
-    alive = [name for name in zeros if not name.endswith("bias") and norms.get(name, 0.0) > 0]
     silent = {place_of(name)[0] for name, norm in norms.items() if norm == 0}
-    if not alive or not silent:
-        return {}
-    after = norms_by_name(measure_moved(alive))
-    woken = {place_of(name)[0] for name, norm in after.items() if norm > 0}
-    kinds = list(dict.fromkeys(place_of(name)[0] for name in alive))
-    return {"zero_weights": ", ".join(kinds), "behind_zero": "\n".join(sorted(silent & woken))}
+    moved, stages, waiting = list[str](), list[str](), set[str]()
+    while silent - waiting and (alive := [name for name in zeros if name not in moved and norms.get(name, 0.0) > 0]):
+        moved += alive
+        norms = norms_by_name(measure_moved(moved))
+        woken = silent & {place_of(name)[0] for name, norm in norms.items() if norm > 0}
+        stages += [zeros_in_words(alive)] if woken - waiting else []
+        waiting |= woken
+    result = {"zero_weights": ", then ".join(stages), "behind_zero": "\n".join(sorted(waiting))} if waiting else {}
+    rest = [name for name in zeros if norms.get(name) == 0]
+    if silent - waiting and rest:
+        norms = norms_by_name(measure_moved(moved + rest))
+        if blocking := [name for name in rest if norms[name] > 0]:
+            result["blocking"] = zeros_in_words(blocking)
+    return result
+
+
+def zeros_in_words(names: list[str]) -> str:
+    """Return the names of weights with * for the block, without biases if there are others."""
+    weights = [name for name in names if not name.endswith("bias")] or names
+    return ", ".join(dict.fromkeys(re.sub(r"(^|\.)\d+(?=\.)", r"\1*", name, count=1) for name in weights))
 
 
 def norms_by_name(data: xr.Dataset) -> dict[str, float]:

@@ -1,8 +1,9 @@
-"""The agreement of outputs that differ in one condition, such as an image, and the size of groups of tokens.
+"""The agreement of outputs for two inputs that differ wholly or in one condition, and the size of groups of tokens.
 
 `agreement` runs a network once with two sequences that differ in one input alone, and compares the last stream x of one
 with that x' of the other: mean of ⟨x, x'⟩/(|x| |x'|) over the tokens whose own embedding is the same in both. If the
-stream itself begins with the changed input, as with an image among the words, only tokens after it count.
+stream itself begins with the changed input, as with an image among the words, only tokens after it count. If all
+inputs are changed, every token counts.
 """
 
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from limitformer.base.errors import InputError
+from limitformer.checking.thresholds import EVERY_INPUT
 from limitformer.weightless.arrays import split_stacks
 from limitformer.weightless.choices import PLACEHOLDERS, lookup
 from limitformer.weightless.inputs import Inputs
@@ -26,20 +28,25 @@ SAME = 1e-10  # |x − x'|² over |x|² + |x'|² of equal tokens, up to rounding
 
 
 def agreement(inputs: Inputs, config: Any, measure: Callable[[Inputs], xr.Dataset]) -> xr.DataArray | None:
-    """Return the agreement of outputs (condition) for each input except the stream's own; None if there is none.
+    """Return the agreement of outputs (condition) for each input except the stream's own, and for all of them.
 
     Args:
         inputs: those of the check.
-        config: of transformers, with a vocabulary; None: only numbers that are not ids are changed.
+        config: of transformers, with a vocabulary; None: ids are changed only together with all inputs.
         measure: measures one network for any inputs.
     """
     found = dict[str, float]()
-    for name in candidates(inputs, config):
+    changes = {name: [name] for name in candidates(inputs, config)}
+    first = first_sequence(inputs)
+    every = [name for name in conditions(first) if can_change(first.fixed[name], config, smaller=True)]
+    changes |= {EVERY_INPUT: every} if every and inputs.tokens is None else {}
+    for name, names in changes.items():
+        whole = name == EVERY_INPUT
         try:
-            data = measure(with_other(inputs, name, config))
+            data = measure(with_other(first if whole else inputs, names, config))
         except InputError:  # the two sequences cannot lie side by side
             continue
-        value = agreement_of(list(split_stacks(data).values())[-1]["covariance"].values[0])
+        value = agreement_of(list(split_stacks(data).values())[-1]["covariance"].values[0], whole)
         if value is not None:
             found[name] = value
     if not found:
@@ -48,9 +55,19 @@ def agreement(inputs: Inputs, config: Any, measure: Callable[[Inputs], xr.Datase
     return xr.DataArray(list(found.values()), {"condition": names}, ("condition",))
 
 
+def first_sequence(inputs: Inputs) -> Inputs:
+    fixed = {name: each.narrow(inputs.batch_dim, 0, 1) for name, each in inputs.fixed.items()}
+    return replace(inputs, fixed=fixed, rows=1, choices=[])
+
+
+def conditions(inputs: Inputs) -> list[str]:
+    """Return the names of the inputs that are not targets, masks, positions and the like."""
+    return [name for name in inputs.fixed if name not in TARGETS and not NO_CONDITION & set(name.split("_"))]
+
+
 def candidates(inputs: Inputs, config: Any) -> list[str]:
     """Return the names of the inputs that may be conditions, if there are two or more inputs."""
-    names = [name for name in inputs.fixed if name not in TARGETS and not NO_CONDITION & set(name.split("_"))]
+    names = conditions(inputs)
     if len(names) < 2 or inputs.tokens is not None:
         return []
     own = "decoder_input_ids" if "decoder_input_ids" in names else "input_ids"  # the words of the last stream
@@ -58,13 +75,19 @@ def candidates(inputs: Inputs, config: Any) -> list[str]:
     return [name for name in names if can_change(inputs.fixed[name], config)]
 
 
-def can_change(value: Tensor, config: Any) -> bool:
-    """Whether there are other numbers for this input: real ones, ids of a known vocabulary, smaller whole numbers."""
+def can_change(value: Tensor, config: Any, smaller: bool = False) -> bool:
+    """Whether there are other numbers for this input: real ones, ids of a known vocabulary, smaller whole numbers.
+
+    Args:
+        smaller: whether ids without a known vocabulary are changed to ids up to the largest of them.
+    """
     if value.is_floating_point():
         return True
     if value.dtype == torch.bool:
         return False
-    return vocabulary(config) is not None if value.dim() > 1 else bool((value > 0).any())
+    if value.dim() > 1 and (vocabulary(config) is not None or not smaller):
+        return vocabulary(config) is not None
+    return bool((value > 0).any())
 
 
 def vocabulary(config: Any) -> int | None:
@@ -72,22 +95,28 @@ def vocabulary(config: Any) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def with_other(inputs: Inputs, name: str, config: Any) -> Inputs:
-    """Return every sequence twice, the second time with other numbers in one input."""
-    twice, value = inputs.repeated(2), inputs.fixed[name]
-    chance = np.random.Generator(np.random.Philox(1))
+def with_other(inputs: Inputs, names: list[str], config: Any) -> Inputs:
+    """Return every sequence twice, the second time with other numbers in some inputs."""
+    chance, twice = np.random.Generator(np.random.Philox(1)), inputs.repeated(2)
+    both = {
+        name: torch.cat([inputs.fixed[name], other_numbers(inputs.fixed[name], config, chance)], inputs.batch_dim)
+        for name in names
+    }
+    return replace(twice, fixed=twice.fixed | both, choices=[])
+
+
+def other_numbers(value: Tensor, config: Any, chance: np.random.Generator) -> Tensor:
     mean, spread = float(value.double().mean()), float(value.double().std(correction=0))
     if value.is_floating_point() and spread > 0:
-        other = torch.tensor(chance.standard_normal(tuple(value.shape)) * spread + mean, dtype=value.dtype)
-    elif value.is_floating_point():  # one number, such as a time: a part of it
-        other = torch.tensor(chance.random(tuple(value.shape)) * (mean or 1.0), dtype=value.dtype)
-    elif value.dim() == 1:  # classes or times
+        return torch.tensor(chance.standard_normal(tuple(value.shape)) * spread + mean, dtype=value.dtype)
+    if value.is_floating_point():  # one number, such as a time: a part of it
+        return torch.tensor(chance.random(tuple(value.shape)) * (mean or 1.0), dtype=value.dtype)
+    if value.dim() == 1:  # classes or times
         other = torch.tensor(chance.integers(0, int(value.max()), tuple(value.shape)), dtype=value.dtype)
-        other = torch.where(other < value, other, other + 1)  # never the same number
-    else:
-        other = other_ids(value, config, chance)
-    both = torch.cat([value, other], inputs.batch_dim)
-    return replace(twice, fixed=twice.fixed | {name: both}, choices=[])
+        return torch.where(other < value, other, other + 1)  # never the same number
+    if vocabulary(config) is None:
+        return torch.tensor(chance.integers(0, int(value.max()) + 1, tuple(value.shape)), dtype=value.dtype)
+    return other_ids(value, config, chance)
 
 
 def other_ids(ids: Tensor, config: Any, chance: np.random.Generator) -> Tensor:
@@ -110,8 +139,8 @@ def special_ids(config: Any) -> set[int]:
     return {one for one in flat if isinstance(one, int)}
 
 
-def agreement_of(v: NDArray[np.float64]) -> float | None:
-    """Return the mean correlation of like tokens of the two halves, from V (layer, T, T).
+def agreement_of(v: NDArray[np.float64], whole: bool = False) -> float | None:
+    """Return the mean correlation of like tokens, or of all if `whole`, of the two halves, from V (layer, T, T).
 
     It is None if no token is like, or all are the same up to the end. Tokens that precede every difference, which a
     causal mask leaves alone, do not count.
@@ -123,7 +152,7 @@ def agreement_of(v: NDArray[np.float64]) -> float | None:
     with np.errstate(invalid="ignore", divide="ignore"):
         differs = away[0] > SAME * size[0]
         after = np.maximum.accumulate(differs) & ~differs
-        counts = after if differs.any() else ~differs
+        counts = np.ones_like(differs) if whole else after if differs.any() else ~differs
         rho = v[-1, own, other] / np.sqrt(v[-1, own, own] * v[-1, other, other])
     if not (away[-1] > SAME * size[-1])[counts].any() or not np.isfinite(rho[counts]).all():
         return None  # no path leads from the input to these tokens

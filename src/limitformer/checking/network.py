@@ -133,6 +133,8 @@ class CheckedNetwork:
         if "loss" in self.curves:
             guess = f", of a uniform guess {self.about['chance']:.4g}" if "chance" in self.about else ""
             lines.append(f"loss {float(self.curves['loss'].median()):.4g}{guess}")
+        if "frozen" in self.about:
+            lines.append(frozen_in_words(int(self.about["frozen"])))
         unlike = [] if self.trained else [f"{name} (p {p:.0e})" for name, p in self.unlike_law.items()]
         if unlike:
             lines.append(f"unlike its law: {', '.join(unlike[:LISTED])}{' and more' if len(unlike) > LISTED else ''}")
@@ -147,6 +149,12 @@ class CheckedNetwork:
         if self.initialisation is not None:
             lines.append(f"weights: {self.initialisation.summary}")
         return lines
+
+
+def frozen_in_words(count: int) -> str:
+    """Return a sentence on weights that are not trained."""
+    weights = "1 weight is" if count == 1 else f"{count} weights are"
+    return f"{weights} frozen (requires_grad=False), without verdicts on gradients and steps"
 
 
 def stack_like(part: CheckedNetwork, network: CheckedNetwork, other: CheckedNetwork | None) -> CheckedNetwork | None:

@@ -21,6 +21,7 @@ STEP_THRESHOLDS: Mapping[str, Threshold] = {
     "fastest": Threshold(
         10.0, None, f"relative change of a matrix after the first step over that of the median matrix; {OURS}"
     ),
+    "stream": Threshold(10.0, None, f"change of the last stream after all steps, over its size at the start; {OURS}"),
     "logit": Threshold(100.0, None, "largest logit of a head: the level of QK-clip (Kimi K2, arXiv 2507.20534)"),
     "activation": Threshold(10.0, None, f"largest |x| of the stream over that before the first step; {OURS}"),
 }

@@ -173,6 +173,11 @@ def sound_rate(table: xr.Dataset) -> int | None:
     return run
 
 
+def forgets(table: xr.Dataset, place: int) -> bool:
+    """Whether the stream changes by so many times its size that nothing of the start is left."""
+    return bool(table["stream_change"].values[place] >= limit("stream"))
+
+
 def stated_rate(table: xr.Dataset) -> int:
     """Return the place of the rate that verdicts on weights refer to: the largest sound one, else the smallest."""
     sound = sound_rate(table)
@@ -256,7 +261,7 @@ def sound_verdict(data: xr.Dataset, table: xr.Dataset, place: int, what: str, co
     order, count = np.argsort(table["rate"].values, kind="stable").tolist(), data.sizes["sample"]
     at = order.index(place)
     above, below = order[at + 1 : at + 2], order[:at][-1:]
-    edge = not above and len(order) > 1
+    edge, forgotten = not above and len(order) > 1, forgets(table, place)
     parts = [f"{what} {'up to' if len(order) > 1 else 'at'} a rate of {rate_text(table, place)}, in "
              f"{counted(table, place, count)}"]  # fmt: skip
     parts += [
@@ -264,17 +269,21 @@ def sound_verdict(data: xr.Dataset, table: xr.Dataset, place: int, what: str, co
         for k in (*above, *below)
     ]
     parts += ["no larger rate was tried"] if edge else []
+    change = number_text(float(table["stream_change"][place]))
+    parts += [f"the stream changes by {change} times its size there"] if forgotten else []
     again = [rate_text(table, k) for k in order[at + 1 :] if falling(table)[k]]
     parts += [f"it falls again at {', '.join(again)}, beyond rates at which it does not"] if again else []
     certain = float(table["low"][place]) >= limit("falls")
     certain = certain and all(float(table["high"][k]) < limit("falls") for k in above)
     return StepVerdict(
-        RATE, WATCH if edge else FINE, "; ".join(parts) + ("" if certain else too_few(count)),
+        RATE, WATCH if edge or forgotten else FINE, "; ".join(parts) + ("" if certain else too_few(count)),
         value=float(table["rate"][place]), share=float(table["share"][place]), rate=float(table["rate"][place]),
-        mends="Larger rates show where it stops." if edge else "", **common | {"why": f"{common['why']} {ESTIMATE}"},
+        mends=SMALLER if forgotten else "Larger rates show where it stops." if edge else "",
+        **common | {"why": f"{common['why']} {ESTIMATE}"},
     )  # fmt: skip
 
 
+SMALLER = "A smaller rate or a warm-up: little of the initialisation is left at this one."
 ESTIMATE = "The largest rate is a rough estimate: begin at a tenth of it, and tune."
 OTHER_BATCH = "An unseen batch with something to learn: unseen=…"
 OTHER_RATES = "Other rates; the loss by step shows on which side they are."
@@ -357,11 +366,13 @@ def unseen_verdict(data: xr.Dataset, table: xr.Dataset) -> StepVerdict | None:
 def moved(data: xr.Dataset) -> NDArray[np.bool_]:
     """Return whether each weight has changed in most networks (step, weight), from `weight_change` at one rate.
 
-    A weight that was zero has an infinite relative change once it moves.
+    A weight that was zero has an infinite relative change once it moves. A smaller one than the rounding of as many
+    steps, such as that of a product with the factor of weight decay, does not count.
     """
     change = data["weight_change"].transpose("sample", "step", "weight").values
+    rounding = np.finfo(data.attrs.get("dtype", "float32")).eps * np.arange(change.shape[1])[:, None]
     with np.errstate(invalid="ignore"):
-        return np.asarray((change > 0).mean(0) > 0.5)
+        return np.asarray((change > rounding).mean(0) > 0.5)
 
 
 def matrices(data: xr.Dataset) -> NDArray[np.bool_]:
@@ -416,14 +427,20 @@ def still_verdict(data: xr.Dataset, rate: float) -> StepVerdict | None:
     if not late.any():
         return None
     never = considered & (first < 0)
-    groups = [f"{ordinal(step)} step: {kinds(names[considered & (first == step)])}" for step in range(1, steps + 1)
-              if (considered & (first == step)).any()]  # fmt: skip
+    zero = data["weight_size"].values == 0 if "weight_size" in data else np.zeros_like(late)
+
+    def named(those: NDArray[np.bool_]) -> str:
+        parts = [f"{kinds(names[those & zero])} (zero before)"] if (those & zero).any() else []
+        return ", ".join([*parts, *([kinds(names[those & ~zero])] if (those & ~zero).any() else [])])
+
+    groups = [f"in the {ordinal(step)} step {named(those)}" for step in range(1, steps + 1)
+              if (those := considered & (first == step)).any()]  # fmt: skip
     if never.any():
-        groups.append(f"in none of the {steps}: {kinds(names[never])}")
+        groups.append(f"in none of the {steps} {named(never)}")
     return StepVerdict(
         STILL, WATCH if never.any() else NOTE,
         f"{int(late.sum())} of {int(considered.sum())} matrices do not move in the first step at a rate of "
-        f"{number_text(rate)}. They begin to move in the {'; '.join(groups)}",
+        f"{number_text(rate)}, weight decay aside. What begins to move: {'; '.join(groups)}",
         value=float(late.sum()), rate=rate,
         why="A matrix behind a zero matrix has no gradient until that one has moved."
         + (" Those that never move may need more steps, or have no gradient at all." if never.any() else ""),

@@ -18,6 +18,7 @@ import xarray as xr
 from limitformer.base.errors import require
 from limitformer.base.files import check_writable, local_path, write_whole
 from limitformer.base.foreign import readable_name
+from limitformer.checking.network import frozen_in_words
 from limitformer.checking.remote import has_code, with_code
 from limitformer.checking.report import finite_values, wrapped
 from limitformer.checking.step_thresholds import NOTE, STEP_THRESHOLDS, failing_steps, valid_rate
@@ -104,12 +105,12 @@ class StepsReport:
 
     @property
     def caveat(self) -> str:
-        """The limits of these numbers, in one sentence."""
+        """The limits of these numbers."""
         size = str(self.about.get("batch", "tokens"))
         return (
             f"Gradients come from {'this' if size.startswith('1 ') else 'these'} {size}; a larger batch has other "
             "gradients (Adam's signs, Muon's directions), and nothing is said about later steps."
-        )
+        ) + (f" {frozen_in_words(frozen)}." if (frozen := int(self.about.get("frozen", 0))) else "")
 
     def table(self) -> xr.Dataset:
         """Return counts and medians by rate; `columns()` says what they mean."""

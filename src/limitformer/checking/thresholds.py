@@ -15,9 +15,11 @@ from limitformer.base.errors import InputError, nearest, require, require_real
 FINE, WATCH, BROKEN = "fine", "watch", "broken"
 GRADES = (FINE, WATCH, BROKEN)
 OURS = "a choice of limitformer's"
+EVERY_INPUT = "every input"  # the condition of two unrelated inputs
+WAITS = "waits for zeros"  # a verdict that is no alarm
 VERDICTS = (  # the names in `verdicts.RULES`; a test compares them
-    *("not finite", "loss", "dead", "collapsed", "grows", "dies", "frozen", "uniform", "vanishing", "exploding"),
-    *("router", "memory", "deaf", "uneven", "swamped", "range"),
+    *("not finite", "loss", "dead", WAITS, "collapsed", "grows", "dies", "frozen", "uniform", "vanishing"),
+    *("exploding", "router", "memory", "deaf", "constant", "faint", "uneven", "swamped", "range"),
 )
 ANY = "any"
 
@@ -83,15 +85,21 @@ THRESHOLDS: Mapping[str, Threshold] = {
         None,
         f"agreement of two outputs whose inputs differ in the encoder's, image's or condition's part; {OURS}",
     ),
+    "constant": Threshold(0.999, None, f"agreement of two outputs whose inputs are unrelated; {OURS}"),
+    "faint": Threshold(
+        0.02,
+        None,
+        f"largest branch of all blocks over its stream; 0.01 did not train in espnet#3454, the number is {OURS}",
+    ),
     "uneven": Threshold(10.0, None, f"stream of the largest group of tokens over that of the smallest; {OURS}"),
     "activation": Threshold(1e2, None, "largest |x| of the stream: massive activations (arXiv 2402.17762)"),
     "massive": Threshold(1e3, None, "largest over median |x| of the stream: massive activations (arXiv 2402.17762)"),
     "logit": Threshold(100.0, None, "largest logit of a head: the level of QK-clip (Kimi K2, arXiv 2507.20534)"),
     "half": Threshold(65504.0, None, "largest number of float16"),
 }
-SHARES = ("collapse", "narrow", "uniform", "dead", "decay", "router", "deaf")  # in (0, 1]
+SHARES = ("collapse", "narrow", "uniform", "dead", "decay", "router", "deaf", "constant", "faint")  # in (0, 1]
 RATIOS = ("stream", "growth", "gradient", "massive", "uneven")  # above 1
-FALLING = ("narrow", "decay", "dead", "router", "memory")  # the verdict begins below the number
+FALLING = ("narrow", "decay", "dead", "router", "memory", "faint")  # the verdict begins below the number
 
 
 def thresholds_with(changes: Mapping[str, Any] | None) -> dict[str, Threshold]:

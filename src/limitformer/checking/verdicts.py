@@ -4,10 +4,12 @@ A rule takes the curves of all samples and returns, by sample, the measured valu
 the layer where it begins. There is a verdict if the median severity over samples is 1 or more. Its value is the median
 over samples, the number in the tables and plots. Its share is the part of the samples whose severity is 1 or more. m is
 the number of tokens in a sequence.
+
+A verdict past its threshold for broken has the grade broken only if it is certain, or if a second measure agrees.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,13 +17,16 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from limitformer.checking.curves import gradient_of_matrices, gradient_ratio
-from limitformer.checking.thresholds import ANY, BROKEN, FINE, GRADES, VERDICTS, WATCH, Threshold
+from limitformer.checking.thresholds import ANY, BROKEN, EVERY_INPUT, FINE, GRADES, VERDICTS, WAITS, WATCH, Threshold
 
 Array = NDArray[np.float64]
 Limits = Mapping[str, float]
 TRAINED = "trained"
 SIGNS = {FINE: "✓", WATCH: "!", BROKEN: "✗"}
 MOST_NAMED = 3  # kinds of weight that a verdict names
+CERTAIN = ("not finite", "dead")  # broken whatever else is measured
+EQUAL = 4 * 2.0**-23  # distance of a correlation from 1 that is rounding in float32
+ALONE = "It is past the threshold for broken, but no other measure agrees."
 
 
 class RuleResult(NamedTuple):
@@ -39,7 +44,8 @@ class Verdict:
 
     Attributes:
         name: fine, or what is wrong: loss, dead, collapsed, grows, dies, frozen, uniform, swamped, vanishing,
-            exploding, range, not finite; or trained, for a network whose weights are no longer its initial ones.
+            exploding, range, not finite, …; waits for zeros, which is no fault; or trained, for a network whose weights
+            are no longer its initial ones.
         grade: fine, watch (outside what `design` calls safe) or broken.
         said: the sentence.
         value: the median over samples of what was measured.
@@ -49,6 +55,7 @@ class Verdict:
         share: the part of the samples that show it.
         why: why it matters, in one sentence.
         mends: what usually mends it.
+        severe: whether it is past the threshold for broken.
     """
 
     name: str
@@ -61,6 +68,7 @@ class Verdict:
     share: float = 1.0
     why: str = ""
     mends: str = ""
+    severe: bool = False
 
     @property
     def serious(self) -> bool:
@@ -69,8 +77,8 @@ class Verdict:
 
     @property
     def sign(self) -> str:
-        """✓ for fine, ! for watch, ✗ for broken, · for a trained network."""
-        return "·" if self.name == TRAINED else SIGNS[self.grade]
+        """✓ for fine, ! for watch, ✗ for broken, · for a trained network and for weights that wait."""
+        return "·" if self.name in (TRAINED, WAITS) else SIGNS[self.grade]
 
     def __str__(self) -> str:
         return self.said
@@ -89,16 +97,24 @@ class Rule:
 
 def verdicts(curves: xr.Dataset, thresholds: Mapping[str, Threshold], skip: tuple[str, ...] = ()) -> list[Verdict]:
     """Return the verdicts of all rules but those named in `skip`, broken ones first; or the one verdict fine."""
-    result: list[Verdict] = []
-    for rule in RULES:
-        milder = rule.grade == WATCH and rule.find is not waiting
-        covered = milder and any(one.name == rule.name and one.grade == BROKEN for one in result)
-        if rule.name not in skip and not covered and (verdict := verdict_of(rule, curves, thresholds)):
-            result.append(verdict)
+    rules = [rule for rule in RULES if rule.name not in skip]
+    found = [(rule, one) for rule in rules if (one := verdict_of(rule, curves, thresholds))]
+    severe = {one.name for _, one in found if one.severe}
+    agree = len(severe) > 1 or ("frozen" in severe and any(rule.find is narrow for rule, _ in found))
+    result = [
+        one if not one.severe or agree or is_certain(one) else replace(one, grade=WATCH, why=f"{ALONE} {one.why}")
+        for _, one in found
+        if one.severe or one.name not in severe
+    ]
     if result:
         return sorted(result, key=lambda verdict: -GRADES.index(verdict.grade))
     unseen = "" if "logit_std" in curves else ", but no attention was seen"
     return [Verdict(FINE, FINE, f"fine: no threshold is reached{unseen}")]
+
+
+def is_certain(verdict: Verdict) -> bool:
+    """Whether nothing can train what the verdict names: no gradient, no finite number, or tokens equal in float32."""
+    return verdict.name in CERTAIN or (verdict.name == "collapsed" and verdict.value >= 1 - EQUAL)
 
 
 def verdict_of(rule: Rule, curves: xr.Dataset, thresholds: Mapping[str, Threshold]) -> Verdict | None:
@@ -125,6 +141,7 @@ def verdict_of(rule: Rule, curves: xr.Dataset, thresholds: Mapping[str, Threshol
         share=float(hit.mean()),
         why=why,
         mends=mends,
+        severe=rule.grade == BROKEN,
     )
 
 
@@ -248,6 +265,15 @@ def swamped(curves: xr.Dataset, limits: Limits) -> RuleResult | None:
     return RuleResult(ratio, ratio / limits["swamped"], np.ones(len(ratio), int))
 
 
+def faint(curves: xr.Dataset, limits: Limits) -> RuleResult | None:
+    """Return the largest of all branches over the stream that it is added to; branches of zero wait instead."""
+    if "relative_branch" not in curves:
+        return None
+    ratio = curves["relative_branch"].max(("block", "sublayer")).values  # without NaN
+    with np.errstate(divide="ignore"):
+        return RuleResult(ratio, np.where(ratio > 0, limits["faint"] / ratio, 0.0), nowhere(ratio))
+
+
 def vanishing(curves: xr.Dataset, limits: Limits) -> RuleResult | None:
     """Return the largest over the smallest gradient by block, for the worst kind of weight, and its weakest block."""
     if "gradient" not in curves or curves.sizes["block"] < 2:
@@ -319,11 +345,21 @@ def deaf(curves: xr.Dataset, limits: Limits) -> RuleResult | None:
     """Return the largest agreement of the outputs for two inputs that differ in one condition."""
     if "agreement" not in curves:
         return None
-    values = curves["agreement"]
+    values = curves["agreement"][curves["condition"].values != EVERY_INPUT]
+    if not values.size:
+        return None
     most = np.array([float(values.max())])
     names = [str(name) for name in values["condition"].values[values.values >= limits["deaf"]]]
     details = f"{', '.join(names)}: the outputs for two of them agree to {float(most[0]):.5f}"
     return RuleResult(most, most / limits["deaf"], nowhere(most), details)
+
+
+def constant(curves: xr.Dataset, limits: Limits) -> RuleResult | None:
+    """Return the agreement of the outputs for two unrelated inputs."""
+    if "agreement" not in curves or EVERY_INPUT not in curves["condition"].values:
+        return None
+    value = curves["agreement"].sel(condition=[EVERY_INPUT]).values
+    return RuleResult(value, value / limits["constant"], nowhere(value), f"those of two agree to {float(value[0]):.5f}")
 
 
 def uneven(curves: xr.Dataset, limits: Limits) -> RuleResult | None:
@@ -421,12 +457,13 @@ def without_gradient(curves: xr.Dataset, limit: float, waiting: bool) -> RuleRes
 def dead_text(kinds: list[str], every: int, curves: xr.Dataset, waiting: bool) -> str:
     more = f" and {len(kinds) - MOST_NAMED} more" if len(kinds) > MOST_NAMED else ""
     named = ", ".join(kinds[:MOST_NAMED]) + more
-    zeros = str(curves.attrs.get("zero_weights", ""))
     if waiting:
+        zeros = str(curves.attrs.get("zero_weights", ""))
         return (
             f"{len(kinds)} of {every} kinds of weight have no gradient until {zeros}, zero at first, has moved: {named}"
         )
-    cause = f"; all zero: {zeros}" if zeros else ""
+    blocking = str(curves.attrs.get("blocking", ""))
+    cause = f"; held back by {blocking}, which is zero and has no gradient itself" if blocking else ""
     return f"{len(kinds)} of {every} kinds of weight have no gradient: {named}{cause}"
 
 
@@ -484,7 +521,7 @@ RULES = (
     Rule("loss", BROKEN, far_loss, "loss", "{details}"),
     Rule("loss", WATCH, far_loss, "loss", "{details}"),
     Rule("dead", BROKEN, dead, "dead", "{details}"),
-    Rule("dead", WATCH, waiting, "dead", "{details}"),
+    Rule(WAITS, WATCH, waiting, "dead", "{details}"),
     Rule(
         "collapsed", BROKEN, collapsed, "collapse",
         "rank collapse from layer {layer}: mean correlation {value} at the end",
@@ -525,6 +562,8 @@ RULES = (
         "no state-space head remembers more than one token: the longest half-life is {value} tokens",
     ),
     Rule("deaf", WATCH, deaf, "deaf", "the output hardly depends on {details}"),
+    Rule("constant", WATCH, constant, "constant", "the output hardly depends on the input: {details}"),
+    Rule("faint", WATCH, faint, "faint", "no branch of any block is more than {value} of the stream"),
     Rule("uneven", WATCH, uneven, "uneven", "{details}"),
     Rule("swamped", WATCH, swamped, "swamped", "the first block's branch is {value} times the embedding"),
     Rule("range", WATCH, massive, "activation", "largest activation {value} in layer {layer}"),
@@ -544,8 +583,12 @@ WORDS = {  # by name: why it matters, and the usual fix
     ),
     "dead": (
         "What has no gradient does not learn.",
-        "See whether a factor in front of it is zero, constant or cancelled; a weight that starts at zero on purpose "
-        "needs no repair.",
+        "See whether a factor in front of it is zero, constant or cancelled.",
+    ),
+    WAITS: (
+        "A weight that starts at zero holds back what stands behind it for a step or more; adapters and adaLN-Zero do "
+        "so on purpose.",
+        "None is needed.",
     ),
     "collapsed": (
         "Attention averages tokens in every layer; tokens that are alike give queries and keys no gradient.",
@@ -586,6 +629,16 @@ WORDS = {  # by name: why it matters, and the usual fix
         "What reads that input adds almost nothing to the stream; training from scratch ignores it for long.",
         "A larger standard deviation of cross-attention or of the projection of that input, or a smaller stream.",
     ),
+    "constant": (
+        "What all inputs share, such as biases or positions, is all that is left of them at the end.",
+        "See whether tokens collapse; a larger standard deviation of the embedding, or smaller positions and biases.",
+    ),
+    "faint": (
+        "The stream is so large that the blocks hardly change it, and a step of the optimiser hardly changes what they "
+        "add.",
+        "A smaller embedding (standard deviation 1/√width before a factor √width), or larger branches; LayerScale "
+        "begins so on purpose.",
+    ),
     "uneven": (
         "Attention and norms follow the larger group; the smaller one is noise beside it.",
         "Scale one of the two embeddings, or a norm after the projection of the smaller or larger one.",
@@ -604,14 +657,16 @@ WORDS = {  # by name: why it matters, and the usual fix
 def failed(verdicts: list[Verdict], names: tuple[str, ...]) -> list[Verdict]:
     """Return the verdicts that fail a check for these names.
 
-    A verdict's name asks for its worst grade: collapsed fails at broken; swamped, which is never broken, at watch.
-    `broken` asks for any verdict of that grade, `watch` and `any` for every verdict.
+    A verdict's name asks for its worst threshold: collapsed fails past that for broken; swamped, which is never broken,
+    at watch. `broken` asks for any verdict of that grade, `watch` and `any` for every verdict but `waits for zeros`.
     """
     worst = {name: BROKEN if any(r.grade == BROKEN for r in RULES if r.name == name) else WATCH for name in VERDICTS}
 
     def fails(one: Verdict) -> bool:
-        if WATCH in names or ANY in names or (one.grade == BROKEN and BROKEN in names):
+        if (WATCH in names or ANY in names) and one.name != WAITS:
             return True
-        return one.name in names and one.grade == worst[one.name]
+        if one.grade == BROKEN and BROKEN in names:
+            return True
+        return one.name in names and (one.severe or worst[one.name] == WATCH)
 
     return [one for one in verdicts if one.name in worst and fails(one)]

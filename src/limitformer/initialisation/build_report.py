@@ -16,6 +16,7 @@ UNINITIALISED, ERASED, META = "uninitialised", "erased buffer", "no memory"
 LOST_TIE, UNTOUCHED, SECOND = "lost tie", "untouched", "second initialisation"
 AFTER_SHARDING, EQUAL_SHARDS, REPLICAS = "after sharding", "equal shards", "unequal replicas"
 NOT_LOADED = "not loaded"
+EQUAL_LAYERS = "equal layers"
 LAW, VALUES, NOT_FINITE, UNSTABLE = "law", "values", "not finite", "no seed"
 MISSING, SHAPE, DTYPE, GRADIENT, PERSISTENCE = "missing", "shape", "dtype", "requires_grad", "persistence"
 KINDS = {  # why it matters, and the usual fix
@@ -29,8 +30,12 @@ KINDS = {  # why it matters, and the usual fix
     ),
     META: ("It is still on the meta device.", "Call to_empty, then initialise or load it."),
     LOST_TIE: (
-        "Copies that begin equal or not are trained apart, and the head's size is another.",
-        "Tie them again after to_empty, loading or sharding (tie_weights).",
+        "One parameter is trained once; copies, equal or not, are trained apart.",
+        "If sharing is meant, tie them after to_empty, loading or sharding (tie_weights); else build each by itself.",
+    ),
+    EQUAL_LAYERS: (
+        "Layers that should be independent begin with the same numbers.",
+        "Draw each layer; do not deepcopy one, as nn.TransformerEncoder does.",
     ),
     UNTOUCHED: (
         "The initialisation of the model passes it by, and an earlier one stays.",
@@ -212,7 +217,7 @@ def joined_differences(differences: Iterable[Difference]) -> tuple[Difference, .
     groups: dict[tuple[str, ...], list[Difference]] = {}
     for each in differences:
         key: tuple[str, ...] = (each.in_a, each.in_b)
-        if each.p or each.kind == LOST_TIE:
+        if each.p or each.kind in (LOST_TIE, EQUAL_LAYERS):
             key = (pattern(each.pattern),)
         if each.kind in (UNINITIALISED, ERASED, AFTER_SHARDING, EQUAL_SHARDS):
             key = ()

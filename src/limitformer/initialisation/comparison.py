@@ -21,6 +21,7 @@ from limitformer.initialisation.bugs import FLAT, Evidence, recognise
 from limitformer.initialisation.build_report import (
     AFTER_SHARDING,
     DTYPE,
+    EQUAL_LAYERS,
     EQUAL_SHARDS,
     ERASED,
     GRADIENT,
@@ -53,6 +54,7 @@ from limitformer.initialisation.builds import (
     build_of,
     build_of_ranks,
 )
+from limitformer.initialisation.deviations import LEAST
 from limitformer.initialisation.empty_memory import digest
 from limitformer.initialisation.like_layers import pattern
 from limitformer.initialisation.report import buffer_text
@@ -153,8 +155,8 @@ class TwoBuilds:
             Difference(name, (name,), each.kind, each.in_a, each.in_b,
                        least.get(name, 0.0) if least.get(name, 1.0) <= level else 0.0, each.detail)
             for name, every in self.certain.items() for each in every
-        ] + self.lost_ties()  # fmt: skip
-        tied = {name: LOST_TIE for each in differences if each.kind == LOST_TIE for name in each.names}
+        ] + self.lost_ties() + self.equal_layers()  # fmt: skip
+        tied = {name: each.kind for each in differences if each.kind in (LOST_TIE, EQUAL_LAYERS) for name in each.names}
         tensors = tuple(self.row(name, least.get(name, 1.0), tied.get(name)) for name in self.names)
         findings = joined_differences(differences)
         return BuildComparison(self.a.name, self.b.name, level, len(self.p), tensors, findings, self.notes())
@@ -383,6 +385,19 @@ class TwoBuilds:
                 result.append(Difference(title, tuple(names), LOST_TIE, in_a, in_b, 0.0, ""))
         return result
 
+    def equal_layers(self) -> list[Difference]:
+        """Return trained random weights of like layers that begin equal in one build only."""
+        result = []
+        every = [equal_groups(build) for build in (self.a, self.b)]
+        for groups, other, in_a in ((every[0], every[1], True), (every[1], every[0], False)):
+            for names in groups:
+                if any(len(set(names) & set(each)) > 1 for each in other):
+                    continue
+                texts = f"{len(names)} times the same numbers", "numbers of their own"
+                title = ", ".join(names[:3]) + ", …" * (len(names) > 3)
+                result.append(Difference(title, names, EQUAL_LAYERS, *(texts if in_a else texts[::-1]), 0.0, ""))
+        return result
+
     def leave_out_untied(self) -> None:
         """Leave out that a copy which should be tied has another law: that follows from the lost tie."""
         for name, every in self.certain.items():
@@ -469,6 +484,19 @@ class TwoBuilds:
             )
         )  # fmt: skip
         return replace(each, detail=f"{bug.title}: {detail}") if bug is not None else each
+
+
+def equal_groups(build: Build) -> list[tuple[str, ...]]:
+    """Return groups of trained random parameters of like layers that are separate and hold the same numbers."""
+    groups: dict[tuple[str, bytes], list[str]] = {}
+    for name, each in build.tensors.items():
+        drawn = each.role == PARAMETER and each.requires_grad and (name in build.random or not build.fixed)
+        if not drawn or build.ties.get(name, name) != name or each.value.is_meta or each.value.numel() < LEAST:
+            continue
+        summary = build.summary(name)
+        if summary.std > 0 and not is_constant(each.value):
+            groups.setdefault((pattern(name), summary.sample.tobytes()), []).append(name)
+    return [tuple(names) for names in groups.values() if len(names) > 1]
 
 
 def same_law(a: Law | None, b: Law | None) -> bool:

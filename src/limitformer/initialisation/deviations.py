@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -189,7 +190,7 @@ def sharing_deviations(weights: ModuleWeights) -> list[Deviation]:
     """Return ties that are broken or new, and copies."""
     broken = [] if weights.table is None else broken_ties(weights.parameters, weights.table)
     new = [] if weights.table is None else new_ties(weights.parameters, weights.table)
-    return [*broken, *new, *copies(weights.summaries, weights.table, [(d.name, *d.others) for d in broken])]
+    return [*broken, *new, *copies(weights, [(d.name, *d.others) for d in broken])]
 
 
 def tie_groups(law: LawTable) -> list[tuple[str, ...]]:
@@ -226,12 +227,14 @@ def new_ties(parameters: Mapping[str, nn.Parameter], law: LawTable) -> list[Devi
     ]
 
 
-def copies(
-    summaries: Mapping[str, TensorSummary], law: LawTable | None, apart: Iterable[tuple[str, ...]]
-) -> list[Deviation]:
-    """Return random tensors with equal entries, except from one draw of the law, or in a group of `apart`."""
+def copies(weights: ModuleWeights, apart: Iterable[tuple[str, ...]]) -> list[Deviation]:
+    """Return random tensors with equal entries, except in a group of `apart`.
+
+    One draw of the law may be copied, such as to a network that averages another; not to the next trained layer.
+    """
+    law = weights.table
     alike: dict[tuple[int, str], list[str]] = {}
-    for name, each in summaries.items():
+    for name, each in weights.summaries.items():
         drawn = law is None or (name in law.laws and law.laws[name].random and law.laws[name].source >= 0)
         if each.count >= LEAST and not each.constant and each.std > 0 and drawn:
             digest = hashlib.sha256(each.sample.tobytes()).hexdigest()
@@ -240,6 +243,11 @@ def copies(
     result = []
     for names in alike.values():
         sources = {law.laws[name].source for name in names} if law is not None else {-1, -2}
+        if len(sources) == 1:
+            trained = [name for name in names if weights.parameters[name].requires_grad]
+            count = Counter(pattern(name) for name in trained)
+            names = [name for name in trained if count[pattern(name)] > 1]
+            sources = set(names)
         if len(names) > 1 and len(sources) > 1 and not any(set(names) <= group for group in known):
             text = f"{len(names)} times the same numbers"
             result.append(Deviation(names[0], "copies", 0.0, text, "independent draws", None, "", tuple(names[1:])))

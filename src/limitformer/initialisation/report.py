@@ -131,7 +131,9 @@ class InitialisationReport:
             count = max(self.differing, len({name for each in self.findings for name in each.names}))
             where = f"{count} of {number} differ from the law" if self.lawful else f"findings in {number}"
             return ": ".join([where, ", ".join(bugs)]) if bugs else where
-        return f"all {number} as the law says" if self.lawful else f"nothing found in {number}, without a law"
+        unknown = sum(each.law.startswith("unknown") for each in self.weights) if self.lawful else 0
+        but = f", but for {unknown} whose law is not known" if unknown else ""
+        return f"all {number} as the law says{but}" if self.lawful else f"nothing found in {number}, without a law"
 
     def dataset(self) -> xr.Dataset:
         """Return one entry for each weight: law, count, mean, std, kurtosis, ks, p, shape, findings."""

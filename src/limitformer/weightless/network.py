@@ -124,9 +124,7 @@ class Weightless:
         self.read_where: dict[str, str] = {}  # where the last pass read parameters
         self.reasons: dict[str, str] = {}  # why weights of the last pass had entries
         self.trained = {  # dimensions by name
-            name: one.dim()
-            for name, one in module.named_parameters()
-            if one.numel() and (one.requires_grad or self.laws[name].random)
+            name: one.dim() for name, one in module.named_parameters() if one.numel() and one.requires_grad
         }
         overridden = set(self.overridden)
         rebuilt, doubts = ({k: v for k, v in each.items() if k not in overridden} for each in (rebuilt, doubts))

@@ -151,6 +151,7 @@ def simulate_steps(
             **provenance(network), "description": "training steps in law", "seed": seed, "samples": len(parts),
             "sequences": first.rows, "draw": draw, "inputs": str(first), "optimizer": rules.name,
             "batches": batches if isinstance(batches, str) else "given", "loss": function.name,
+            "frozen": sum(not each.requires_grad for each in network.module.parameters()),
             "weights": forms_in_words(forms),
             "kept": "; ".join(f"{name}: {reason}" for name, reason in forms.reasons.items()),
             "wall_seconds": time.perf_counter() - began,
