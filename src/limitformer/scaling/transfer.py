@@ -493,6 +493,7 @@ def measures_at(data: xr.Dataset) -> dict[str, NDArray[np.float64]]:
     last, first, start = data.isel(step=-1), data.isel(step=1), data.isel(step=0)
     size = start.stream.isel(layer=-1)  # a rule may change it: the change itself is what must not depend on the size
     result: dict[str, Any] = {
+        "stream at the start": start.stream.isel(layer=0),
         "stream at the end": size,
         "output": data.output.isel(step=0),
         "gradient": data.gradient_norm.isel(step=0),

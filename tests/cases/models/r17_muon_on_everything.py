@@ -1,4 +1,4 @@
-"""DeepSpeed#7641 (r17): Muon was applied to the embedding and the head, which belong to AdamW.
+"""DeepSpeed#7641: Muon was applied to the embedding and the head, which belong to AdamW.
 
 Right: `steps` names both; with Muon on hidden matrices only it names none.
 """
