@@ -17,6 +17,7 @@ WIDTHS = [64, 128, 256]
 SMALL = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 40}
 SMALL |= {"num_attention_heads": 2, "num_key_value_heads": 2}
 HEAD = "effect of head, first step"
+FOUR = {HEAD: np.ones((4, 2))}
 
 
 class WithBias(widths_of_gpt.GPT):
@@ -95,15 +96,30 @@ def test_table_files_and_picture_have_every_measure(standard, tmp_path):
 
 def test_conclusion_of_few_networks_is_that_they_do_not_tell(standard):
     unsure = Transfer(
-        "width", (1, 2), "standard", "sgd", {}, {}, {HEAD: lf.scaling.exponents.Exponent(0.1, -2.0, 2.2, None)}
+        "width", (1, 2), "standard", "sgd", {}, FOUR, {HEAD: lf.scaling.exponents.Exponent(0.1, -2.0, 2.2, None)}
     )
     assert unsure.transfers is None
     assert "do not tell" in unsure.conclusion
 
 
+def test_fewer_than_four_networks_with_a_measure_give_no_verdict():
+    """The exponent of a measure is that of the networks where it is positive, and the table counts them."""
+    exponents = {HEAD: lf.scaling.exponents.Exponent(-0.26, -0.27, -0.25, True)}
+    values = np.ones((5, 2))
+    values[0, 1] = -1.0
+    four = Transfer("width", (1, 2), "standard", "sgd", {}, {HEAD: values}, exponents)
+    assert four.transfers is False
+    assert four.cells()[1][-1] == "depends (4 of 5 networks)"
+    assert four.rows()[0]["networks"] == 4
+    values = values[:4]
+    three = Transfer("width", (1, 2), "standard", "sgd", {}, {HEAD: values}, exponents)
+    assert three.transfers is None
+    assert three.conclusion.startswith("No verdict on the learning rate over the width: it needs 4 networks")
+
+
 def test_conclusion_about_effects_that_fall_does_not_advise_to_make_them_smaller():
     falls = lf.scaling.exponents.Exponent(-0.5, -0.6, -0.4, True)
-    found = Transfer("width", (1, 2), "standard", "sgd", {}, {}, {HEAD: falls})
+    found = Transfer("width", (1, 2), "standard", "sgd", {}, FOUR, {HEAD: falls})
     assert found.transfers is False
     assert found.conclusion.endswith("so that the learning rate does not transfer.")
 
@@ -116,6 +132,8 @@ def test_conclusion_about_effects_that_fall_does_not_advise_to_make_them_smaller
         ({"breadth": [32, 64]}, {}, "breadth"),
         ({"width": [32, 64]}, {"rule": "mupp"}, "rule must be one of"),
         ({"width": [32, 64]}, {"rates": [0.1]}, "transfer has no option rates"),
+        ({"width": [32, 64]}, {"base": 0}, "base must be at least 1; got 0"),
+        ({"width": [32, 64]}, {"base": -7}, "base must be at least 1; got -7"),
         ({"width": [32, 64]}, {"rate": 0.0}, "a learning rate must be above 0"),
         ({"width": [32, 64]}, {"optimizer": "adamax"}, "unknown optimizer 'adamax'"),
     ],
@@ -259,7 +277,7 @@ class Deep(nn.Module):
 
 
 def test_small_changes_of_the_stream_count_if_they_are_resolved_at_one_size():
-    options = {"optimizer": "adam", "rate": 3e-6, "steps": 1, "samples": 3, "seed": 0, "progress": False}
+    options = {"optimizer": "adam", "rate": 3e-6, "steps": 1, "samples": 4, "seed": 0, "progress": False}
     result = lf.transfer(Deep, {"depth": [4, 8, 16]}, 12, **options)
     changes = result.data[4].stream_change.isel(step=1, layer=-1).values
     assert (changes < 100 * np.finfo(np.float32).eps).all()

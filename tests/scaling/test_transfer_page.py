@@ -25,7 +25,7 @@ SIZES = [32, 64, 256]
 
 @pytest.fixture(scope="module")
 def result():
-    return lf.transfer(SMALL, {"width": SIZES}, 8, optimizer="adamw", rule="mup", samples=3, seed=0, progress=False)
+    return lf.transfer(SMALL, {"width": SIZES}, 8, optimizer="adamw", rule="mup", samples=4, seed=0, progress=False)
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +40,11 @@ def test_page_begins_with_the_conclusion_and_ends_with_its_limits(result, text):
         result.notes[0], "What this does not tell", result.about,
     )]  # fmt: skip
     assert places == sorted(places)
-    assert "width 32, 64, 256; rule mup; adamw" in words
-    assert "3 steps; 3 networks at each size" in words
+    assert "width 32, 64, 256; rule mup; at width 32 adamw (lr 0.001, betas (0.9, 0.999), eps 1e-08" in words
+    assert "at width 256 adamw (2 groups: 14 weights with lr 0.000125" in words
+    assert "3 steps; 4 networks at each size" in words
+    sizes = result.record()["groups"]
+    assert [[(each["lr"], each["parameters"]) for each in sizes[size]] for size in ("32", "256")] == []
 
 
 def test_page_has_every_measure_with_its_exponent_and_word(result, text):
@@ -65,7 +68,7 @@ def test_legend_names_the_thresholds_that_decide(result):
 
     def of(half, centre=0.0):
         exponents = {"effect of head, first step": Exponent(centre, centre - half, centre + half, True)}
-        return replace(result, exponents=exponents)
+        return replace(result, exponents=exponents, measures={name: np.ones((4, 3))})
 
     name, small = "effect of head, first step", 1e-9
     assert of(free - small).word(name) == "size-free"
@@ -122,9 +125,9 @@ def test_band_holds_the_networks_and_the_line_their_geometric_mean(result):
     np.testing.assert_allclose(line.y, np.prod(values, axis=0) ** (1 / len(values)))
     x, low, high = panel.band
     assert x.tolist() == SIZES
-    ordered = np.sort(values, axis=0)  # of three networks, 5 % is a tenth of the way from the first to the second
-    np.testing.assert_allclose(low, 0.9 * ordered[0] + 0.1 * ordered[1])
-    np.testing.assert_allclose(high, 0.1 * ordered[1] + 0.9 * ordered[2])
+    ordered = np.sort(values, axis=0)  # of four networks, 5 % is 0.15 of the way from the first to the second
+    np.testing.assert_allclose(low, 0.85 * ordered[0] + 0.15 * ordered[1])
+    np.testing.assert_allclose(high, 0.15 * ordered[2] + 0.85 * ordered[3])
 
 
 def test_labels_of_sizes_do_not_overlap():

@@ -12,7 +12,8 @@ from limitformer.checking.thresholds import ANY, BROKEN, OURS, WATCH, Threshold
 NOTE = "note"  # the grade of a verdict that describes, and neither praises nor warns
 RATE, EXPLODES, UNSEEN, START, FASTEST, STILL = "rate", "explodes", "unseen", "start", "fastest", "still"
 UNTRAINED, CLIPPED, WAKES, LOGITS, ACTIVATION = "untrained", "clipped", "wakes", "logits", "activation"
-STEP_VERDICTS = (START, RATE, EXPLODES, UNSEEN, FASTEST, STILL, UNTRAINED, CLIPPED, WAKES, LOGITS, ACTIVATION)
+MUON = "muon"
+STEP_VERDICTS = (START, RATE, EXPLODES, UNSEEN, FASTEST, STILL, UNTRAINED, MUON, CLIPPED, WAKES, LOGITS, ACTIVATION)
 
 STEP_THRESHOLDS: Mapping[str, Threshold] = {
     "falls": Threshold(None, 0.9, f"share of networks whose loss falls, nine of ten; {OURS}"),
@@ -27,7 +28,7 @@ STEP_THRESHOLDS: Mapping[str, Threshold] = {
 }
 
 
-LARGEST_RATE = 100.0  # MOST_RATE of `weightless.steps.optimizers`, which imports torch; a test compares them
+LARGEST_RATE = 100.0  # MOST_RATE of `weightless.steps.rules`, which imports torch; a test compares them
 
 
 def valid_rate(name: str, value: Any) -> float:

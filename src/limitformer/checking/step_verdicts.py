@@ -25,6 +25,7 @@ from limitformer.checking.step_thresholds import (
     EXPLODES,
     FASTEST,
     LOGITS,
+    MUON,
     NOTE,
     RATE,
     START,
@@ -207,7 +208,7 @@ def step_verdicts(data: xr.Dataset) -> list[StepVerdict]:
     rules = (fastest_verdict, still_verdict, clipped_verdict, wakes_verdict, logits_verdict, activation_verdict)
     found = [rate_verdict(data, table), explosion_verdict(table, count), unseen_verdict(data, table)]
     found += [rule(at, rate) for rule in rules]
-    found.insert(5, untrained_verdict(data))
+    found[5:5] = [untrained_verdict(data), muon_verdict(data)]
     return [each for each in found if each is not None]
 
 
@@ -486,6 +487,19 @@ def untrained_verdict(data: xr.Dataset) -> StepVerdict | None:
         why="The optimiser leaves them out, gives them a rate of zero, or the changes are below the rounding of their "
         "numbers.",
         mends="See whether the parameter groups hold every parameter.",
+    )  # fmt: skip
+
+
+def muon_verdict(data: xr.Dataset) -> StepVerdict | None:
+    """Return the tables and heads that Muon updates."""
+    names = str(data.attrs.get("muon_outside", ""))
+    if not names:
+        return None
+    return StepVerdict(
+        MUON, WATCH, f"Muon updates {names}, which look up tokens or give the output",
+        value=float(len(names.split(", "))),
+        why="Muon is made for hidden matrices; tables and heads belong to AdamW (github.com/KellerJordan/Muon).",
+        mends="A second optimiser, AdamW, for them.",
     )  # fmt: skip
 
 

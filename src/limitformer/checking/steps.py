@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -92,9 +91,8 @@ class StepsReport:
         """Optimiser, rates, steps, networks, tokens and the loss that ran."""
         rates, steps, count = (self.data.sizes[name] for name in ("rate", "step", "sample"))
         of = f" of {self.about['asked']}" if self.partial else ""
-        rule = re.sub(r"\(lr [^,)]+,? ?", "(", str(self.about.get("optimizer", "an optimiser")))  # the rates replace it
         parts = [
-            f"{rule.removesuffix(' ()')}, {rates} rate{'' if rates == 1 else 's'}",
+            f"{self.about.get('optimizer', 'an optimiser')}, {rates} rate{'' if rates == 1 else 's'}",
             f"{steps - 1} step{'' if steps == 2 else 's'}",
             f"{count}{of} network{'' if count == 1 and not of else 's'}",
             f"{self.about.get('batch', 'a batch')}, {self.about.get('batches', SAME)} batches",
@@ -173,7 +171,8 @@ class StepsReport:
             "verdicts": [finite_values(asdict(verdict)) for verdict in self.verdicts],
             "rates": [finite_values(row) for row in self.rows()],
             "thresholds": {name: asdict(each) for name, each in STEP_THRESHOLDS.items()},
-            "about": finite_values(self.about),
+            "groups": json.loads(self.about.get("groups", "[]")),
+            "about": finite_values({name: each for name, each in self.about.items() if name != "groups"}),
         }
 
     def page(self) -> str:

@@ -42,7 +42,10 @@ def transfer(
         str, typer.Option(help=f"{', '.join(OPTIMIZERS)}; or FILE.py:NAME, a function from a module to its optimiser.")
     ] = "adamw",
     rate: Annotated[
-        float | None, typer.Option(help="Learning rate at the base.", show_default="the optimiser's")
+        float | None,
+        typer.Option(
+            help="Learning rate at the base; other sizes keep the optimiser's ratio.", show_default="the optimiser's"
+        ),
     ] = None,
     rule: Annotated[str, typer.Option(help=f"Parametrisation: {', '.join(RULES)}.")] = "standard",
     base: Annotated[
@@ -51,7 +54,7 @@ def transfer(
     steps: Annotated[int, typer.Option(help="Training steps.")] = 3,
     tokens: Annotated[int, typer.Option(help="Number of tokens.")] = 32,
     text: Text = None,
-    samples: Annotated[int, typer.Option(help="Networks at each size.")] = 8,
+    samples: Annotated[int, typer.Option(help="Networks at each size; a verdict needs 4.")] = 8,
     clip: Annotated[float | None, typer.Option(help="Largest norm of all gradients together.")] = None,
     settings: Settings = None,
     loss: LossOption = None,
@@ -79,6 +82,11 @@ def transfer(
         require_count("--tokens", tokens, least=2)
         require_count("--samples", samples)
         require_count("--steps", steps)
+        require(base is None or base >= 1, f"--base must be a size of at least 1; got {base}. Nearest: no --base.")
+        require(
+            fail_on is None or samples >= 4,
+            f"--fail-on transfer needs --samples 4 or more for a verdict; got {samples}. Nearest: --samples 4.",
+        )
         changes = assignments(settings, "--set")
         require_readable(text)
         if not names_code(what):

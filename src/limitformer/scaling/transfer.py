@@ -31,10 +31,12 @@ from limitformer.simulation.simulate import Interrupted
 from limitformer.weightless.law import build_without_weights
 from limitformer.weightless.models import blueprint_of
 from limitformer.weightless.steps.optimizers import read_optimizer
+from limitformer.weightless.steps.rules import StepRules, require_rate
 from limitformer.weightless.steps.simulate import BAR, simulate_steps
 
 STREAM, OUTPUT, EFFECT = "stream change at the end", "output change", "effect of "
 FALL = "fall of the loss"
+LEAST_NETWORKS = 4  # at each size, for a verdict; a choice of limitformer's
 GROWS, FREE = 0.2, 0.25  # |exponent| of effects beyond which a rate does not transfer, and within which it does
 ROUNDING = 100  # epsilons of the floating type: a stream that changes by less at every size counts as unchanged
 WORDS = {True: "size-free", False: "depends", None: "unclear"}
@@ -52,6 +54,7 @@ class Transfer:
         over: what was varied, such as "width".
         sizes: its values, ascending.
         rule: the rule of parametrisation.
+        optimizer: the optimiser in words, with the groups that ran; where they differ, at the first and last size.
         data: the dataset of `limitformer.weightless.simulate_steps` at each size.
         measures: values (samples, sizes) by the name of the measure.
         exponents: the power of the size of each measure that is positive, with its interval.
@@ -77,19 +80,24 @@ class Transfer:
         """The exponents that decide whether the rate transfers: of effects of updates, and of the stream's change."""
         return {name: each for name, each in self.exponents.items() if name.startswith((EFFECT, STREAM))}
 
+    def is_known(self, name: str) -> bool:
+        """Whether enough networks have positive values of a measure at every size."""
+        return len(self.positive(name)) >= LEAST_NETWORKS
+
     @property
     def transfers(self) -> bool | None:
         """Whether the rate transfers, as far as these steps show; None if more samples are needed.
 
         It does not if the interval of a deciding exponent is beyond ± `GROWS`. It does if all of them are within
-        ± `FREE`.
+        ± `FREE`. An exponent of fewer than `LEAST_NETWORKS` networks decides nothing.
         """
         if self.not_finite:
             return None
         if self.depending():
             return False
-        every = self.deciding.values()
-        return True if every and all(each.low >= -FREE and each.high <= FREE for each in every) else None
+        every = self.deciding
+        free = all(self.is_known(name) and each.low >= -FREE and each.high <= FREE for name, each in every.items())
+        return True if every and free else None
 
     @property
     def not_finite(self) -> dict[int, int]:
@@ -102,7 +110,8 @@ class Transfer:
 
     def depending(self) -> dict[str, Exponent]:
         """Return the deciding measures that depend on the size, the head first, then by their exponents."""
-        found = {name: each for name, each in self.deciding.items() if each.low > GROWS or each.high < -GROWS}
+        beyond = {name: each for name, each in self.deciding.items() if each.low > GROWS or each.high < -GROWS}
+        found = {name: each for name, each in beyond.items() if self.is_known(name)}
         return dict(sorted(found.items(), key=lambda item: ("head" not in item[0], -abs(item[1].value))))
 
     @property
@@ -116,6 +125,12 @@ class Transfer:
             return (
                 f"At this rate the loss or the stream is not finite after the steps in {counts}: nothing can be "
                 "said of its transfer. Nearest: a smaller rate."
+            )
+        few = min((len(self.positive(name)) for name in self.deciding), default=LEAST_NETWORKS)
+        if self.transfers is None and few < LEAST_NETWORKS:
+            return (
+                f"No verdict on the learning rate over the {self.over}: it needs {LEAST_NETWORKS} networks at each "
+                f"size that have all measures, and there {'is' if few == 1 else 'are'} {few}. Nearest: more samples."
             )
         if self.transfers is None:
             return (
@@ -175,7 +190,8 @@ class Transfer:
             "(samples) decide. –: a value is zero or not finite.",
             f"The verdict is about the effects of updates and the change of the stream: the rate does not transfer if "
             f"one of their intervals is beyond ± {GROWS:g}; it does if all are within ± {FREE:g}. It is not "
-            "known where the loss or the stream of a network is not finite.",
+            f"known where the loss or the stream of a network is not finite, or with fewer than {LEAST_NETWORKS} "
+            "networks. k of n networks: the exponent is that of the networks with positive values at every size.",
         ]
 
     def word(self, name: str) -> str:
@@ -195,7 +211,9 @@ class Transfer:
             each, name = self.exponents.get(row["measure"]), row["measure"]
             values = [row[str(size)] for size in self.sizes]
             shown = [f"{value:.3g}" if math.isfinite(value) else "–" for value in values]
-            result.append([name, *shown, "–" if each is None else str(each), self.word(name)])
+            some = each is not None and row["networks"] < len(self.measures[name])
+            count = f" ({row['networks']} of {len(self.measures[name])} networks)" if some else ""
+            result.append([name, *shown, "–" if each is None else str(each), self.word(name) + count])
         return result
 
     def rows(self) -> list[dict[str, Any]]:
@@ -207,13 +225,14 @@ class Transfer:
             row |= {str(size): median(values[:, k]) for k, size in enumerate(self.sizes)}
             row |= {"exponent": each.value, "low": each.low, "high": each.high} if each else {}
             row["size-free"] = None if each is None else is_size_free(each)
+            row["networks"] = len(self.positive(name))
             rows.append(row)
         return rows
 
     def csv(self) -> str:
         """Return the rows as comma-separated values."""
         text = io.StringIO()
-        columns = ["measure", *map(str, self.sizes), "exponent", "low", "high", "size-free"]
+        columns = ["measure", *map(str, self.sizes), "exponent", "low", "high", "size-free", "networks"]
         writer = csv.DictWriter(text, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(self.rows())
@@ -224,6 +243,7 @@ class Transfer:
         rows = [{key: finite_or_none(value) for key, value in row.items()} for row in self.rows()]
         return {
             "over": self.over, "sizes": list(self.sizes), "rule": self.rule, "optimizer": self.optimizer,
+            "groups": {str(size): json.loads(each.attrs["groups"]) for size, each in self.data.items()},
             "loss": self.loss, "conclusion": self.conclusion, "transfers": self.transfers, "measures": rows,
             "notes": list(self.notes),
         }  # fmt: skip
@@ -276,7 +296,8 @@ class Transfer:
         for name, *row, word in cells:
             middle = [cell.rjust(width) for cell, width in zip(row, widths[1:-1], strict=True)]
             lines.append("  ".join([name.ljust(widths[0]), *middle, word]).rstrip())
-        below = [textwrap.fill(text, 80, subsequent_indent="  ") for text in (*self.legend, *self.notes, ABOUT)]
+        texts = (self.heading, *self.legend, *self.notes, ABOUT)
+        below = [textwrap.fill(text, 80, subsequent_indent="  ") for text in texts]
         head = [textwrap.fill(text, 80) for text in (self.conclusion, f"loss: {self.loss}")]
         return "\n".join([*head, "", *lines, "", *below])
 
@@ -329,12 +350,13 @@ def transfer(
             Configurations scale by their fields: at another width the heads keep their size.
         inputs: the batch, as for `limitformer.weightless.simulate`.
         optimizer: as for `limitformer.weightless.simulate_steps`.
-        rate: the learning rate at the base; None: the optimiser's own.
+        rate: the learning rate at the base; None: the optimiser's own. The rates of all groups are multiplied by the
+            same factor at every size, so that an optimiser's own dependence on the size stays.
         rule: "standard" (one rate, the model's own initialisation), "mup", "completep" or "depth-mup". The rule sets
             initialisation, multipliers and rates of every size relative to the base.
         base: the size at which the rule changes nothing; None: the smallest.
         steps: number of steps.
-        samples: number of networks at each size.
+        samples: number of networks at each size; a verdict needs four.
         seed: the same seed gives the same numbers.
         options: further arguments of `limitformer.weightless.simulate_steps`, such as `loss`.
 
@@ -345,7 +367,7 @@ def transfer(
     >>> import limitformer as lf
     >>> small = {"model_type": "llama", "num_hidden_layers": 1, "intermediate_size": 128, "vocab_size": 64}
     >>> small |= {"hidden_size": 64, "num_attention_heads": 4}
-    >>> result = lf.transfer(small, {"width": [64, 128, 256]}, 8, optimizer="adamw", samples=2, seed=0, progress=False)
+    >>> result = lf.transfer(small, {"width": [64, 128, 256]}, 8, optimizer="adamw", samples=4, seed=0, progress=False)
     >>> result.transfers
     False
     """
@@ -353,14 +375,20 @@ def transfer(
     taken = {"rates", "factors", "overrides"} & options.keys()
     require(not taken, f"transfer has no option {', '.join(sorted(taken))}: the rule sets it.")
     require_count("samples", samples)
-    base = sizes[0] if base is None else base
-    models = {}
+    base = sizes[0] if base is None else require_count("base", base)
+    models, factor = {}, 1.0
     for size in sizes:
         with naming(name, size):
             models[size] = parametrised(model, name, size, base, rule, optimizer, steps)
+    if rate is not None:
+        require_rate(rate, "a learning rate")
+        with naming(name, base):
+            of_base = models[base][2] if base in models else read_at(model, name, base, optimizer, steps)[0]
+        require(of_base.base > 0, f"the optimiser's own learning rate at {name} {base} is 0, so that none scales it.")
+        factor = rate / of_base.base
     notes = list(models[sizes[-1]][0].notes)
     bar = progress_bar(BAR, samples * len(sizes), 0.0) if options.pop("progress", True) else None
-    entries = np.array([count for _, count in models.values()], float)
+    entries = np.array([count for _, count, _ in models.values()], float)
     works = samples * len(sizes) * entries / entries.sum()  # networks of the mean size that take as long
     data: dict[int, xr.Dataset] = {}
     try:
@@ -368,14 +396,14 @@ def transfer(
             words = f"{name} {size}, {k + 1} of {len(sizes)}"
             part = PartOfBar(bar, float(works[:k].sum()), float(works[k]), samples, words)
             advance(part, 0)  # the bar names a size before its first network is finished
-            put = models[size][0]
+            put, _, rules = models[size]
             factors = {
                 key: (put.lr_factors[key], put.decay_factors[key], put.eps_factors[key]) for key in put.lr_factors
             }
             with naming(name, size):
                 data[size] = simulate_steps(
-                    put.model, inputs, optimizer=optimizer, rates=None if rate is None else [rate], steps=steps,
-                    samples=samples, seed=seed, overrides=put.overrides or None, factors=factors,
+                    put.model, inputs, optimizer=optimizer, rates=None if rate is None else [factor * rules.base],
+                    steps=steps, samples=samples, seed=seed, overrides=put.overrides or None, factors=factors,
                     progress=part, **options,
                 ).isel(rate=0)  # fmt: skip
     except KeyboardInterrupt as interrupt:
@@ -417,7 +445,9 @@ def transfer_of(over: str, data: Mapping[int, xr.Dataset], rule: str, notes: Seq
         positive = positive_rows(values)
         if len(positive):
             exponents[key] = exponent(positive, sizes, key)
-    words = next(iter(data.values())).attrs["optimizer"]
+    (first, words), *_, (last, others) = 2 * [(size, each.attrs["optimizer"]) for size, each in data.items()]
+    if words != others:
+        words = f"at {over} {first} {words}, at {over} {last} {others}"
     return Transfer(over, sizes, rule, words, data, measures, exponents, [*unmeasured(data), *notes])
 
 
@@ -435,13 +465,17 @@ def unmeasured(data: Mapping[int, xr.Dataset]) -> list[str]:
 
 def parametrised(
     model: Any, over: str, size: int, base: int, rule: str, optimizer: Any, steps: int
-) -> tuple[Parametrisation, int]:
-    """Put the rule into effect for the optimiser of each parameter; return also the number of entries."""
+) -> tuple[Parametrisation, int, StepRules]:
+    """Put the rule into effect for the optimiser of each parameter; return also the entries and the rules of steps."""
+    rules, entries = read_at(model, over, size, optimizer, steps)
+    kinds = {key: ADAMW if each.kind == ADAM and each.decoupled else each.kind for key, each in rules.rules.items()}
+    return parametrise(model, over, size, base, rule, kinds), entries, rules
+
+
+def read_at(model: Any, over: str, size: int, optimizer: Any, steps: int) -> tuple[StepRules, int]:
+    """Read the optimiser of the model at a size; return also the number of the model's entries."""
     module, _ = build_without_weights(blueprint_of(at_size(model, over, size).model), torch.float32)
-    rules = read_optimizer(optimizer, module, steps=steps).rules
-    kinds = {key: ADAMW if each.kind == ADAM and each.decoupled else each.kind for key, each in rules.items()}
-    entries = sum(each.numel() for each in module.parameters())
-    return parametrise(model, over, size, base, rule, kinds), entries
+    return read_optimizer(optimizer, module, steps=steps), sum(each.numel() for each in module.parameters())
 
 
 def measures_of(data: Mapping[int, xr.Dataset]) -> dict[str, NDArray[np.float64]]:
@@ -465,6 +499,7 @@ def measures_at(data: xr.Dataset) -> dict[str, NDArray[np.float64]]:
     last, first, start = data.isel(step=-1), data.isel(step=1), data.isel(step=0)
     size = start.stream.isel(layer=-1)  # a rule may change it: the change itself is what must not depend on the size
     result: dict[str, Any] = {
+        "stream at the start": start.stream.isel(layer=0),
         "stream at the end": size,
         "output": data.output.isel(step=0),
         "gradient": data.gradient_norm.isel(step=0),

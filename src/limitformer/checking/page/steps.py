@@ -27,7 +27,7 @@ LAW = (
 )
 LOW, HIGH = 0.05, 0.95  # of the bands
 BAND = "median of networks, and 5 to 95 %"
-ELSEWHERE = ("laws", "kept")
+ELSEWHERE = ("laws", "kept", "groups")
 
 
 def page(report: "StepsReport") -> str:

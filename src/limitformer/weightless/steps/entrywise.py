@@ -21,7 +21,7 @@ from torch import Tensor
 
 from limitformer.numerics.kernels import driver
 from limitformer.paths.replicas import usable_cores
-from limitformer.weightless.steps.optimizers import UpdateRule
+from limitformer.weightless.steps.rules import UpdateRule
 
 BLOCK_BYTES = 2**20  # of a block of one gradient
 LION = "lion"

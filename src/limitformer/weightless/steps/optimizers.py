@@ -1,93 +1,40 @@
 """Rules by which an optimiser updates each parameter, read from its name or from the user's own code.
 
-The user's function is called with the module and returns an optimiser of torch, or several; its parameter groups are
-read, and it never runs. What is not understood is refused by name.
+The user's function is called with the module and returns an optimiser, or several, whose parameter groups are read. A
+class of torch's own is known by its object. Any other (Lion, MuonWithAuxAdam, a subclass) takes steps on small tensors,
+which must be those of the rule (`trial`). Anything else is refused by name.
 """
 
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import optimizer as torchs
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from limitformer.base.errors import InputError, first_line, nearest, require
+from limitformer.weightless.steps.rules import (
+    ADAM,
+    LION,
+    MOST_RATE,
+    MUON,
+    RMS,
+    SGD,
+    WIDTH,
+    StepRules,
+    UpdateRule,
+    is_number,
+)
+from limitformer.weightless.steps.trial import require_same_steps
+from limitformer.weightless.tensors import storage, tensors_in
 
-SGD, ADAM, LION, MUON = "sgd", "adam", "lion", "muon"
-MOST_RATE = 100.0
-WIDTH, RMS = "width", "rms"  # Muon's scales: √max(1, out/in), and 0.2 √max(out, in)
 SCALES = {None: WIDTH, "original": WIDTH, "match_rms_adamw": RMS}
 LARGEST_STEPS = 20  # of Newton–Schulz
-
-
-@dataclass(frozen=True)
-class UpdateRule:
-    """How one parameter is updated.
-
-    Attributes:
-        kind: "sgd", "adam", "lion" or "muon".
-        lr: the learning rate.
-        weight_decay: the decay of the weight itself if it is `decoupled`, else a part of its gradient.
-        momentum, dampening, nesterov: of SGD and Muon.
-        betas, eps: of Adam and Lion.
-        scale: of Muon: "width" for √max(1, out/in), "rms" for 0.2 √max(out, in).
-        iterations, coefficients: of Muon's polynomial.
-    """
-
-    kind: str
-    lr: float
-    weight_decay: float = 0.0
-    decoupled: bool = False
-    momentum: float = 0.0
-    dampening: float = 0.0
-    nesterov: bool = False
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    scale: str = WIDTH
-    iterations: int = 5
-    coefficients: tuple[float, float, float] = (3.4445, -4.7750, 2.0315)
-
-
-@dataclass(frozen=True)
-class StepRules:
-    """The rules of all parameters.
-
-    Attributes:
-        rules: by the parameter's name; a parameter without one is not trained.
-        clip: the largest norm of all gradients together, as `torch.nn.utils.clip_grad_norm_`; None does not clip.
-        schedule: the factor of every learning rate at each step.
-        base: the learning rate of the optimiser, to which those of its groups have ratios.
-        name: the optimiser in words.
-    """
-
-    rules: Mapping[str, UpdateRule]
-    clip: float | None
-    schedule: tuple[float, ...]
-    base: float
-    name: str
-
-    def with_rate(self, rate: float) -> "StepRules":
-        """Return the rules at another learning rate; the groups keep their ratios.
-
-        Raises:
-            InputError: it is not above 0 and at most 100, or the optimiser's own rate is 0.
-        """
-        require_rate(rate, "a learning rate")
-        require(self.base > 0, "the optimiser's own learning rate is 0, so that its groups have no ratios to it.")
-        scaled = {name: replace(rule, lr=rule.lr * rate / self.base) for name, rule in self.rules.items()}
-        return replace(self, rules=scaled, base=rate)
-
-    def with_factors(self, factors: Mapping[str, tuple[float, float, float]]) -> "StepRules":
-        """Return the rules with learning rate, weight decay and ε of some parameters multiplied."""
-        unknown = [name for name in factors if name not in self.rules]
-        require(not unknown, f"factors name {', '.join(unknown[:3])}, which the optimiser does not train.")
-        rules = dict(self.rules)
-        for name, (lr, decay, eps) in factors.items():
-            rule = rules[name]
-            rules[name] = replace(rule, lr=rule.lr * lr, weight_decay=rule.weight_decay * decay, eps=rule.eps * eps)
-        return replace(self, rules=rules)
+LABELS = ("params", "param_names", "name", "initial_lr")  # keys of a group that change no step
 
 
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {  # of optimisers by name: those of torch, of Lion's paper, and of Muon's
@@ -124,6 +71,8 @@ def read_optimizer(
         f"clip must be a number above 0, or None; got {clip!r}. Nearest: clip=1.0.",
     )
     factors = factors_of(steps, warmup, schedule)
+    sparse = [name for name, each in module.named_modules() if getattr(each, "sparse", False) is True]
+    require(not sparse, f"{', '.join(sparse[:3])} has sparse=True: gradients that are sparse. Nearest: sparse=False.")
     if isinstance(optimizer, str):
         optimizer = {"name": optimizer}
     if isinstance(optimizer, Mapping):
@@ -141,14 +90,15 @@ def read_optimizer(
     kernels = kernels_of(module)
     rules: dict[str, UpdateRule] = {}
     for each in every:
-        for name, rule in rules_of_optimizer(each, names):
+        for name, rule in rules_of_optimizer(each, names, steps):
             known = rule.kind != MUON or name not in kernels
             require(known, f"{name} is the kernel of a convolution, for which Muon is not understood. Nearest: AdamW.")
             require(name not in rules, f"{name} is in two groups or optimisers. Nearest: each parameter in one.")
             rules[name] = rule
     require(bool(rules), "the optimiser has no parameters.")
-    words = " and ".join(in_words(each) for each in every)
-    return StepRules(rules, clip, factors, base_rate(every[0]), words)
+    outside = [name for name, rule in rules.items() if rule.kind == MUON and name in tables_and_heads(module)]
+    kinds = " and ".join(type(each).__name__ for each in every)
+    return StepRules(rules, clip, factors, base_rate(every[0]), kinds, tuple(outside))
 
 
 def base_rate(optimizer: torch.optim.Optimizer) -> float:
@@ -192,6 +142,8 @@ def by_name(given: dict[str, Any], module: nn.Module, clip: float | None, factor
             f"{name} has no option {key!r}; it has {', '.join(DEFAULTS[name])}.{nearest(key, DEFAULTS[name])}",
         )
     options = {**DEFAULTS[name], **given}
+    plain = options.get("nesterov") and name == "sgd" and (not options["momentum"] or options["dampening"])
+    require(not plain, "sgd has nesterov, which needs momentum and no dampening, as in torch. Nearest: momentum=0.9.")
     kind = {"adamw": ADAM}.get(name, name)
     rule = rule_of(kind, options, name, decoupled=name in ("adamw", "lion", "muon"))
     trained = {key: parameter for key, parameter in module.named_parameters() if parameter.requires_grad}
@@ -200,8 +152,7 @@ def by_name(given: dict[str, Any], module: nn.Module, clip: float | None, factor
     if name == "muon":
         beside = rule_of(ADAM, options | {"lr": options["adam_lr"]}, "muon's AdamW", decoupled=True)
         rules = {key: rule if hidden_matrix(key, module) else beside for key in trained}
-    shown = ", ".join(f"{key} {value}" for key, value in options.items())
-    return StepRules(rules, clip, factors, rule.lr, f"{name} ({shown})")
+    return StepRules(rules, clip, factors, rule.lr, name)
 
 
 def kernels_of(module: nn.Module) -> set[str]:
@@ -216,22 +167,61 @@ def hidden_matrix(name: str, module: nn.Module) -> bool:
     parameter = dict(module.named_parameters())[name]
     if parameter.dim() not in (2, 3) or name in kernels_of(module):
         return False
-    outside = {id(each) for part in module.modules() if isinstance(part, nn.Embedding) for each in part.parameters()}
+    linear = [part for part in module.modules() if isinstance(part, nn.Linear)]
+    tables = any(isinstance(part, nn.Embedding) for part in module.modules())
+    last = not tables and bool(linear) and parameter is linear[-1].weight
+    return not last and name not in tables_and_heads(module)
+
+
+def tables_and_heads(module: nn.Module) -> set[str]:
+    """Return the names of the parameters of tables, and of the head of a module that has tables."""
+    tables = [part for part in module.modules() if isinstance(part, nn.Embedding)]
+    outside = {id(each) for part in tables for each in part.parameters()}
     find_head = getattr(module, "get_output_embeddings", None)
     head = find_head() if callable(find_head) else None
     if isinstance(head, nn.Module):
         outside |= {id(each) for each in head.parameters()}
     else:
-        linear = [part for part in module.modules() if isinstance(part, nn.Linear)]
-        rows = [part.num_embeddings for part in module.modules() if isinstance(part, nn.Embedding)]
-        outside |= {id(part.weight) for part in linear[-1:] if not rows or part.out_features in rows}
-    return id(parameter) not in outside
+        linear, rows = (
+            [part for part in module.modules() if isinstance(part, nn.Linear)],
+            {t.num_embeddings for t in tables},
+        )
+        outside |= {id(part.weight) for part in linear[-1:] if part.out_features in rows}
+    return {name for name, each in module.named_parameters() if id(each) in outside}
+
+
+class Writes(TorchDispatchMode):
+    """A mode that notes the storages that operations write to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call `func`."""
+        kwargs = kwargs or {}
+        for place, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                written = args[place] if place < len(args) else kwargs.get(argument.name)
+                self.storages |= {storage(each) for each in tensors_in(written)}
+        return func(*args, **kwargs)
 
 
 def call(optimizer: Callable[[nn.Module], Any], module: nn.Module) -> Any:
-    """Call the user's function."""
+    """Call the user's function.
+
+    Raises:
+        InputError: it fails, or changes the module's tensors.
+    """
+
+    def state() -> dict[str, tuple[int, int, bool]]:
+        every = (*module.named_parameters(), *module.named_buffers())
+        return {name: (id(each), storage(each), each.requires_grad) for name, each in every}
+
+    before = state()
     try:
-        return optimizer(module)
+        with Writes() as writes:
+            made = optimizer(module)
     except InputError:
         raise
     except Exception as error:  # the user's own code, which may raise anything
@@ -239,9 +229,17 @@ def call(optimizer: Callable[[nn.Module], Any], module: nn.Module) -> Any:
             f"the function for the optimizer fails: {type(error).__name__}: {first_line(error)}. Nearest: a function "
             "that takes the module, whose matrices are on the meta device, and returns an optimiser of torch."
         ) from error
+    after = state()
+    changed = [name for name, each in before.items() if each[1] in writes.storages or after.get(name) != each]
+    require(
+        not changed and len(before) == len(after),
+        f"the function for the optimizer changes {', '.join(changed[:3]) or 'the parameters'} of the module. "
+        "Nearest: initialise and freeze weights in the function that builds it.",
+    )
+    return made
 
 
-def rules_of_optimizer(optimizer: Any, names: Mapping[int, str]) -> Iterable[tuple[str, UpdateRule]]:
+def rules_of_optimizer(optimizer: Any, names: Mapping[int, str], steps: int) -> Iterable[tuple[str, UpdateRule]]:
     """Yield the rule of each parameter of an optimiser.
 
     Raises:
@@ -260,11 +258,24 @@ def rules_of_optimizer(optimizer: Any, names: Mapping[int, str]) -> Iterable[tup
         "MuonWithAuxAdam. Nearest: one of them.",
     )
     assert reader is not None
-    hooked = any(getattr(optimizer, each, None) for each in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"))
+    own = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    hooked = own or torchs._global_optimizer_pre_hooks or torchs._global_optimizer_post_hooks
     require(not hooked, f"{kind} has hooks on its steps, which are not understood. Nearest: without them.")
+    replaced = [key for key in vars(optimizer) if callable(getattr(type(optimizer), key, None))]
+    require(
+        not replaced,
+        f"{', '.join(replaced)} of this {kind} is replaced, as by a scheduler, which is not understood. Nearest: "
+        "without it; schedule= multiplies the rates.",
+    )
+    require(not optimizer.state, f"{kind} has a state already; the steps begin without one. Nearest: a new {kind}.")
     for group in optimizer.param_groups:
         check_flags(group, kind)
+        known = next((each for each in READERS if isinstance(optimizer, each)), None)
+        if known is not None:
+            require_only(group, (*inspect.signature(known.__init__).parameters, "decoupled_weight_decay"), kind)
         rule = reader(group, kind)
+        if type(optimizer) not in READERS:
+            require_same_steps(optimizer, group, rule, steps)
         for parameter in group["params"]:
             name = names.get(id(parameter))
             if name is None:
@@ -292,15 +303,7 @@ Reader = Callable[[Mapping[str, Any], str], UpdateRule]
 
 def reader_of(kind: type) -> Reader | None:
     """Return the function that reads a parameter group of optimisers of this class; None if it is not understood."""
-    readers: dict[type, Reader] = {
-        torch.optim.SGD: lambda group, name: rule_of(SGD, group, name, decoupled=False),
-        torch.optim.Adam: lambda group, name: rule_of(ADAM, group, name, group.get("decoupled_weight_decay", False)),
-        torch.optim.AdamW: lambda group, name: rule_of(ADAM, group, name, decoupled=True),
-    }
-    muon = getattr(torch.optim, "Muon", None)
-    if muon is not None:
-        readers[muon] = torchs_muon
-    for known, reader in readers.items():
+    for known, reader in READERS.items():
         if issubclass(kind, known):
             return reader if step_of(kind) is step_of(known) else None
     if kind.__name__ == "Lion":
@@ -323,21 +326,34 @@ def torchs_muon(group: Mapping[str, Any], name: str) -> UpdateRule:
     iterations = int(group.get("ns_steps", rule.iterations))
     require(0 < iterations <= LARGEST_STEPS, f"{name} has ns_steps={iterations}; known are 1 to {LARGEST_STEPS}.")
     a, b, c = (float(each) for each in group.get("ns_coefficients", rule.coefficients))
-    return replace(rule, iterations=iterations, coefficients=(a, b, c))
+    least = number_in(group, "eps", name, rule.least_norm)
+    return replace(rule, iterations=iterations, coefficients=(a, b, c), least_norm=least)
+
+
+READERS: dict[type, Reader] = {
+    torch.optim.SGD: lambda group, name: rule_of(SGD, group, name, decoupled=False),
+    torch.optim.Adam: lambda group, name: rule_of(ADAM, group, name, group.get("decoupled_weight_decay", False)),
+    torch.optim.AdamW: lambda group, name: rule_of(ADAM, group, name, decoupled=True),
+}
+if hasattr(torch.optim, "Muon"):
+    READERS[torch.optim.Muon] = torchs_muon
 
 
 def lion(group: Mapping[str, Any], name: str) -> UpdateRule:
     """Read a group of Lion as in its paper; other options are those of other algorithms."""
-    require_only(group, ("lr", "betas", "weight_decay", "decoupled_weight_decay"), name)
-    coupled = group.get("decoupled_weight_decay")  # of lion_pytorch, which then divides the decay by the first rate
-    require(not coupled, f"{name} has decoupled_weight_decay=True, which is not understood. Nearest: without it.")
+    require_only(group, ("lr", "betas", "weight_decay"), name)
     return rule_of(LION, group, name, decoupled=True)
 
 
 def require_only(group: Mapping[str, Any], known: Sequence[str], name: str) -> None:
     """Raise `InputError` if a group has options that are not known, and are set."""
-    other = [key for key, value in group.items() if key not in ("params", "initial_lr", *known) and value]
-    require(not other, f"{name} has {', '.join(other)}, which is not understood. Nearest: without it.")
+    unset = (None, False)
+    other = [k for k, value in group.items() if k not in (*LABELS, *known) and not any(value is each for each in unset)]
+    require(
+        not other,
+        f"a group of {name} has {', '.join(other)}, which is not understood. Nearest: without it; a factor of the "
+        "learning rate belongs in lr.",
+    )
 
 
 def muon_with_adam(group: Mapping[str, Any], name: str) -> UpdateRule:
@@ -380,25 +396,3 @@ def number_in(options: Mapping[str, Any], key: str, name: str, default: float | 
     value = float(value) if one else value
     require(is_number(value), f"{name} has {key}={value!r}, which is no number.")
     return float(value)
-
-
-def require_rate(rate: float, what: str) -> None:
-    """Raise `InputError` unless a learning rate is above 0 and at most `MOST_RATE`."""
-    good = is_number(rate) and 0 < rate <= MOST_RATE
-    require(good, f"{what} must be above 0 and at most {MOST_RATE:g}; got {rate!r}. Nearest: 1e-3.")
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def in_words(optimizer: torch.optim.Optimizer) -> str:
-    """Return the class and the main options of an optimiser."""
-    shown: dict[str, Any] = {
-        key: value for key, value in optimizer.defaults.items() if isinstance(value, int | float | tuple)
-    }
-    shown = {key: value for key, value in shown.items() if not isinstance(value, bool) or value}
-    rates = sorted({group["lr"] for group in optimizer.param_groups})
-    if len(rates) > 1:
-        shown["lr"] = f"{rates[0]:g} to {rates[-1]:g}"
-    return f"{type(optimizer).__name__} ({', '.join(f'{key} {value}' for key, value in shown.items())})"

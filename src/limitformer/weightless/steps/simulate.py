@@ -1,5 +1,6 @@
 """`simulate_steps`: the first training steps of any module, by the law of its weights."""
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,7 +24,8 @@ from limitformer.weightless.network import Weightless
 from limitformer.weightless.run import ALWAYS, AUTO, NEVER
 from limitformer.weightless.simulate import named_errors, provenance, settle
 from limitformer.weightless.steps.batches import SAME, batches_of, tables
-from limitformer.weightless.steps.optimizers import StepRules, read_optimizer
+from limitformer.weightless.steps.optimizers import read_optimizer
+from limitformer.weightless.steps.rules import StepRules, groups_of, in_words
 from limitformer.weightless.steps.trajectory import Trajectory
 from limitformer.weightless.steps.weights import Forms
 
@@ -149,7 +151,8 @@ def simulate_steps(
     def result() -> xr.Dataset:
         about = {
             **provenance(network), "description": "training steps in law", "seed": seed, "samples": len(parts),
-            "sequences": first.rows, "draw": draw, "inputs": str(first), "optimizer": rules.name,
+            "sequences": first.rows, "draw": draw, "inputs": str(first), "optimizer": in_words(every),
+            "groups": json.dumps(groups_of(every)), "muon_outside": ", ".join(rules.outside),
             "batches": batches if isinstance(batches, str) else "given", "loss": function.name,
             "frozen": sum(not each.requires_grad for each in network.module.parameters()),
             "weights": forms_in_words(forms),

@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from limitformer.weightless.steps.optimizers import ADAM, LION, MUON, SGD, UpdateRule
-
-LEAST_NORM = 1e-7  # by which Muon divides at least
+from limitformer.weightless.steps.rules import ADAM, LION, MUON, SGD, UpdateRule
 
 
 def is_entrywise(rule: UpdateRule) -> bool:
@@ -138,7 +136,7 @@ def muon_update(mean: Tensor, rule: UpdateRule, shape: tuple[int, int]) -> Tenso
     if not mean.numel():
         return mean
     a, b, c = rule.coefficients
-    x = mean / mean.norm().clamp(min=LEAST_NORM)
+    x = mean / mean.norm().clamp(min=rule.least_norm)
     wide = x if x.shape[0] <= x.shape[1] else x.mT
     for _ in range(rule.iterations):
         gram = wide @ wide.mT

@@ -1,0 +1,89 @@
+"""Optimisers that are not what their class says: another update under the name Lion, a replaced step, a state, writes.
+
+Right: each is refused, with the reason; the same classes without the change run.
+"""
+
+import pytest
+import torch
+from torch import nn
+
+import limitformer as lf
+from cases.networks import IDS, Stack, mean_square
+
+
+class Lion(torch.optim.Optimizer):
+    """A variant that moves by the sign of the gradient, at a tenth of the rate."""
+
+    def __init__(self, parameters, lr=0.01):
+        super().__init__(parameters, {"lr": lr, "betas": (0.9, 0.99), "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for each in group["params"]:
+                each.add_(each.grad.sign(), alpha=-group["lr"] / 10)
+
+
+def patched(module):
+    optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
+    step = optimizer.step
+
+    def clipped(*arguments):
+        nn.utils.clip_grad_value_(module.parameters(), 0.001)
+        return step(*arguments)
+
+    optimizer.step = clipped
+    return optimizer
+
+
+def zeroing(module):
+    for block in module.blocks:
+        nn.init.zeros_(block.w)
+    return torch.optim.SGD(module.parameters(), lr=1.0)
+
+
+def data_zeroing(module):
+    module.e.weight.data.mul_(0.5)
+    return torch.optim.SGD(module.parameters(), lr=1.0)
+
+
+def replacing(module):
+    module.e.weight.data = torch.zeros_like(module.e.weight)
+    return torch.optim.SGD(module.parameters(), lr=1.0)
+
+
+def freezing(module):
+    module.e.requires_grad_(False)
+    return torch.optim.SGD(module.parameters(), lr=1.0)
+
+
+def with_state(module):
+    optimizer = torch.optim.SGD(module.parameters(), lr=1.0, momentum=0.9)
+    optimizer.state[module.e.weight]["momentum_buffer"] = torch.ones(20, 24)
+    return optimizer
+
+
+def scheduled(module):
+    optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.1)
+    return optimizer
+
+
+REFUSED = {
+    lambda module: Lion(module.parameters()): r"step 1 of .*Lion is not that of the lion that is understood",
+    patched: "step of this SGD is replaced",
+    scheduled: "step of this SGD is replaced, as by a scheduler.*schedule= multiplies",
+    zeroing: r"changes blocks.0.w, blocks.1.w, blocks.2.w of the module.*in the function that builds it",
+    data_zeroing: "changes e.weight of the module",
+    replacing: "changes e.weight of the module",
+    freezing: "changes e.weight of the module",
+    with_state: "SGD has a state already",
+}
+
+
+def verify():
+    options = {"loss": mean_square, "steps": 1, "samples": 1, "seed": 0, "progress": False}
+    for optimizer, reason in REFUSED.items():
+        with pytest.raises(lf.InputError, match=reason):
+            lf.steps(Stack, IDS, optimizer=optimizer, **options)
+    lf.steps(Stack, IDS, optimizer=lambda module: torch.optim.SGD(module.parameters(), lr=1.0), **options)
