@@ -5,11 +5,11 @@ no `--fail-on` fails. Changes in the second step of what has no gradient were ro
 """
 
 import torch
-from cases.networks import Attention
 from torch import nn
 from torch.nn import functional
 
 import limitformer as lf
+from cases.networks import Attention
 
 INPUTS = {"x": torch.randn(2, 8, 12, generator=torch.Generator().manual_seed(0)), "y": torch.tensor([0, 1])}
 

@@ -4,10 +4,10 @@ Right: they take no part in verdicts on gradients and steps and are counted; wit
 """
 
 import torch
-from cases.networks import Residual, mean_square
 from torch import nn
 
 import limitformer as lf
+from cases.networks import Residual, mean_square
 
 
 class Lora(Residual):
