@@ -40,6 +40,9 @@ def test_command_prints_exponents_and_writes_files(run, folder):
         (("--widths", "16,32", "--set", "depth=3"), "the configuration has no field depth"),
         (("--over", "n_embd"), "--over takes NAME=N"),
         (("--widths", "16,32", "--fail-on", "rate"), "--fail-on must be transfer; got 'rate'"),
+        (("--widths", "16,32", "--fail-on", "transfer", "--samples", "3"), "--fail-on transfer needs --samples 4 or"),
+        (("--widths", "16,32", "--base", "0"), "--base must be a size of at least 1; got 0"),
+        (("--widths", "16,32", "--base", "-7"), "--base must be a size of at least 1; got -7"),
     ],
 )
 def test_wrong_options_of_transfer_give_one_line(run, folder, options, message):
@@ -85,6 +88,6 @@ def test_interrupted_transfer_without_two_sizes_writes_nothing(run, folder, monk
 @pytest.mark.parametrize(("verdict", "code"), [(False, 1), (True, 0), (None, 0)])
 def test_fail_on_transfer_is_the_exit_code(run, folder, monkeypatch, verdict, code):
     monkeypatch.setattr("limitformer.scaling.transfer.Transfer.transfers", verdict)
-    command = ("transfer", "small.json", "--widths", "16,32", *QUICK)
+    command = ("transfer", "small.json", "--widths", "16,32", "--steps", "1", "--samples", "4", "--tokens", "6")
     assert run(*command, "--fail-on", "transfer").exit_code == code
     assert run(*command).exit_code == 0

@@ -5,9 +5,12 @@ import inspect
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from limitformer.base.errors import InputError
 from limitformer.weightless.steps.optimizers import UpdateRule, read_optimizer
+from limitformer.weightless.steps.rules import groups_of, in_words
+from own_optimizers import Lion, SingleDeviceMuonWithAuxAdam
 
 
 class Small(nn.Module):
@@ -82,16 +85,6 @@ def test_several_optimisers_share_the_parameters():
         )
 
 
-class Lion(torch.optim.Optimizer):
-    def __init__(self, params, lr=1e-4, betas=(0.9, 0.99), weight_decay=0.0):
-        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
-
-
-class SingleDeviceMuonWithAuxAdam(torch.optim.Optimizer):
-    def __init__(self, groups):
-        super().__init__(groups, {"lr": 0.02})
-
-
 def test_known_classes_outside_torch_are_read():
     rule = read(lambda module: Lion(module.parameters(), weight_decay=0.2)).rules["head.weight"]
     assert rule == UpdateRule("lion", 1e-4, 0.2, True, betas=(0.9, 0.99))
@@ -113,6 +106,15 @@ class Changed(torch.optim.AdamW):
 
 class Renamed(torch.optim.AdamW):
     """Only the name is new."""
+
+
+class Moving(torch.optim.SGD):
+    """The step is torch's, but not what it calls."""
+
+    def _init_group(self, group, params, grads, buffers):
+        result = super()._init_group(group, params, grads, buffers)
+        grads[:] = [each.sign() for each in grads]
+        return result
 
 
 def with_hook(module):
@@ -145,6 +147,10 @@ def fails(module):
         (torch.optim.SGD([nn.Parameter(torch.ones(3))], lr=0.1), "optimizer must be one of"),
         ({"name": "adamw", "betas": (0.9, 1.0)}, r"adamw has betas=\(0.9, 1.0\)"),
         ({"name": "sgd", "momentum": -0.1}, "momentum=-0.1"),
+        ({"name": "sgd", "nesterov": True}, r"sgd has nesterov, which needs momentum and no dampening"),
+        ({"name": "sgd", "nesterov": True, "momentum": 0.9, "dampening": 0.1}, "sgd has nesterov"),
+        (lambda m: torch.optim.SGD([{"params": m.parameters(), "betas": 1}], lr=1), "a group of SGD has betas, which"),
+        (lambda m: Moving(m.parameters()), r"test_optimizers.Moving is not that of the sgd that is understood"),
         ({"name": "muon", "scale": "spectral"}, "scale='spectral'"),
     ],
 )  # fmt: skip
@@ -183,6 +189,40 @@ def test_rates_refer_to_the_first_of_several_optimisers_and_to_rates_that_are_us
         return torch.optim.SGD([{"params": list(module.parameters()), "lr": 0.5}])
 
     assert read(own_rates).base == 0.5
+
+
+def test_global_hooks_and_sparse_tables_are_refused():
+    hook = register_optimizer_step_pre_hook(lambda *_: None)
+    try:
+        with pytest.raises(InputError, match="SGD has hooks on its steps"):
+            read(lambda module: torch.optim.SGD(module.parameters(), lr=0.1))
+    finally:
+        hook.remove()
+    module = Small()
+    module.table = nn.Embedding(11, 4, sparse=True)
+    with pytest.raises(InputError, match=r"^table has sparse=True: gradients that are sparse. Nearest: sparse=False"):
+        read("sgd", module)
+
+
+def test_eps_of_torchs_muon_is_read():
+    rules = read(lambda module: torch.optim.Muon([module.hidden.weight], eps=1.0, weight_decay=0.0))
+    assert rules.rules["hidden.weight"].least_norm == 1.0
+    assert "least_norm 1)" in in_words([rules])
+
+
+def test_groups_have_the_rates_that_run():
+    def groups(module):
+        return torch.optim.SGD([{"params": [module.head.weight], "lr": 1.0}, {"params": [module.table.weight]}], lr=0.1)
+
+    rules = read(groups)
+    every = [rules.with_rate(0.2), rules.with_rate(0.4)]
+    assert [each["lr"] for each in groups_of(every)] == [pytest.approx([2.0, 4.0]), pytest.approx([0.2, 0.4])]
+    assert in_words(every) == (
+        "SGD (2 groups: 1 weight with lr × 10, momentum 0, dampening 0, weight_decay 0; "
+        "1 weight with lr × 1, momentum 0, dampening 0, weight_decay 0)"
+    )
+    assert in_words([read("lion")]) == "lion (lr 0.0001, betas (0.9, 0.99), weight_decay 0)"
+    assert "1 weight by Muon with lr 0.02, " in in_words([read("muon")])
 
 
 @pytest.mark.parametrize("option", [{"cautious_factor": 0.5}, {"decoupled_weight_decay": True}])

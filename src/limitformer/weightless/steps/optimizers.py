@@ -274,8 +274,6 @@ def rules_of_optimizer(optimizer: Any, names: Mapping[int, str], steps: int) -> 
         if known is not None:
             require_only(group, (*inspect.signature(known.__init__).parameters, "decoupled_weight_decay"), kind)
         rule = reader(group, kind)
-        if type(optimizer) not in READERS:
-            require_same_steps(optimizer, group, rule, steps)
         for parameter in group["params"]:
             name = names.get(id(parameter))
             if name is None:
@@ -290,6 +288,8 @@ def rules_of_optimizer(optimizer: Any, names: Mapping[int, str], steps: int) -> 
                 )
             if parameter.requires_grad:
                 yield name, rule
+        if type(optimizer) not in READERS:
+            require_same_steps(optimizer, group, rule, steps)
 
 
 def check_flags(group: Mapping[str, Any], kind: str) -> None:
