@@ -101,6 +101,10 @@ def test_open_loss_is_asked_for(build, inputs, options, message):
         run(build, inputs, **options)
 
 
+def test_ids_may_have_any_name():
+    assert run(Head, {"ids": IDS}) == run(Head)
+
+
 @pytest.mark.parametrize("batch_dim", [0, 1])
 def test_next_token_of_drawn_networks_has_the_mean_of_the_law(batch_dim):
     """The twin with the same token instead of the next one is rejected: the table is also the head."""

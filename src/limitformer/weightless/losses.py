@@ -140,7 +140,7 @@ def chosen_loss(loss: Loss | str | None, task: str, otherwise: Choice | None = N
             NEXT_TOKEN: (NEXT, partial(next_token, batch_dim=batch_dim)),
             MEAN_SQUARE: ("mean squared error", partial(mean_square_error, batch_dim=batch_dim)),
         }
-        known = f"loss must be {', '.join(map(repr, named))} or a function; got {loss!r:.60}."
+        known = f"loss must be {', '.join(map(repr, named))} or a function (--loss FILE.py:NAME); got {loss!r:.60}."
         require(loss in named if isinstance(loss, str) else callable(loss), known + nearest(str(loss), named))
         pair = named[loss] if isinstance(loss, str) else (name_of(loss), loss)
         return ChosenLoss(lambda out, inputs: pair)
@@ -221,8 +221,9 @@ def ids_in(inputs: Mapping[str, Any]) -> tuple[str, Tensor] | None:
         and name not in TARGETS and "mask" not in name
     }  # fmt: skip
     name = next((name for name in ("decoder_input_ids", "input_ids", "") if name in known), None)
-    name = next(iter(known)) if name is None and len(known) == 1 else name
-    return None if name is None else (name, known[name])
+    if name is None:
+        return next(iter(known.items())) if len(known) == 1 else None
+    return name, known[name]
 
 
 def require_own(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -231,13 +232,9 @@ def require_own(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
     Raises:
         InputError: it returned none.
     """
-    own = own_loss(out, inputs)
+    own, (name, _) = own_loss(out, inputs), target_in(inputs) or ("other numbers", None)
     if own is None:
-        given = target_in(inputs)
-        raise InputError(
-            f"the inputs have {given[0] if given else 'no targets'}, but the module returns no loss. "
-            "Nearest: loss=…, which reads them."
-        )
+        raise InputError(f"the inputs have {name}, but the module returns no loss. Nearest: loss=…, which reads them.")
     return own
 
 
@@ -274,7 +271,7 @@ def next_token(out: Any, inputs: Mapping[str, Tensor], batch_dim: int = 0) -> Te
         )
     largest = int(ids.max())
     require(largest < logits.shape[-1], f"the id {largest} is beyond the {logits.shape[-1]} numbers of the output.")
-    mask = mask_in(inputs, name.replace("input_ids", "attention_mask") or "attention_mask")
+    mask = mask_in(inputs, "decoder_attention_mask" if name == "decoder_input_ids" else "attention_mask")
     mask = None if mask is None else mask.movedim(batch_dim, 0)
     return shifted(logits.movedim(batch_dim, 0), ids.movedim(batch_dim, 0), mask)
 
