@@ -4,9 +4,9 @@ Right: `initialisation`, with the factory as without it, and `compare` say so; a
 told to be tied again.
 """
 
-from cases.networks import LanguageModel
 from torch import nn
 
+from cases.networks import LanguageModel
 from limitformer.initialisation import compare, initialisation
 
 

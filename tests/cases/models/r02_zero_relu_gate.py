@@ -3,10 +3,10 @@
 ReLU(0) has derivative 0 in torch, so that gate.1.weight stays zero for ever. Right: `dead`, broken, with its name.
 """
 
-from cases.networks import Block, LanguageModel
 from torch import nn
 
 import limitformer as lf
+from cases.networks import Block, LanguageModel
 
 
 class Gated(Block):

@@ -4,10 +4,10 @@ The stream starts at √d = 16, so that every branch is about 1 % of it. Right: 
 """
 
 import torch
-from cases.networks import LanguageModel
 from torch import nn
 
 import limitformer as lf
+from cases.networks import LanguageModel
 
 
 class Decoder(LanguageModel):

@@ -3,9 +3,8 @@
 Right: `frozen`, broken, as logits and attention agree; the right scale has no such verdict.
 """
 
-from cases.networks import LanguageModel
-
 import limitformer as lf
+from cases.networks import LanguageModel
 
 
 def grades(scale):

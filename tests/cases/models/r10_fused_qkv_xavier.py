@@ -3,9 +3,9 @@
 Right: `compare` says that the std is 0.0884 for 0.125, by the wrong fan.
 """
 
-from cases.networks import LanguageModel
 from torch import nn
 
+from cases.networks import LanguageModel
 from limitformer.initialisation import compare
 
 

@@ -3,9 +3,8 @@
 Right: `grows` if one multiplies; the divided one does not grow.
 """
 
-from cases.networks import LanguageModel
-
 import limitformer as lf
+from cases.networks import LanguageModel
 
 
 def names(mult):

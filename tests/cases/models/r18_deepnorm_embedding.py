@@ -3,9 +3,9 @@
 Right: the recipe deepnorm says that it does not cover them.
 """
 
-from cases.networks import LanguageModel
 from torch import nn
 
+from cases.networks import LanguageModel
 from limitformer.initialisation.recipes import compare_with_recipe
 
 

@@ -3,10 +3,10 @@
 Right: that it runs; a forecast is not asked for.
 """
 
-from cases.networks import Block, LanguageModel, mean_square
 from torch.nn import functional
 
 import limitformer as lf
+from cases.networks import Block, LanguageModel, mean_square
 
 
 class Post(Block):

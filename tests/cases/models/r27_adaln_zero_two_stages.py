@@ -5,11 +5,11 @@ no `--fail-on` fails. Changes in the second step of what has no gradient were ro
 """
 
 import torch
-from cases.networks import Attention
 from torch import nn
 from torch.nn import functional
 
 import limitformer as lf
+from cases.networks import Attention
 
 INPUTS = {"x": torch.randn(2, 8, 12, generator=torch.Generator().manual_seed(0)), "y": torch.tensor([0, 1])}
 
@@ -56,7 +56,5 @@ def verify():
         Net, INPUTS, optimizer="adamw", rates=[1e-3], steps=3, samples=2, seed=0, loss=loss, progress=False
     )
     still = {one.name: one.said for one in report.verdicts}["still"]
-    assert (
-        "in the first step out.weight (zero before); in the second step blocks.*.mod.weight (2) (zero before)" in still
-    )
+    assert "zero before: out.weight (first step), blocks.*.mod.weight (2) (second step)" in still
     assert "attn.q.weight (2)" in still.partition("third step")[2]
