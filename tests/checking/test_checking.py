@@ -17,8 +17,8 @@ from limitformer.checking.band import band, inside, surprises
 from limitformer.checking.curves import by_kind, curves, place_of
 from limitformer.checking.module import measure_module
 from limitformer.checking.subject import start_of
-from limitformer.checking.thresholds import VERDICTS, failing, thresholds_with
-from limitformer.checking.verdicts import RULES, WORDS, failed, number_text, verdicts
+from limitformer.checking.thresholds import VERDICTS, WAITS, failing, thresholds_with
+from limitformer.checking.verdicts import CERTAIN, RULES, WORDS, failed, number_text, verdicts
 from limitformer.cli.app import app
 from limitformer.designing.objective import Objective
 from limitformer.designing.trials import ShapedTrials
@@ -287,13 +287,13 @@ def sound(layers=6, heads=2, samples=4):
             "busiest_expert": (("sample", "block"), flat(0.3, layers)),
             "longest_memory": (("sample", "block"), flat(80.0, layers)),
             "group_size": (("sample", "layer", "group"), flat(1.0, layers + 1, 2)),
-            "agreement": (("condition",), np.array([0.7, 0.9])),
+            "agreement": (("condition",), np.array([0.7, 0.9, 0.4])),
         },
         {
             "kind": ["h.*.a.weight", "h.*.b.weight", "h.*.b.bias"],
             "outside": ["e.weight", "head.weight"],
             "group": ["words", "pixel_values"],
-            "condition": ["input_ids", "pixel_values"],
+            "condition": ["input_ids", "pixel_values", "every input"],
         },
         attrs={"tokens": 16, "chance": np.log(50.0)},
     )  # fmt: skip
@@ -310,7 +310,7 @@ SICK = {  # by name and grade: curves, and the layer of the verdict
     ("loss", "broken"): (changed("loss", np.s_[:], 30.0), None),
     ("loss", "watch"): (changed("loss", np.s_[:], np.log(50.0) - 1.5), None),
     ("dead", "broken"): (changed("gradient", np.s_[:, 0], 1e-9), None),
-    ("dead", "watch"): (changed("gradient", np.s_[:, 0], 0.0, behind_zero="h.*.a.weight", zero_weights="z"), None),
+    (WAITS, "watch"): (changed("gradient", np.s_[:, 0], 0.0, behind_zero="h.*.a.weight", zero_weights="z"), None),
     ("collapsed", "broken"): (changed("correlation", np.s_[:, 4:], 0.95), 4),
     ("collapsed", "watch"): (changed("correlation", np.s_[:, 3:], 0.7), 3),
     ("grows", "broken"): (changed("size", np.s_[:, 5:], 200.0), None),
@@ -323,7 +323,9 @@ SICK = {  # by name and grade: curves, and the layer of the verdict
     ("router", "broken"): (changed("effective_experts", np.s_[:, 3:], 2.1), 4),
     ("router", "watch"): (changed("effective_experts", np.s_[:, 3:], 4.0), 4),
     ("memory", "broken"): (changed("longest_memory", np.s_[:], 0.53), None),
-    ("deaf", "watch"): (changed("agreement", np.s_[1:], 0.9995), None),
+    ("deaf", "watch"): (changed("agreement", np.s_[1:2], 0.9995), None),
+    ("constant", "watch"): (changed("agreement", np.s_[2:], 0.9995), None),
+    ("faint", "watch"): (changed("relative_branch", np.s_[:], 0.01), None),
     ("uneven", "watch"): (changed("group_size", np.s_[:, 0, 0], 51.0), None),
     ("swamped", "watch"): (changed("relative_branch", np.s_[:, 0, 1], 30.0), 1),
     ("vanishing", "broken"): (changed("gradient", np.s_[:, 1, 4], 1e-4), 5),
@@ -339,8 +341,9 @@ SICK = {  # by name and grade: curves, and the layer of the verdict
 def test_each_verdict_appears_only_on_its_curves(case):
     data, layer = SICK[case]
     assert [one.name for one in verdicts(sound(), THRESHOLDS)] == ["fine"]
-    result = {(one.name, one.grade): one for one in verdicts(data, THRESHOLDS)}
+    result = {(one.name, "broken" if one.severe else one.grade): one for one in verdicts(data, THRESHOLDS)}
     assert set(result) == {case}
+    assert (result[case].grade == "broken") is (case in {(name, "broken") for name in CERTAIN})
     assert result[case].layer == layer
     assert result[case].source or case == ("not finite", "broken")
     assert result[case].why
@@ -351,8 +354,8 @@ def test_verdict_shows_value_and_threshold():
     """The value is past the threshold: above it, or below it for what falls."""
     for (name, grade), (data, _) in SICK.items():
         (one,) = verdicts(data, THRESHOLDS)
-        if name not in ("not finite", "dead"):
-            below = name in ("dies", "router", "memory") or (name, grade) == ("frozen", "watch")
+        if name not in ("not finite", "dead", WAITS):
+            below = name in ("dies", "router", "memory", "faint") or (name, grade) == ("frozen", "watch")
             assert (one.value < one.threshold) is below, name
     (dies,) = verdicts(SICK["dies", "broken"][0], THRESHOLDS)
     assert (dies.value, dies.threshold) == (0.002, 0.01)
@@ -410,12 +413,24 @@ def test_infinite_loss_and_gradient_have_a_verdict():
 
 
 def test_failed_selects_the_worst_grade_of_a_name():
-    """`collapsed` fails only at broken, `swamped` at watch, its worst grade; a grade fails at itself or worse."""
+    """`collapsed` fails past its threshold for broken, `swamped` at watch; a grade fails at itself or worse."""
     watch, broken = (verdicts(SICK["collapsed", grade][0], THRESHOLDS) for grade in ("watch", "broken"))
     swamped = verdicts(SICK["swamped", "watch"][0], THRESHOLDS)
-    table = {"collapsed": (0, 1, 0), "swamped": (0, 0, 1), "broken": (0, 1, 0), "watch": (1, 1, 1), "any": (1, 1, 1)}
+    table = {"collapsed": (0, 1, 0), "swamped": (0, 0, 1), "broken": (0, 0, 0), "watch": (1, 1, 1), "any": (1, 1, 1)}
     for names, counts in table.items():
         assert tuple(len(failed(each, failing(names))) for each in (watch, broken, swamped)) == counts, names
+
+
+def test_broken_needs_certainty_or_a_second_measure():
+    """Logits and attention, or two measures past their thresholds, agree; equal tokens are certain; BERT's 0.95 is not."""
+    data, _ = SICK["frozen", "broken"]
+    narrow = data.assign(effective_tokens=SICK["frozen", "watch"][0]["effective_tokens"])
+    both = data.assign(correlation=SICK["collapsed", "broken"][0]["correlation"])
+    equal = changed("correlation", np.s_[:, 4:], 1.0)
+    for curves, grades in ((data, ["watch"]), (narrow, ["broken"]), (both, ["broken"] * 2), (equal, ["broken"])):
+        assert [one.grade for one in verdicts(curves, THRESHOLDS)] == grades
+    waits = verdicts(SICK[WAITS, "watch"][0], THRESHOLDS)
+    assert ([one.sign for one in waits], failed(waits, ("any",)), failed(waits, (WAITS,))) == (["·"], [], waits)
 
 
 def test_objective_defaults_are_the_watch_thresholds():

@@ -142,19 +142,20 @@ def special_ids(config: Any) -> set[int]:
 def agreement_of(v: NDArray[np.float64], whole: bool = False) -> float | None:
     """Return the mean correlation of like tokens, or of all if `whole`, of the two halves, from V (layer, T, T).
 
-    It is None if no token is like, or all are the same up to the end. Tokens that precede every difference, which a
-    causal mask leaves alone, do not count.
+    It is None if no token is like, or all like ones are the same up to the end. Tokens that precede every difference,
+    which a causal mask leaves alone, do not count.
     """
     half = v.shape[-1] // 2
     own, other = np.arange(half), np.arange(half, 2 * half)
     size = v[:, own, own] + v[:, other, other]
-    away = size - 2 * v[:, own, other]
     with np.errstate(invalid="ignore", divide="ignore"):
+        away = size - 2 * v[:, own, other]
         differs = away[0] > SAME * size[0]
         after = np.maximum.accumulate(differs) & ~differs
         counts = np.ones_like(differs) if whole else after if differs.any() else ~differs
         rho = v[-1, own, other] / np.sqrt(v[-1, own, own] * v[-1, other, other])
-    if not (away[-1] > SAME * size[-1])[counts].any() or not np.isfinite(rho[counts]).all():
+    reached = whole or (away[-1] > SAME * size[-1])[counts].any()
+    if not reached or not np.isfinite(rho[counts]).all():
         return None  # no path leads from the input to these tokens
     return float(rho[counts].mean())
 

@@ -367,13 +367,11 @@ def unseen_verdict(data: xr.Dataset, table: xr.Dataset) -> StepVerdict | None:
 def moved(data: xr.Dataset) -> NDArray[np.bool_]:
     """Return whether each weight has changed in most networks (step, weight), from `weight_change` at one rate.
 
-    A weight that was zero has an infinite relative change once it moves. A smaller one than the rounding of as many
-    steps, such as that of a product with the factor of weight decay, does not count.
+    A weight that was zero has an infinite relative change once it moves.
     """
     change = data["weight_change"].transpose("sample", "step", "weight").values
-    rounding = np.finfo(data.attrs.get("dtype", "float32")).eps * np.arange(change.shape[1])[:, None]
     with np.errstate(invalid="ignore"):
-        return np.asarray((change > rounding).mean(0) > 0.5)
+        return np.asarray((change > 0).mean(0) > 0.5)
 
 
 def matrices(data: xr.Dataset) -> NDArray[np.bool_]:
@@ -428,22 +426,20 @@ def still_verdict(data: xr.Dataset, rate: float) -> StepVerdict | None:
     if not late.any():
         return None
     never = considered & (first < 0)
-    zero = data["weight_size"].values == 0 if "weight_size" in data else np.zeros_like(late)
-
-    def named(those: NDArray[np.bool_]) -> str:
-        parts = [f"{kinds(names[those & zero])} (zero before)"] if (those & zero).any() else []
-        return ", ".join([*parts, *([kinds(names[those & ~zero])] if (those & ~zero).any() else [])])
-
-    groups = [f"in the {ordinal(step)} step {named(those)}" for step in range(1, steps + 1)
-              if (those := considered & (first == step)).any()]  # fmt: skip
+    groups = [f"{ordinal(step)} step: {kinds(names[considered & (first == step)])}" for step in range(1, steps + 1)
+              if (considered & (first == step)).any()]  # fmt: skip
     if never.any():
-        groups.append(f"in none of the {steps} {named(never)}")
+        groups.append(f"in none of the {steps}: {kinds(names[never])}")
+    zero = considered & (data["weight_size"].values == 0)
+    zeros = [f"{kinds(names[those])} ({ordinal(step)} step)" for step in range(1, steps + 1)
+             if (those := zero & (first == step)).any()]  # fmt: skip
     return StepVerdict(
         STILL, WATCH if never.any() else NOTE,
         f"{int(late.sum())} of {int(considered.sum())} matrices do not move in the first step at a rate of "
-        f"{number_text(rate)}, weight decay aside. What begins to move: {'; '.join(groups)}",
+        f"{number_text(rate)}. They begin to move in the {'; '.join(groups)}"
+        + (f"; zero before: {', '.join(zeros)}" if zeros else ""),
         value=float(late.sum()), rate=rate,
-        why="A matrix behind a zero matrix has no gradient until that one has moved."
+        why="A matrix behind a zero matrix has no gradient until that one has moved; weight decay does not count."
         + (" Those that never move may need more steps, or have no gradient at all." if never.any() else ""),
         mends="More steps, to see whether they ever do." if never.any() else "",
     )  # fmt: skip

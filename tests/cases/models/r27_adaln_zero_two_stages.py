@@ -56,7 +56,5 @@ def verify():
         Net, INPUTS, optimizer="adamw", rates=[1e-3], steps=3, samples=2, seed=0, loss=loss, progress=False
     )
     still = {one.name: one.said for one in report.verdicts}["still"]
-    assert (
-        "in the first step out.weight (zero before); in the second step blocks.*.mod.weight (2) (zero before)" in still
-    )
+    assert "zero before: out.weight (first step), blocks.*.mod.weight (2) (second step)" in still
     assert "attn.q.weight (2)" in still.partition("third step")[2]

@@ -1,6 +1,6 @@
 """LoRA, adapters, frozen towers: parameters with requires_grad=False are not meant to have a gradient.
 
-Right: they take no part in verdicts on gradients and steps and are counted; with A random and B zero the grade is watch.
+Right: they take no part in verdicts on gradients and steps, and are counted; with A random and B zero it is watch.
 """
 
 import torch

@@ -254,8 +254,11 @@ class TrainedEntries:
         self.update = None if rule is None else TensorUpdate(rule)
         self.gradients: list[bool] = []  # by step: whether it had a gradient
         self.factors: list[float] = []
+        self.still = True  # whether W_t is a W₀, as every gradient was 0
 
     def step(self, gradient: Tensor | None, scale: float, factor: float) -> None:
+        if gradient is not None and self.rule is not None:
+            self.still = self.still and not needs_entries(self.rule) and not bool(gradient.any())
         self.gradients.append(gradient is not None)
         self.factors.append(factor)
         if self.update is not None:
@@ -269,7 +272,7 @@ class TrainedEntries:
     def change(self) -> tuple[float, float]:
         """Return |W_t − a W₀| and its largest singular value, which is NaN for all but small matrices."""
         small = self.initial.dim() == 2 and self.initial.numel() <= MOST_FOR_SPECTRUM
-        if not self.factors and bool(self.initial.isfinite().all()):  # nothing has moved yet
+        if self.still and bool(self.initial.isfinite().all()):  # nothing has moved yet: rounding is left out
             return 0.0, 0.0 if small else math.nan
         moved = self.moved.double()
         small = small and bool(moved.isfinite().all())
@@ -468,7 +471,7 @@ class TrainedRun(WeightlessRun):
         entries = as_matrix(self.part_of(self.whole(weight), tensor), transpose)
         if self.measured and z.isfinite().all():
             trained, change = self.trained.entries[weight.name], z.new_zeros(z.shape[-2], entries.shape[-1])
-            if trained.factors:  # it has taken a step
+            if not trained.still:
                 change = z[0].detach() @ as_matrix(self.part_of(trained.moved[None], tensor), transpose)[0]
             self.trained.note_effect(weight.name, change)
         answer: Tensor = z @ (entries.detach() if tensor.frozen else entries)
