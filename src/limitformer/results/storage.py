@@ -17,7 +17,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from limitformer.base.errors import InputError, first_line, printable, require
-from limitformer.base.files import check_writable, file_path, write_whole
+from limitformer.base.files import check_regular, check_writable, file_path, write_whole
 from limitformer.base.memory import check_scratch
 
 NETCDF3_LIMIT = 2**32 - 4  # bytes of one variable
@@ -75,7 +75,7 @@ def checksum(dataset: xr.Dataset) -> str:
     digest = hashlib.sha256(json.dumps(plain_attributes(without_checksum(dataset.attrs))).encode())
     for name, variable in sorted(dataset.variables.items(), key=lambda item: str(item[0])):
         values = stored_values(variable.values)
-        about = [str(name), name in dataset.coords, *map(str, variable.dims), values.shape, values.dtype.str]
+        about = [str(name), name in dataset.coords, variable.dims, variable.shape, values.dtype.str]
         digest.update(json.dumps([about, plain_attributes(variable.attrs)]).encode())
         digest.update(values.tobytes())
     return digest.hexdigest()
@@ -87,8 +87,13 @@ def stored_values(values: NDArray[Any]) -> NDArray[Any]:
         return values.astype("<i8")
     if values.dtype.kind == "f":  # formats keep no payload of NaN
         return np.where(np.isnan(values), np.nan, values).astype(values.dtype.newbyteorder("<"))
+    if values.dtype.kind in "mM":
+        return values.astype(f"{values.dtype.kind}8[ns]").astype("<i8")
     if values.dtype.kind in "OUST":
-        return np.frombuffer(json.dumps(values.astype(str).tolist()).encode(), np.uint8)
+        texts = values.ravel().tolist()
+        if not all(isinstance(each, str) for each in texts):
+            raise TypeError("an array of neither numbers nor texts")
+        return np.frombuffer(json.dumps(texts).encode(), np.uint8)
     return values
 
 
@@ -144,10 +149,11 @@ def load(path: str | Path) -> xr.Dataset:
 
 
 def check_files(path: Path) -> None:
-    """Raise `InputError` for anything but regular files, and folders in a Zarr folder: a pipe would be waited for."""
+    """Raise `InputError` for a pipe or a device, also in a Zarr folder, and for a link that leads out of it."""
     for entry in (path, *path.rglob("*")):
-        is_folder = entry.is_dir() and (entry == path or not entry.is_symlink())
-        require(entry.is_file() or is_folder, f"{entry} is not a regular file.")
+        check_regular(entry)
+        inside = entry.resolve().is_relative_to(path.resolve())
+        require(inside, f"{entry} is a link out of {path.name}. Nearest: a copy of what it leads to.")
 
 
 def check_variables(path: Path, dataset: xr.Dataset) -> None:
