@@ -611,8 +611,8 @@ def test_command_refuses_bad_options(command, options, message):
     ("config", "tokens", "says"),
     [
         ("gpt2", 5000, r"at most 1024 tokens, .* got 5000\. Nearest: 1024 tokens\."),
-        ("bert-base", 600, r"Nearest: fewer tokens; its max_position_embeddings is 512\."),
-        ("roberta-base", 600, r"Nearest: fewer tokens; its max_position_embeddings is 514\."),
+        ("bert-base", 600, r"Nearest: --tokens 512 \(tokens=512\); its max_position_embeddings is 512\."),
+        ("roberta-base", 600, r"Nearest: --tokens 512 \(tokens=512\); its max_position_embeddings is 514\."),
     ],
 )
 def test_check_refuses_too_many_tokens(config, tokens, says):

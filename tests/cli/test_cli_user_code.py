@@ -1,10 +1,16 @@
 """`limitformer check` of the user's own Python files, and of folders with code of their own."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
 from transformers import dynamic_module_utils
 
+import limitformer as lf
 from limitformer.base.errors import InputError
 from limitformer.cli.user_code import names_code, user_inputs, user_object
 
@@ -141,3 +147,78 @@ def test_code_of_a_folder_runs_only_if_it_is_trusted(run, tmp_path, monkeypatch)
     assert trusted.exit_code == 0, trusted.output
     assert "own: 3 blocks, 6 tokens" in trusted.output
     assert "of a uniform guess 3.401" in trusted.output  # ln 30: a causal model
+
+
+def test_sys_exit_in_a_file_or_its_function_is_an_error_with_its_place(run, model):
+    model.write_text(f"{MODEL}\nimport sys\ndef make(): sys.exit(3)\n", encoding="utf-8")
+    lines = [run("check", f"{model}:make").stderr]
+    model.write_text(f"{MODEL}\nimport sys\nsys.exit(3)\n", encoding="utf-8")
+    lines.append(run("check", f"{model}:Words").stderr)
+    assert all(f"sys.exit(3) in {model}, line" in line and line.count("\n") == 1 for line in lines), lines
+
+
+def test_a_file_changes_neither_the_working_folder_nor_the_default_device(run, model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
+    model.write_text(f"{MODEL}\nimport os\nos.chdir('other')\ntorch.set_default_device('meta')\n", encoding="utf-8")
+    result = run("check", f"{model}:Words", "--inputs", 4, "--samples", 2, "--out", "out")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "out" / "check.html").is_file()
+    assert torch.get_default_device().type == "cpu"
+
+
+def test_an_interrupted_command_lists_the_files_that_it_wrote(run, model, tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("limitformer.checking.report.save", interrupted)
+    result = run("check", f"{model}:Words", "--inputs", 4, "--samples", 2, "--out", "out")
+    assert (result.exit_code, result.stderr) == (
+        130,
+        "Interrupted; these were written: out/check.html, out/check.png.\n",
+    )
+    assert sorted(each.name for each in (tmp_path / "out").iterdir()) == ["check.html", "check.png"]
+
+
+def test_a_pipe_as_configuration_is_refused(refused, tmp_path):
+    os.mkfifo(tmp_path / "model.json")
+    refused("check", "model.json", says=r"model\.json is not a regular file\.$")
+
+
+def test_names_are_printed_without_emojis_and_escape_codes(run, model):
+    folder = model.parent / ":rocket:\x1b[31m"
+    folder.mkdir()
+    result = run("check", f"{model}:Words", "--inputs", 4, "--samples", 2, "--out", folder)
+    assert f"{model.parent}/:rocket: [31m/check.html" in result.stdout
+    assert "\x1b" not in result.output
+
+
+def test_mixed_types_and_reentrant_checkpoints_are_refused_with_the_repair(model):
+    Words = user_object(f"{model}:Words", "WHAT")  # noqa: N806
+    ids = torch.tensor([[1, 2, 3]])
+    mixed = Words()
+    mixed.blocks[0].double()
+    with pytest.raises(InputError, match=r"types torch\.float32, torch\.float64\. Nearest: module\.float\(\)\.$"):
+        lf.check(mixed, ids)
+    reentrant = Words()
+    inner = reentrant.blocks[1].forward
+    reentrant.blocks[1].forward = lambda x: checkpoint(inner, x, use_reentrant=True)
+    with pytest.raises(InputError, match=r"a checkpoint is reentrant\. Nearest: use_reentrant=False in it\.$"):
+        lf.check(reentrant, ids)
+
+
+FORKED = """
+import os, signal
+from limitformer.cli.endings import end_at_once, end_at_once_on_interrupt
+end_at_once_on_interrupt()
+child = os.fork()
+if not child:
+    os._exit(signal.getsignal(signal.SIGINT) is not signal.SIG_DFL)
+assert os.waitpid(child, 0)[1] == 0 and signal.getsignal(signal.SIGINT) is end_at_once
+"""
+
+
+def test_a_forked_process_leaves_interruption_to_the_system():
+    """It would print a second line, and clean up for its parent."""
+    subprocess.run([sys.executable, "-c", FORKED], check=True)

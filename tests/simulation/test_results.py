@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import re
+import warnings
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -356,3 +358,66 @@ def test_correlation_does_not_leave_the_range_of_doubles(scale):
     """The product of two variances of 1e-300 or 1e300 is not a double."""
     v = scale**2 * np.array([[[[4.0, 1.0], [1.0, 1.0]]]])
     np.testing.assert_allclose(correlation(covariances_at(v, [0])).values[0, 0], [[1, 0.5], [0.5, 1]], rtol=1e-14)
+
+
+def silent_flips(path, saved, count):
+    """Return how many single flipped bits make `load` return other data without an error or a warning."""
+    rng, silent = np.random.default_rng(1), 0
+    files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
+    sizes = np.array([each.stat().st_size for each in files])
+    for _ in range(count):
+        file = files[rng.choice(len(files), p=sizes / sizes.sum())]
+        whole = file.read_bytes()
+        content = bytearray(whole)
+        content[rng.integers(len(content))] ^= 1 << rng.integers(8)
+        file.write_bytes(content)
+        with suppress(InputError), warnings.catch_warnings(record=True) as messages:
+            warnings.simplefilter("always")
+            loaded = load(path)
+            silent += not (messages or loaded.identical(saved))
+        file.write_bytes(whole)
+    return silent
+
+
+@pytest.mark.filterwarnings("ignore")  # Zarr's, of the tasks that failed
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_flipped_bit_is_never_silent(tmp_path, monkeypatch, ending):
+    """The wrong twin: without comparing checksums, bits of numbers are."""
+    path = save(dataset(), tmp_path / f"a{ending}")
+    assert silent_flips(path, dataset(), 400) == 0
+    with monkeypatch.context() as patch:
+        stored = xr.open_dataset(path, engine="zarr" if ending == ".zarr" else "scipy").attrs["sha256"]
+        patch.setattr("limitformer.results.storage.checksum", lambda _: stored)
+        assert silent_flips(path, dataset(), 100) > 0
+
+
+def test_a_file_without_a_checksum_loads_with_one_warning(tmp_path):
+    dataset().to_netcdf(tmp_path / "a.nc", engine="scipy", format="NETCDF3_64BIT")
+    with pytest.warns(UserWarning, match=r"a\.nc has no checksum.* Nearest: save it again\.$") as messages:
+        loaded = load(tmp_path / "a.nc")
+    assert len(messages) == 1
+    assert_bit_equal(load(save(loaded, tmp_path / "b.nc")), dataset())
+
+
+def test_a_header_without_variables_is_refused(tmp_path):
+    (tmp_path / "a.nc").write_bytes(b"CDF\x02" + bytes(34))
+    with pytest.raises(InputError, match=r"a\.nc holds no data\.$"):
+        load(tmp_path / "a.nc")
+
+
+@pytest.mark.parametrize("place", ["a.nc", "a.zarr", "b.zarr/exit/pipe"])
+def test_load_refuses_a_pipe(tmp_path, place):
+    """Opening it would wait for a writer."""
+    save(dataset(), tmp_path / "b.zarr")
+    os.mkfifo(tmp_path / place)
+    with pytest.raises(InputError, match=rf"{place} is not a regular file\.$"):
+        load(tmp_path / place.partition("/")[0])
+
+
+def test_load_refuses_a_link_out_of_a_zarr_folder(tmp_path):
+    path = save(dataset(), tmp_path / "a.zarr")
+    (tmp_path / "secret").write_bytes(bytes(24))
+    (path / "exit" / "0").unlink()
+    (path / "exit" / "0").symlink_to(tmp_path / "secret")
+    with pytest.raises(InputError, match=r"exit/0 is a link out of a\.zarr\. Nearest: a copy"):
+        load(path)

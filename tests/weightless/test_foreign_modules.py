@@ -714,6 +714,16 @@ def test_lazy_layers_are_refused():
             call(factory)
 
 
+def test_scripted_modules_are_refused():
+    def factory():
+        return nn.Sequential(torch.jit.script(nn.Linear(8, 8)))
+
+    message = r"^0 of Sequential is scripted by torch\.jit\. Nearest: the module without torch\.jit\.$"
+    for call in (lf.weightless.law, lambda model: lf.check(model(), np.ones((1, 2, 8)), blocks=["0"])):
+        with pytest.raises(lf.InputError, match=message):
+            call(factory)
+
+
 def test_embedding_that_renormalises_its_weight_is_refused():
     def change(net):
         net.embed = nn.Embedding(12, WIDTH, max_norm=1.0)

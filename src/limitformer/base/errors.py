@@ -88,8 +88,15 @@ def unusable(error: OSError) -> str:
 
 
 def printable(text: str) -> str:
-    """Return the text as one line without control characters, which a terminal would obey."""
-    return "".join(character if character.isprintable() else " " for character in text).strip()
+    """Return the text as one line without control characters."""
+    return without_controls(text.replace("\n", " ")).strip()
+
+
+def without_controls(text: str) -> str:
+    """Return the text, a blank for each control character but the ends of lines: a terminal would obey them."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each == "\n" else " " for each in text)
 
 
 def set_fields(part: object, **values: object) -> None:

@@ -16,6 +16,9 @@ SHOWN = (
 )
 
 
+WRITTEN: dict[Path, int] = {}  # the files and folders that this command has written, with their inodes
+
+
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Call `write` on a temporary neighbour of `path`, then move it there: the file is complete or absent.
 
@@ -33,6 +36,7 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         require(replaces, f"Cannot write {path}: a folder is in the way.")
         if path.is_dir():  # a folder cannot be replaced in one step: move the old one away first
             os.replace(path, folder / "old")
+        WRITTEN[path] = (folder / path.name).stat().st_ino
         try:
             os.replace(folder / path.name, path)
         except OSError:
@@ -43,6 +47,16 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         raise InputError(f"Cannot write {path}: {error.strerror}.") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def written_paths() -> list[str]:
+    """Return the paths in `WRITTEN` that are there, also if a signal came in the middle of a write."""
+    return [str(path) for path, inode in WRITTEN.items() if path.exists() and path.stat().st_ino == inode]
+
+
+def check_regular(path: Path) -> None:
+    """Raise `InputError` for a pipe, a device or a socket, which may have no end."""
+    require(path.is_file() or path.is_dir() or not path.exists(), f"{path} is not a regular file.")
 
 
 def local_path(given: str | Path) -> Path:

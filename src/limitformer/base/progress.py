@@ -14,6 +14,9 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.segment import Segment
+
+from limitformer.base.errors import without_controls
 
 PATIENCE = 2.0  # seconds before progress is shown
 MINUTE = 60.0  # seconds between lines where there is no terminal
@@ -35,6 +38,18 @@ def suggest_quicker(quicker: str) -> Iterator[None]:
         SUGGESTION = ""
 
 
+class Terminal(Console):
+    """A console that prints text as it is: no emoji for `:rocket:`, and no control characters, which it would obey."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(emoji=False, **options)
+
+    def render(self, renderable: Any, options: Any = None) -> Iterator[Segment]:
+        """Yield the parts of what is printed; texts of any origin come without control characters."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else without_controls(text), style, control)
+
+
 def hide() -> None:
     """Show no progress in this process, one of several that share a terminal."""
     global PATIENCE
@@ -44,13 +59,13 @@ def hide() -> None:
 def print_line(line: str) -> None:
     """Print one line on stderr without markup; ignore a stderr that cannot be written."""
     with suppress(OSError):
-        Console(stderr=True).print(line, markup=False, highlight=False, soft_wrap=True)
+        Terminal(stderr=True).print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
 def delayed_notice(message: str) -> Iterator[Callable[[], None]]:
     """Print `message` if the block takes a second or more after it calls the function that it receives."""
-    timer = threading.Timer(1.0, lambda: Console(stderr=True).print(f"{message} …", style="dim", highlight=False))
+    timer = threading.Timer(1.0, lambda: Terminal(stderr=True).print(f"{message} …", style="dim", highlight=False))
     timer.daemon = True
 
     def begin() -> None:
@@ -180,8 +195,13 @@ def progress_bar(description: str, total: int, first: float | None = None) -> Ba
 
     The remaining time is our own estimate, because that of Rich ignores everything older than 30 seconds.
     """
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}"))
-    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[left]}"),
+    )
+    console = Terminal(stderr=True)
     unseen = not (console.is_interactive or console.is_jupyter)  # a bar would only leave an empty line
     progress = Progress(*columns, console=console, transient=True, disable=unseen)
     now = time.perf_counter()

@@ -222,6 +222,9 @@ def called(module: nn.Module, arguments: dict[str, Any], measure: Measure | None
         raise InputError(f"{type(module).__name__} {error}.") from error
     except Exception as error:  # the user's own code, which may raise anything
         what = f"{type(error).__name__}: {first_line(error)}"
+        types = sorted({str(each.dtype) for each in module.parameters() if each.is_floating_point()})
+        if len(types) > 1:
+            what += f". Its weights are of the types {', '.join(types)}. Nearest: module.float()."
         raise InputError(f"{type(module).__name__} cannot run with these inputs: {what}") from error
     return out
 
@@ -244,7 +247,9 @@ def gradients(value: Tensor, weights: dict[str, nn.Parameter]) -> Arrays:
     try:
         gradient = torch.autograd.grad(whole, list(weights.values()), allow_unused=True)
     except RuntimeError as error:  # such as a change in place of a tensor that the gradient needs
-        raise InputError(f"the loss cannot be differentiated: {first_line(error)}") from error
+        reentrant = "use_reentrant" in str(error)
+        what = "a checkpoint is reentrant. Nearest: use_reentrant=False in it." if reentrant else first_line(error)
+        raise InputError(f"the loss cannot be differentiated: {what}") from error
     norms = [torch.nan if each is None else float(gradient_norm(each)) for each in gradient]
     return {
         "loss": np.array([float(whole.detach())]),

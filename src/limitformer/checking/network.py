@@ -121,7 +121,8 @@ class CheckedNetwork:
         law = f"law at initialisation, {samples} sample{'' if samples == 1 else 's'}"
         stack = f" of {self.stack}" if self.stack else ""
         loss = f", loss: {self.about['loss']}" if "loss" in self.curves else ""
-        return f"{blocks} blocks{stack}, {tokens} tokens, {'this network' if self.exists else law}{loss}"
+        words = "1 token" if tokens == 1 else f"{tokens} tokens"
+        return f"{blocks} blocks{stack}, {words}, {'this network' if self.exists else law}{loss}"
 
     def remarks(self) -> list[str]:
         """Return the loss next to that of a uniform guess, the curves unlike the law, and a summary of the weights."""

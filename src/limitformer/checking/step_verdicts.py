@@ -6,7 +6,8 @@ and ruin the network for all others: SGD at a rate of 1e30 may bring the loss of
 that no step sees must not explode meanwhile. Other batches have losses of their own, so that with them the loss of the
 unseen batch is compared, the same one before and after.
 
-A share of networks has Wilson's interval of 95 %. With few networks it is wide: all of 8 gives 68 to 100 %. A verdict
+A share of networks has Wilson's interval, of approximately 95 % before a rate is selected. With few networks it is
+wide: all of 8 gives 68 to 100 %. A verdict
 therefore counts the networks, says whether they are enough for "nine of ten", and how many would be.
 """
 
@@ -426,8 +427,11 @@ def still_verdict(data: xr.Dataset, rate: float) -> StepVerdict | None:
     if not late.any():
         return None
     never = considered & (first < 0)
-    groups = [f"{ordinal(step)} step: {kinds(names[considered & (first == step)])}" for step in range(1, steps + 1)
-              if (considered & (first == step)).any()]  # fmt: skip
+    groups = [
+        f"in the {ordinal(step)} step: {kinds(names[considered & (first == step)])}"
+        for step in range(1, steps + 1)
+        if (considered & (first == step)).any()
+    ]
     if never.any():
         groups.append(f"in none of the {steps}: {kinds(names[never])}")
     zero = considered & (data["weight_size"].values == 0)
@@ -436,7 +440,7 @@ def still_verdict(data: xr.Dataset, rate: float) -> StepVerdict | None:
     return StepVerdict(
         STILL, WATCH if never.any() else NOTE,
         f"{int(late.sum())} of {int(considered.sum())} matrices do not move in the first step at a rate of "
-        f"{number_text(rate)}. They begin to move in the {'; '.join(groups)}"
+        f"{number_text(rate)}. They begin to move {'; '.join(groups)}"
         + (f"; zero before: {', '.join(zeros)}" if zeros else ""),
         value=float(late.sum()), rate=rate,
         why="A matrix behind a zero matrix has no gradient until that one has moved; weight decay does not count."

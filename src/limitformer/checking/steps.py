@@ -41,7 +41,7 @@ COLUMNS: Mapping[str, tuple[str, str]] = {  # of the table by rate: the head in 
     "falls": ("falls", "networks whose loss falls, while that of the unseen batch does not explode"),
     "falls_alone": ("falls alone", "networks whose loss falls, whatever that of the unseen batch does"),
     "share": ("share", "their share"),
-    "low": ("low", "of Wilson's interval of the share, 95 %"),
+    "low": ("low", "of Wilson's interval of the share, approximately 95 % before a rate is selected"),
     "high": ("high", "of that interval"),
     "explodes": ("explodes", "networks whose loss is not finite, or above a multiple of its start, at some step"),
     "unseen_explodes": ("unseen explodes", "networks for which the same is true of the loss of the unseen batch"),

@@ -23,6 +23,7 @@ from limitformer.models.serial import from_record
 from limitformer.models.start import as_start
 from limitformer.models.text import words_of
 from limitformer.nn.drawn.simulate import torch_seed
+from limitformer.weightless.building import refuse_scripted
 from limitformer.weightless.classes import task_of
 from limitformer.weightless.configurations import config_from, config_of
 from limitformer.weightless.inputs import Inputs, ids_in, inputs_of
@@ -130,6 +131,7 @@ def shaped(blueprint: Blueprint, shaping: Shaping) -> Blueprint:
 
 def existing(module: nn.Module) -> Subject:
     """Return a module as a subject, with its law if its configuration gives one."""
+    refuse_scripted(module)
     kind = type(module).__name__
     config = getattr(module, "config", None)
     if not isinstance(module, PreTrainedModel):  # others, such as PEFT's, are not made from their configuration alone

@@ -559,7 +559,7 @@ RULES = (
     Rule("router", WATCH, one_expert, "router", "the router favours some experts from block {layer}: {details}"),
     Rule(
         "memory", BROKEN, forgets, "memory",
-        "no state-space head remembers more than one token: the longest half-life is {value} tokens",
+        "no state-space head remembers more than one token: the longest half-life, in tokens, is {value}",
     ),
     Rule("deaf", WATCH, deaf, "deaf", "the output hardly depends on {details}"),
     Rule("constant", WATCH, constant, "constant", "the output hardly depends on the input: {details}"),

@@ -38,11 +38,19 @@ def end_at_once_on_interrupt() -> None:
 
     Processes that torchrun has started keep the system's SIGTERM: it ends those that wait for one that is gone.
     """
+    os.register_at_fork(after_in_child=end_silently)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, end_at_once)
     for number in ALIKE if "WORLD_SIZE" not in os.environ else ():
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, end_at_once)
+
+
+def end_silently() -> None:
+    """Let the system end a process that the user's code has forked: only the command itself prints and cleans up."""
+    for number in (signal.SIGINT, *ALIKE):
+        if signal.getsignal(number) in (end_at_once, interrupt_once, signal.default_int_handler):
+            signal.signal(number, signal.SIG_DFL)
 
 
 def begin_work() -> None:

@@ -2,19 +2,21 @@
 
 import errno
 import os
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 import typer
-from rich.console import Console
 
 from limitformer.base.errors import InputError, MissingExtraError, unusable
+from limitformer.base.files import WRITTEN, written_paths
+from limitformer.base.progress import Terminal
 from limitformer.cli.endings import BAD_INPUT, CLOSED_PIPE, INTERRUPTED, NOTHING_WRITTEN, OutputError, code_of
 from limitformer.cli.surroundings import check_folder, import_failure
 
 
-class Screen(Console):
+class Screen(Terminal):
     """Standard output. A failing write raises OutputError; commands save their files first."""
 
     def print(self, *objects: Any, **options: Any) -> None:
@@ -31,7 +33,7 @@ class Screen(Console):
         raise OutputError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
-class Errors(Console):
+class Errors(Terminal):
     """Standard error. A failing write is ignored."""
 
     def print(self, *objects: Any, **options: Any) -> None:
@@ -74,6 +76,7 @@ def errors_in_one_line() -> Iterator[None]:
     An exception that is handled as Ctrl-C may have an `exit_code`.
     """
     try:
+        WRITTEN.clear()
         check_folder()
         yield
     except (InputError, MissingExtraError) as error:
@@ -86,9 +89,15 @@ def errors_in_one_line() -> Iterator[None]:
         raise typer.Exit(say_output_error(error)) from error
     except KeyboardInterrupt as error:
         resumes = getattr(error, "resumes", False)  # a sweep's store keeps the finished cells
-        message = str(error) if resumes else NOTHING_WRITTEN
+        paths = ", ".join(written_paths())
+        message = str(error) if resumes else f"Interrupted; these were written: {paths}." if paths else NOTHING_WRITTEN
         errors.print(message, markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(getattr(error, "exit_code", None) or INTERRUPTED) from error
+    except SystemExit as error:
+        *_, place = traceback.extract_tb(error.__traceback__)
+        call = f"sys.exit({error}) in {place.filename}, line {place.lineno}"
+        say_error(f"The module's own code ends the process: {call}. Nearest: the same code without it.")
+        raise typer.Exit(BAD_INPUT) from error
     except Exception as error:
         line = import_failure(error)
         if line is None and isinstance(error, OSError) and error.filename is not None:

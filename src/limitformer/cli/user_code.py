@@ -4,6 +4,8 @@ import importlib
 import importlib.util
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,12 +32,24 @@ def user_object(text: str, option: str) -> Any:
     match = NAMED.fullmatch(text)
     assert match is not None  # `names_code` was asked
     place, name = match["place"], match["name"]
-    with one_line(f"{option}: {place} cannot be imported"):
+    with restored_surroundings(), one_line(f"{option}: {place} cannot be imported"):
         module = imported_file(Path(place)) if place.endswith(".py") else imported_module(place)
     known = [key for key, each in vars(module).items() if callable(each) and not key.startswith("_")]
     if not hasattr(module, name):
         raise InputError(f"{option}: {place} has no {name!r}.{nearest(name, known)}")
     return getattr(module, name)
+
+
+@contextmanager
+def restored_surroundings() -> Iterator[None]:
+    """Undo a change of the working folder, where files are written, and of torch's default device."""
+    with chdir("."):
+        try:
+            yield
+        finally:
+            torch: Any = sys.modules.get("torch")
+            if torch is not None and torch.get_default_device().type != "cpu":
+                torch.set_default_device(None)
 
 
 def imported_file(path: Path) -> ModuleType:

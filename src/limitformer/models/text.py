@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from limitformer.base.errors import InputError, require, require_count
+from limitformer.base.files import check_regular
 from limitformer.base.memory import check_scratch
 from limitformer.models.start import Start, from_tokens
 
@@ -96,6 +97,7 @@ def prefixes(source: str | Path, size: int | None) -> Iterator[tuple[str, bool]]
             end *= GROWTH
         yield text, True
         return
+    check_regular(source)
     try:
         with source.open("rb") as file:
             data = file.read(-1 if size is None else size)

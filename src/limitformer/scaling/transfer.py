@@ -134,7 +134,8 @@ class Transfer:
             )
         if self.transfers is None:
             return (
-                f"These networks do not tell whether the learning rate transfers over the {self.over}: more samples do."
+                f"These networks do not tell whether the learning rate transfers over the {self.over}. "
+                f"Nearest: more networks at each {self.over}, or sizes further apart."
             )
         if self.transfers:
             return (

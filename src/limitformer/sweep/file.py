@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from limitformer.base.errors import InputError, require
+from limitformer.base.files import check_regular
 from limitformer.models.serial import from_record
 from limitformer.sweep.describe import Sweep
 from limitformer.sweep.grid import unknown_field
@@ -41,6 +42,7 @@ def read_sweep(path: str | Path) -> Sweep:
     Raises:
         InputError: the file cannot be read, is not TOML, or describes a sweep that cannot run.
     """
+    check_regular(Path(path))
     try:
         with Path(path).open("rb") as file:
             record = tomllib.load(file)

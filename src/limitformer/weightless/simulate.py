@@ -305,7 +305,8 @@ def longest(blueprint: Blueprint, inputs: Inputs) -> str:
     positions = getattr(blueprint.config, "max_position_embeddings", None)
     if not isinstance(positions, int) or token_count(inputs) <= positions:
         return ""
-    return f". Nearest: fewer tokens; its max_position_embeddings is {positions}."
+    fits = 1 << (positions.bit_length() - 1)  # some families use the first two positions for padding
+    return f". Nearest: --tokens {fits} (tokens={fits}); its max_position_embeddings is {positions}."
 
 
 def other_inputs(blueprint: Blueprint, inputs: Inputs) -> str:

@@ -65,7 +65,8 @@ def rates(report: "StepsReport") -> str:
     x = table["rate"].values.astype(float)
     falls = Line("law", "loss falls", x, table["share"].values)
     explodes = Line("other", "loss explodes", x, table["explodes"].values / count)
-    note = f"{count} network{'' if count == 1 else 's'}; dashed: it explodes; band: Wilson's interval, 95 %"
+    note = f"{count} network{'' if count == 1 else 's'}; dashed: it explodes; band: Wilson's interval, about 95 %"
+    note += " before a rate is selected"
     band = (x, table["low"].values, table["high"].values)
     share = Panel("Share of networks whose loss falls", note, "rate", (falls, explodes), band, True, log=True)
     loss = [
