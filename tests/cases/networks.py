@@ -38,7 +38,9 @@ class Block(nn.Module):
 class LanguageModel(nn.Module):
     """A decoder that returns logits, and the cross-entropy with `targets` if given; std=0 keeps torch's laws."""
 
-    def __init__(self, width=WIDTH, depth=DEPTH, heads=HEADS, vocabulary=VOCABULARY, tie=False, block=Block, std=0.02, **kw):
+    def __init__(
+        self, width=WIDTH, depth=DEPTH, heads=HEADS, vocabulary=VOCABULARY, tie=False, block=Block, std=0.02, **kw
+    ):
         super().__init__()
         self.wte = nn.Embedding(vocabulary, width)
         self.blocks = nn.ModuleList(block(width, heads, **kw) for _ in range(depth))

@@ -195,7 +195,7 @@ def test_names_are_printed_without_emojis_and_escape_codes(run, model):
 
 
 def test_mixed_types_and_reentrant_checkpoints_are_refused_with_the_repair(model):
-    Words = user_object(f"{model}:Words", "WHAT")  # noqa: N806
+    Words = user_object(f"{model}:Words", "WHAT")
     ids = torch.tensor([[1, 2, 3]])
     mixed = Words()
     mixed.blocks[0].double()

@@ -176,7 +176,7 @@ def sound_rate(table: xr.Dataset) -> int | None:
 
 
 def forgets(table: xr.Dataset, place: int) -> bool:
-    """Whether the stream changes by so many times its size that nothing of the start is left."""
+    """Whether the stream changes by a multiple of its size at which nothing of the start is left."""
     return bool(table["stream_change"].values[place] >= limit("stream"))
 
 

@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -242,7 +243,7 @@ def copies(weights: ModuleWeights, apart: Iterable[tuple[str, ...]]) -> list[Dev
     known = [set(group) for group in apart]
     result = []
     for names in alike.values():
-        sources = {law.laws[name].source for name in names} if law is not None else {-1, -2}
+        sources: set[Any] = {law.laws[name].source for name in names} if law is not None else {-1, -2}
         if len(sources) == 1:
             trained = [name for name in names if weights.parameters[name].requires_grad]
             count = Counter(pattern(name) for name in trained)

@@ -89,17 +89,21 @@ def law(model: Any) -> LawTable:
 
 
 def build_without_weights(blueprint: Blueprint, dtype: torch.dtype) -> tuple[nn.Module, dict[str, Law]]:
-    """Build the module without its random weights, and read their laws.
+    """Build the module without the entries of its random weights and buffers, and read the laws of the weights.
 
     Raises:
         InputError: its code raises an error.
     """
     try:
-        module, known, *_ = build_twice(blueprint.factory, dtype)
+        module, known, random, *_ = build_twice(blueprint.factory, dtype)
     except (InputError, MemoryError):
         raise
     except Exception as error:  # the user's own code, which may raise anything
         raise build_error(blueprint, error) from error
+    for name, part in module.named_modules():
+        for key, buffer in part._buffers.items():
+            if buffer is not None and f"{name}.{key}".removeprefix(".") in random:
+                part._buffers[key] = buffer.to("meta")
     return module, known
 
 

@@ -1,4 +1,4 @@
-"""Twenty small modules by somebody who has not read this library: ten sound ones, and ten with one fault each."""
+"""Twenty small modules by an author who has not read this library: ten sound ones, and ten with one fault each."""
 
 import copy
 import math

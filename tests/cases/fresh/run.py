@@ -1,4 +1,4 @@
-"""Runs every case, the library beside plain torch: `python -m tests.cases.fresh.run` prints one line an item."""
+"""Run every case in the library and in plain torch: `python -m tests.cases.fresh.run` prints a line for each."""
 
 import copy
 import time

@@ -24,7 +24,7 @@ class Decoder(LanguageModel):
 
 
 class Constant(LanguageModel):
-    """Positions of std 1 beside words of std 0.001."""
+    """Positions of std 1 and words of std 0.001."""
 
     def __init__(self):
         super().__init__(depth=2)
