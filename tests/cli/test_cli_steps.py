@@ -92,6 +92,19 @@ def test_function_builds_model_and_inputs(run, folder):
     assert "6 tokens" in result.stdout
 
 
+def test_loss_is_named_on_the_command_line(run, folder):
+    (folder / "mine.py").write_text(f"{CODE}\ndef mean(out, inputs):\n    return out[0].mean()\n", encoding="utf-8")
+    names = {"next-token": "loss: next-token cross-entropy", "mine.py:mean": "loss: mine"}
+    commands = {"steps": ("--optimizer", "mine.py:sgd", *QUICK), "check": ("--tokens", 6, "--samples", 2)}
+    for command, options in commands.items():
+        for loss, words in names.items():
+            result = run(command, "mine.py:Tiny", *options, "--loss", loss)
+            assert words in " ".join(result.stdout.split()), result.output
+        assert "Nearest: mse" in run(command, "mine.py:Tiny", *options, "--loss", "mser").stderr
+    result = run("transfer", "small.json", "--widths", "16,32", *QUICK, "--loss", "next-token")
+    assert "loss: next-token cross-entropy" in result.stdout, result.output
+
+
 def test_words_of_a_text_are_the_tokens(steps, folder):
     (folder / "words.txt").write_text("the cat sat on the mat and the dog", encoding="utf-8")
     assert "6 tokens" in steps("--text", "words.txt").stdout

@@ -102,7 +102,7 @@ def test_open_loss_is_asked_for(build, inputs, options, message):
 
 
 def test_ids_may_have_any_name():
-    assert run(Head, {"ids": IDS}) == run(Head)
+    assert run(Head, {"ids": IDS}, unseen={"ids": IDS}) == run(Head)
 
 
 @pytest.mark.parametrize("batch_dim", [0, 1])
