@@ -272,7 +272,7 @@ def rules_of_optimizer(optimizer: Any, names: Mapping[int, str], steps: int) -> 
         check_flags(group, kind)
         known = next((each for each in READERS if isinstance(optimizer, each)), None)
         if known is not None:
-            require_only(group, (*inspect.signature(known.__init__).parameters, "decoupled_weight_decay"), kind)
+            require_only(group, (*inspect.signature(known).parameters, "decoupled_weight_decay"), kind)
         rule = reader(group, kind)
         for parameter in group["params"]:
             name = names.get(id(parameter))

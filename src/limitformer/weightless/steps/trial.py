@@ -16,7 +16,14 @@ from limitformer.weightless.steps.rules import UpdateRule
 from limitformer.weightless.steps.updates import TensorUpdate
 
 RATE = 0.1  # of the trial, so that changes are not lost in the rounding of the tensors
-SHAPES = {0: [()], 1: [(9,)], 2: [(8, 3), (3, 8)], 3: [(2, 8, 3)], 4: [(2, 3, 2, 2)], 5: [(2, 3, 2, 2, 2)]}
+SHAPES: dict[int, list[tuple[int, ...]]] = {
+    0: [()],
+    1: [(9,)],
+    2: [(8, 3), (3, 8)],
+    3: [(2, 8, 3)],
+    4: [(2, 3, 2, 2)],
+    5: [(2, 3, 2, 2, 2)],
+}
 LEAST_STEPS, MOST_STEPS = 3, 20
 CLOSE = 1e-6  # times the rate
 
