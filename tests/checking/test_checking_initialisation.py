@@ -2,6 +2,7 @@
 
 import functools
 import math
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -220,15 +221,21 @@ def test_new_ties_and_copies_are_found():
     }
 
 
-def test_copies_by_the_code_of_the_module_are_not_findings():
-    """nn.TransformerEncoder begins with equal layers, as its law says; without a law they are a finding."""
+def test_copies_by_the_code_of_the_module_are_findings_if_they_are_trained():
+    """nn.TransformerEncoder begins with equal layers; a frozen copy of a network is no such layer."""
 
     def encoder():
         layer = nn.TransformerEncoderLayer(16, 2, 24, batch_first=True)
         return nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
 
-    assert not initialisation(encoder(), encoder).findings
-    assert {finding.kind for finding in initialisation(encoder()).findings} == {"copies"}
+    def with_teacher():
+        model = nn.ModuleDict({"student": nn.Linear(16, 16)})
+        model["teacher"] = deepcopy(model["student"]).requires_grad_(False)
+        return model
+
+    for report in (initialisation(encoder(), encoder), initialisation(encoder())):
+        assert {finding.kind for finding in report.findings} == {"copies"}
+    assert not initialisation(with_teacher(), with_teacher).findings
 
 
 def test_dead_rows_and_overwritten_padding_are_found():
