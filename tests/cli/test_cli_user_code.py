@@ -176,9 +176,9 @@ def test_an_interrupted_command_lists_the_files_that_it_wrote(run, model, tmp_pa
     result = run("check", f"{model}:Words", "--inputs", 4, "--samples", 2, "--out", "out")
     assert (result.exit_code, result.stderr) == (
         130,
-        "Interrupted; these were written: out/check.html, out/check.png.\n",
+        "Interrupted; these were written: out/check.html, out/check.png, out/check.json.\n",
     )
-    assert sorted(each.name for each in (tmp_path / "out").iterdir()) == ["check.html", "check.png"]
+    assert sorted(each.name for each in (tmp_path / "out").iterdir()) == ["check.html", "check.json", "check.png"]
 
 
 def test_a_pipe_as_configuration_is_refused(refused, tmp_path):
@@ -194,6 +194,7 @@ def test_names_are_printed_without_emojis_and_escape_codes(run, model):
     assert "\x1b" not in result.output
 
 
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # torch's, of the checkpoint
 def test_mixed_types_and_reentrant_checkpoints_are_refused_with_the_repair(model):
     Words = user_object(f"{model}:Words", "WHAT")
     ids = torch.tensor([[1, 2, 3]])

@@ -714,6 +714,7 @@ def test_lazy_layers_are_refused():
             call(factory)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 def test_scripted_modules_are_refused():
     def factory():
         return nn.Sequential(torch.jit.script(nn.Linear(8, 8)))
