@@ -168,7 +168,8 @@ def test_shaped_folder_has_the_loss_of_its_class(kind, tmp_path):
     folder = tmp_path / "MaskedLM" / "good"
     shape_model(small(kind), Shaping()).save_pretrained(folder)
     report, same = checked(str(folder)), checked(load_shaped(folder))
-    assert report.about["loss"] == same.about["loss"] == "cross-entropy"
+    assert report.about["loss"] == same.about["loss"]
+    assert "cross-entropy" in same.about["loss"]
     assert float(report.curves["loss"].squeeze()) == float(same.curves["loss"].squeeze())
 
 
