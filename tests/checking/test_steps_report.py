@@ -393,7 +393,9 @@ def test_zero_network_moves_its_head_then_its_projections_then_the_rest(zero):
     assert {name for name, step in matrices.items() if step == 3} == {
         f"blocks.{k}.{part}.weight" for k in range(BLOCKS) for part in ("qkv", "up")
     }
-    assert "first step: head.weight; in the second step: embed.weight, blocks.*.proj.weight (2), blocks.*.down" in one.said
+    assert (
+        "first step: head.weight; in the second step: embed.weight, blocks.*.proj.weight (2), blocks.*.down" in one.said
+    )
     wakes = next(each for each in zero.verdicts if each.name == "wakes")
     assert f"{2 * BLOCKS} after the second step" in wakes.said
 
