@@ -422,13 +422,13 @@ def test_failed_selects_the_worst_grade_of_a_name():
 
 
 def test_broken_needs_certainty_or_a_second_measure():
-    """Logits and attention, or two measures past their thresholds, agree; equal tokens are certain; BERT's 0.95 is not."""
+    """Logits and attention, or two measures past their thresholds, agree; equal tokens are certain, 0.95 is not."""
     data, _ = SICK["frozen", "broken"]
     narrow = data.assign(effective_tokens=SICK["frozen", "watch"][0]["effective_tokens"])
     both = data.assign(correlation=SICK["collapsed", "broken"][0]["correlation"])
     equal = changed("correlation", np.s_[:, 4:], 1.0)
-    for curves, grades in ((data, ["watch"]), (narrow, ["broken"]), (both, ["broken"] * 2), (equal, ["broken"])):
-        assert [one.grade for one in verdicts(curves, THRESHOLDS)] == grades
+    for each, grades in ((data, ["watch"]), (narrow, ["broken"]), (both, ["broken"] * 2), (equal, ["broken"])):
+        assert [one.grade for one in verdicts(each, THRESHOLDS)] == grades
     waits = verdicts(SICK[WAITS, "watch"][0], THRESHOLDS)
     assert ([one.sign for one in waits], failed(waits, ("any",)), failed(waits, (WAITS,))) == (["·"], [], waits)
 
