@@ -23,7 +23,7 @@ from limitformer.cli.app import app
 from limitformer.designing.objective import Objective
 from limitformer.designing.trials import ShapedTrials
 from limitformer.weightless.inputs import inputs_of
-from limitformer.weightless.losses import default_loss, same_token
+from limitformer.weightless.losses import chosen_loss, same_token
 from limitformer.weightless.models import blueprint_of
 from weightless_families import CONFIGS
 
@@ -159,7 +159,7 @@ def test_band_covers_90_percent_of_new_networks():
 def shares(models, law):
     """Return the mean share of each curve of drawn models that lies in the band."""
     inputs = inputs_of(12, blueprint_of(models[0]))
-    result = [curves(measure_module(model, inputs, default_loss("causal"))) for model in models]
+    result = [curves(measure_module(model, inputs, chosen_loss(None, "causal"))) for model in models]
     parts = [inside(each, law) for each in result]
     names = ("size", "correlation", "effective_rank", "logit_std", "effective_tokens", "stream_gradient", "gradient")
     return {name: float(np.mean([part[name].mean() for part in parts])) for name in names}
@@ -422,13 +422,13 @@ def test_failed_selects_the_worst_grade_of_a_name():
 
 
 def test_broken_needs_certainty_or_a_second_measure():
-    """Logits and attention, or two measures past their thresholds, agree; equal tokens are certain, 0.95 is not."""
+    """Logits and attention, or two measures past thresholds, agree; equal tokens are certain; BERT's 0.95 is not."""
     data, _ = SICK["frozen", "broken"]
     narrow = data.assign(effective_tokens=SICK["frozen", "watch"][0]["effective_tokens"])
     both = data.assign(correlation=SICK["collapsed", "broken"][0]["correlation"])
     equal = changed("correlation", np.s_[:, 4:], 1.0)
-    for each, grades in ((data, ["watch"]), (narrow, ["broken"]), (both, ["broken"] * 2), (equal, ["broken"])):
-        assert [one.grade for one in verdicts(each, THRESHOLDS)] == grades
+    for seen, grades in ((data, ["watch"]), (narrow, ["broken"]), (both, ["broken"] * 2), (equal, ["broken"])):
+        assert [one.grade for one in verdicts(seen, THRESHOLDS)] == grades
     waits = verdicts(SICK[WAITS, "watch"][0], THRESHOLDS)
     assert ([one.sign for one in waits], failed(waits, ("any",)), failed(waits, (WAITS,))) == (["·"], [], waits)
 
@@ -611,8 +611,8 @@ def test_command_refuses_bad_options(command, options, message):
     ("config", "tokens", "says"),
     [
         ("gpt2", 5000, r"at most 1024 tokens, .* got 5000\. Nearest: 1024 tokens\."),
-        ("bert-base", 600, r"Nearest: fewer tokens; its max_position_embeddings is 512\."),
-        ("roberta-base", 600, r"Nearest: fewer tokens; its max_position_embeddings is 514\."),
+        ("bert-base", 600, r"Nearest: --tokens 512 \(tokens=512\); its max_position_embeddings is 512\."),
+        ("roberta-base", 600, r"Nearest: --tokens 512 \(tokens=512\); its max_position_embeddings is 514\."),
     ],
 )
 def test_check_refuses_too_many_tokens(config, tokens, says):
