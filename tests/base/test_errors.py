@@ -22,7 +22,7 @@ from limitformer.scaling.transfer import Transfer, TransferInterrupted
 from limitformer.sweep import SweepInterrupted
 from limitformer.weightless.lengths import RowsMeasured
 from limitformer.weightless.measure import UnclearBlocksError
-from limitformer.weightless.run import KeepWeightsError
+from limitformer.weightless.run import DrawWholeError, KeepWeightsError
 from limitformer_papers.training.interrupts import TrainingInterrupted
 
 pytestmark = pytest.mark.fast
@@ -37,6 +37,7 @@ MADE = {
     ),
     lf.Interrupted: (lambda: lf.Interrupted(PART), lambda error: error.partial.to_dict()),
     DesignInterrupted: (lambda: DesignInterrupted(REGION), lambda error: error.partial.to_dict()),
+    DrawWholeError: (lambda: DrawWholeError({"a.weight": "F uses it"}), lambda error: error.reasons),
     KeepWeightsError: (lambda: KeepWeightsError({"a.weight": "used twice"}), lambda error: error.reasons),
     StepsInterrupted: (
         lambda: StepsInterrupted(StepsReport("small", xr.Dataset({"loss": ("sample", [1.0])}), [])),
