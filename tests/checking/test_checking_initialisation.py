@@ -222,7 +222,7 @@ def test_new_ties_and_copies_are_found():
 
 
 def test_copies_by_the_code_of_the_module_are_findings_if_they_are_trained():
-    """nn.TransformerEncoder begins with equal layers; a frozen copy of a network is no such layer."""
+    """nn.TransformerEncoder begins with equal layers; a frozen copy of a network is not such a layer."""
 
     def encoder():
         layer = nn.TransformerEncoderLayer(16, 2, 24, batch_first=True)

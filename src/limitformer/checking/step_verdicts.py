@@ -174,7 +174,7 @@ def sound_rate(table: xr.Dataset) -> int | None:
 
 
 def forgets(table: xr.Dataset, place: int) -> bool:
-    """Whether the stream changes by so many times its size that nothing of the start is left."""
+    """Whether the stream changes by ten times its size or more."""
     return bool(table["stream_change"].values[place] >= limit("stream"))
 
 
