@@ -44,8 +44,8 @@ class Verdict:
 
     Attributes:
         name: fine, or what is wrong: loss, dead, collapsed, grows, dies, frozen, uniform, swamped, vanishing,
-            exploding, range, not finite, …; waits for zeros, which is not a fault; or trained, for a network whose weights
-            are no longer its initial ones.
+            exploding, range, not finite, …; waits for zeros, which is not a fault; or trained, for a network whose
+            weights are no longer its initial ones.
         grade: fine, watch (outside what `design` calls safe) or broken.
         said: the sentence.
         value: the median over samples of what was measured.
