@@ -266,13 +266,13 @@ def sound_verdict(data: xr.Dataset, table: xr.Dataset, place: int, what: str, co
     edge, forgotten = not above and len(order) > 1, forgets(table, place)
     parts = [f"{what} {'up to' if len(order) > 1 else 'at'} a rate of {rate_text(table, place)}, in "
              f"{counted(table, place, count)}"]  # fmt: skip
+    change = number_text(float(table["stream_change"][place]))
+    parts += [f"there the stream changes by {change} times its size"] if forgotten else []
     parts += [
         f"at {rate_text(table, k)} in {int(table['falls'][k])} of {count}{unseen_ruined(table, k)}"
         for k in (*above, *below)
     ]
     parts += ["no larger rate was tried"] if edge else []
-    change = number_text(float(table["stream_change"][place]))
-    parts += [f"the stream changes by {change} times its size there"] if forgotten else []
     again = [rate_text(table, k) for k in order[at + 1 :] if falling(table)[k]]
     parts += [f"it falls again at {', '.join(again)}, beyond rates at which it does not"] if again else []
     certain = float(table["low"][place]) >= limit("falls")

@@ -248,7 +248,7 @@ def copies(weights: ModuleWeights, apart: Iterable[tuple[str, ...]]) -> list[Dev
             trained = [name for name in names if weights.parameters[name].requires_grad]
             count = Counter(pattern(name) for name in trained)
             names = [name for name in trained if count[pattern(name)] > 1]
-            sources = set(names)
+            sources = set(range(len(names)))
         if len(names) > 1 and len(sources) > 1 and not any(set(names) <= group for group in known):
             text = f"{len(names)} times the same numbers"
             result.append(Deviation(names[0], "copies", 0.0, text, "independent draws", None, "", tuple(names[1:])))
