@@ -199,8 +199,8 @@ def measure(subject: Subject, options: Options) -> Measured:
         result.weights = None if module is None else check_initialisation(module, None)
     else:
         network = weightless_of(subject.blueprint, options.overrides, options.blocks)
-        frozen = loss is not None and not network.trained
-        require(not frozen, f"no weight of {blueprint.name} has a gradient. Nearest: gradients=False.")
+        without = loss is not None and not network.trained
+        require(not without, f"no weight of {blueprint.name} has a gradient. Nearest: gradients=False.")
         result.laws = network.table
         if options.recipe is not None:
             result.recipe = compare_law(
