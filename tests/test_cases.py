@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent / "cases"
-FILES = sorted(file for file in FOLDER.glob("*/*.py"))
+FILES = sorted(file for kind in ("adversary", "models", "witness") for file in (FOLDER / kind).glob("*.py"))
 
 
 @pytest.mark.parametrize("file", FILES, ids=[str(file.relative_to(FOLDER)) for file in FILES])
