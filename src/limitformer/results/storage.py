@@ -119,7 +119,7 @@ def check_ending(path: Path) -> None:
 
 
 def load(path: str | Path) -> xr.Dataset:
-    """Load a saved dataset into memory; warn if it has no checksum, as files of limitformer 0.3 and older.
+    """Load a saved dataset into memory; warn if it has no checksum, as files of limitformer 0.2 and older.
 
     Raises:
         InputError: no such file, not a file that `save` wrote, or a damaged one.

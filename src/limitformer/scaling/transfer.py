@@ -290,16 +290,15 @@ class Transfer:
         return f"<Transfer over the {self.over} {list(self.sizes)}, {self.rule}: transfers={self.transfers}>"
 
     def __str__(self) -> str:
-        """Return the conclusion, loss, table of measures, what it means, and notes, wrapped at 80 characters."""
+        """Return the conclusion, the heading, the table, what it means, and the notes, wrapped at 80 characters."""
         cells = self.cells()
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = []
         for name, *row, word in cells:
             middle = [cell.rjust(width) for cell, width in zip(row, widths[1:-1], strict=True)]
             lines.append("  ".join([name.ljust(widths[0]), *middle, word]).rstrip())
-        texts = (self.heading, *self.legend, *self.notes, ABOUT)
-        below = [textwrap.fill(text, 80, subsequent_indent="  ") for text in texts]
-        head = [textwrap.fill(text, 80) for text in (self.conclusion, f"loss: {self.loss}")]
+        below = [textwrap.fill(text, 80, subsequent_indent="  ") for text in (*self.legend, *self.notes, ABOUT)]
+        head = [textwrap.fill(text, 80) for text in (self.conclusion, self.heading)]
         return "\n".join([*head, "", *lines, "", *below])
 
 

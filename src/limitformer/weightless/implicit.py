@@ -78,9 +78,7 @@ class Implicit(torch.Tensor):
         """Answer `func` without the entries where `ANSWERS` can, else call it with the entries drawn."""
         kwargs = kwargs or {}
         if not torch.is_grad_enabled():
-            for each in tensors_in((args, kwargs)):
-                if isinstance(each, Implicit):
-                    require_followed(each)
+            require_followed(next(each for each in tensors_in((args, kwargs)) if isinstance(each, Implicit)))
         if func in ANSWERS:
             answer = ANSWERS[func](*args, **kwargs)
             if answer is not NotImplemented:
@@ -102,13 +100,12 @@ class Implicit(torch.Tensor):
 
 
 def require_followed(tensor: Implicit) -> None:
-    """Raise `DrawWholeError` if a pass with gradients uses a weight in the module's own `torch.autograd.Function`.
+    """Raise `DrawWholeError` if code that autograd does not follow is a `torch.autograd.Function` of the module's own.
 
-    Autograd does not follow what happens there, and the function differentiates itself.
+    Such a function gives its own gradient. Its `apply` is often bound before we could wrap it, so that only the frames
+    show it.
     """
-    if torch.is_grad_enabled() or not tensor.weight.run.gradients:
-        return
-    frame: Any = sys._getframe(1)
+    frame: Any = sys._getframe(1) if tensor.weight.run.gradients else None
     while frame is not None:
         if frame.f_code is APPLY and not frame.f_locals["cls"].__module__.startswith(OF_TORCH_OR_OURS):
             raise DrawWholeError({tensor.weight.name: f"{frame.f_locals['cls'].__qualname__} uses it"})

@@ -96,7 +96,7 @@ def read_optimizer(
             require(name not in rules, f"{name} is in two groups or optimisers. Nearest: each parameter in one.")
             rules[name] = rule
     require(bool(rules), "the optimiser has no parameters.")
-    outside = [name for name, rule in rules.items() if rule.kind == MUON and name in tables_and_heads(module)]
+    outside = [name for name in tables_and_heads(module) if name in rules and rules[name].kind == MUON]
     kinds = " and ".join(type(each).__name__ for each in every)
     return StepRules(rules, clip, factors, base_rate(every[0]), kinds, tuple(outside))
 
@@ -173,7 +173,7 @@ def hidden_matrix(name: str, module: nn.Module) -> bool:
     return not last and name not in tables_and_heads(module)
 
 
-def tables_and_heads(module: nn.Module) -> set[str]:
+def tables_and_heads(module: nn.Module) -> list[str]:
     """Return the names of the parameters of tables, and of the head of a module that has tables."""
     tables = [part for part in module.modules() if isinstance(part, nn.Embedding)]
     outside = {id(each) for part in tables for each in part.parameters()}
@@ -182,12 +182,10 @@ def tables_and_heads(module: nn.Module) -> set[str]:
     if isinstance(head, nn.Module):
         outside |= {id(each) for each in head.parameters()}
     else:
-        linear, rows = (
-            [part for part in module.modules() if isinstance(part, nn.Linear)],
-            {t.num_embeddings for t in tables},
-        )
+        linear = [part for part in module.modules() if isinstance(part, nn.Linear)]
+        rows = {part.num_embeddings for part in tables}
         outside |= {id(part.weight) for part in linear[-1:] if part.out_features in rows}
-    return {name for name, each in module.named_parameters() if id(each) in outside}
+    return [name for name, each in module.named_parameters() if id(each) in outside]
 
 
 class Writes(TorchDispatchMode):
