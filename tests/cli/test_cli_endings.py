@@ -47,8 +47,10 @@ def ended(command, **options):
 
 
 def announced(errors):
-    """Remove the line about compiling kernels, which only the first run prints."""
-    return "".join(line for line in errors.splitlines(keepends=True) if not line.startswith("Compiling "))
+    """Remove what only a first run or a slow machine prints: lines about compiling, and estimates of time."""
+    lines = errors.splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith("Compiling ") and ", about " not in line
+                   and ": about " not in line)  # fmt: skip
 
 
 # A standard output that cannot be written.

@@ -1,4 +1,4 @@
-"""The loss that nobody gave: chosen where the shapes leave no doubt, and asked for elsewhere."""
+"""The default loss: it is chosen where the shapes leave no doubt, and an error asks for one elsewhere."""
 
 import numpy as np
 import pytest
