@@ -135,7 +135,7 @@ def fails(module):
         ({"lr": 0.1}, "unknown optimizer None"),
         (lambda m: torch.optim.LBFGS(m.parameters()), "the optimiser LBFGS is not understood"),
         (lambda m: torch.optim.SparseAdam(m.parameters()), "the optimiser SparseAdam is not understood"),
-        (lambda m: Changed(m.parameters()), "the optimiser Changed is not understood"),
+        (lambda m: Changed(m.parameters()), "the optimiser Changed is not understood: its step is not that of"),
         (lambda m: torch.optim.AdamW(m.parameters(), capturable=True), "AdamW has capturable=True"),
         (lambda m: torch.optim.AdamW(m.parameters(), amsgrad=True), "AdamW has amsgrad=True"),
         (lambda m: torch.optim.SGD(m.parameters(), lr=1e6), r"SGD has the learning rate 1000000.0; it must be"),

@@ -250,9 +250,11 @@ def rules_of_optimizer(optimizer: Any, names: Mapping[int, str], steps: int) -> 
     )
     kind = type(optimizer).__name__
     reader = reader_of(type(optimizer))
+    parent = next((known.__name__ for known in READERS if isinstance(optimizer, known)), None)
+    why = f": its step is not that of {parent}" if parent else ""
     require(
         reader is not None,
-        f"the optimiser {kind} is not understood; known are SGD, Adam, AdamW and Muon of torch, Lion, and "
+        f"the optimiser {kind} is not understood{why}; known are SGD, Adam, AdamW and Muon of torch, Lion, and "
         "MuonWithAuxAdam. Nearest: one of them.",
     )
     assert reader is not None
@@ -282,7 +284,8 @@ def rules_of_optimizer(optimizer: Any, names: Mapping[int, str], steps: int) -> 
             if rule.kind == MUON:
                 matrix = parameter.dim() in (2, 3)
                 require(
-                    matrix, f"{kind} has {name} {tuple(parameter.shape)}, which is no matrix. Nearest: AdamW for it."
+                    matrix,
+                    f"{kind} has {name} {tuple(parameter.shape)}, which is not a matrix. Nearest: give it to AdamW.",
                 )
             if parameter.requires_grad:
                 yield name, rule
