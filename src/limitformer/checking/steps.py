@@ -255,7 +255,9 @@ def steps(
         inputs: the first batch, as for `limitformer.weightless.simulate`.
         optimizer: "sgd", "adam", "adamw", "lion" or "muon"; a dictionary with such a "name" and its options; or a
             function that takes the module and returns its optimiser, or several.
-        rates: learning rates, each of which begins with the same networks. None: that of the optimiser.
+        rates: learning rates, each of which begins with the same networks; the rates of parameter groups keep their
+            ratios, and the rate is the optimiser's default, or that of the first group if no group has the default.
+            None: that of the optimiser.
         steps: number of steps.
         samples: number of networks; 35 or more can show that a loss falls in nine of ten.
         seed: the same seed gives the same numbers.

@@ -57,7 +57,15 @@ def write_netcdf(dataset: xr.Dataset, path: Path) -> None:
 
 
 def netcdf_attribute(value: Any) -> Any:
-    """Return `value`, as text if it is a whole number that does not fit the 32 bits of a NetCDF attribute."""
+    """Return `value`, as text if it is a whole number that does not fit the 32 bits of a NetCDF attribute.
+
+    Raises:
+        InputError: it is a list of texts, which NetCDF does not have.
+    """
+    texts = isinstance(value, list | tuple) and any(isinstance(each, str) for each in value)
+    require(
+        not texts, f"NetCDF has no attribute that is a list of texts; got {value!r:.60}. Nearest: save it as .zarr."
+    )
     return str(value) if isinstance(value, int | np.integer) and not -(2**31) <= value < 2**31 else value
 
 

@@ -462,7 +462,8 @@ def convolve(input: Tensor, tensor: Implicit, bias: Tensor | None, how: Convolut
         return convolve(input[None], tensor, bias, how)[0]
     if input.shape[0] % run.side_by_side:
         raise OneSampleOnlyError
-    x, numbers = input.unflatten(0, (run.side_by_side, -1)), WeightNumbers(tensor, turned=True)
+    x = input.to(run.dtype).unflatten(0, (run.side_by_side, -1))  # a cast, as in `apply`
+    numbers = WeightNumbers(tensor, turned=True)
     as_patches = how.groups == 1 and not how.transposed
     kernels = run.whole(tensor.weight) if run.trains and not as_patches else None
     kernels = kernels if run.trains else kept_entries(tensor)
@@ -476,6 +477,7 @@ def convolve(input: Tensor, tensor: Implicit, bias: Tensor | None, how: Convolut
     else:
         run.use(numbers.name, DRAWN_AGAIN, tensor.weight)
         out = RedrawnConvolution.apply(x, run.anchor, numbers, how).flatten(0, 1)
+    out = out.to(input.dtype)
     return out if bias is None else add_channel_bias(out, bias)
 
 

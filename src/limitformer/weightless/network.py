@@ -64,7 +64,7 @@ from limitformer.weightless.threads import one_thread
 from limitformer.weightless.watching import OWN_GENERATOR, OWN_STATE
 
 BLOCKS_BETWEEN_TRIMS = 4
-CHANGED_IN_PLACE = "modified by an inplace operation"  # in torch's error
+NO_GRADIENT_WANTED = "modified by an inplace operation", "requires grad"  # in errors of torch about a change in place
 COPIES = 2  # of a whole network in memory: its weights and their gradients
 DRAWS, OTHER_THREAD = "draws random numbers of its own when it runs", ", or another thread of the program does"
 DRAWN_WHOLE = "drawn by the model's own code"
@@ -443,9 +443,9 @@ class Weightless:
     def detach_inputs(self, error: Exception) -> bool:
         """Give later passes inputs without a gradient after an error that this may mend; return whether it may.
 
-        The code may change in place what it makes of its inputs, as it may without their gradient.
+        The code may change its inputs in place, or what it makes of them, as it may without their gradient.
         """
-        may_mend = not self.plain_inputs and CHANGED_IN_PLACE in str(error)
+        may_mend = not self.plain_inputs and any(words in str(error) for words in NO_GRADIENT_WANTED)
         self.plain_inputs = self.plain_inputs or may_mend
         return may_mend
 

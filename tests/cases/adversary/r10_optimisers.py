@@ -57,6 +57,16 @@ def freezing(module):
     return torch.optim.SGD(module.parameters(), lr=1.0)
 
 
+def hooking(module):
+    module.blocks[0].w.register_hook(lambda gradient: 10 * gradient)
+    return torch.optim.SGD(module.parameters(), lr=1.0)
+
+
+def hooking_module(module):
+    module.blocks[1].register_full_backward_hook(lambda *_: None)
+    return torch.optim.SGD(module.parameters(), lr=1.0)
+
+
 def with_state(module):
     optimizer = torch.optim.SGD(module.parameters(), lr=1.0, momentum=0.9)
     optimizer.state[module.e.weight]["momentum_buffer"] = torch.ones(20, 24)
@@ -77,6 +87,8 @@ REFUSED = {
     data_zeroing: "changes e.weight of the module",
     replacing: "changes e.weight of the module",
     freezing: "changes e.weight of the module",
+    hooking: "changes blocks.0.w of the module",
+    hooking_module: "changes the hooks of blocks.1 of the module",
     with_state: "SGD has a state already",
 }
 

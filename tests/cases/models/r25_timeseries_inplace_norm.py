@@ -29,6 +29,11 @@ class Net(nn.Module):
         return self.head(y).mT * std + mean
 
 
+class Doubling(Net):
+    def forward(self, x):
+        return super().forward(torch.add(x, x, out=x))
+
+
 TARGET = torch.randn(4, 24, 7, generator=torch.Generator().manual_seed(1))
 
 
@@ -44,3 +49,4 @@ def verify():
     report = lf.steps(Net, x, optimizer="adamw", rates=[1e-3], steps=1, samples=2, seed=0, loss=loss, progress=False)
     assert report.data.loss.values[..., 0].mean() == pytest.approx(1.41, abs=0.1)
     assert torch.equal(x, before)
+    lf.check(Doubling, x, samples=1, loss=loss, progress=False)

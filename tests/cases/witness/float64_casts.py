@@ -19,6 +19,9 @@ def contraction(x, w):
     return torch.einsum("bmn,pn->bmp", x.to(torch.float32), w.to(torch.float32))
 
 
+TYPES = torch.float32, torch.float64
+
+
 class Block(nn.Module):
     def __init__(self, product):
         super().__init__()
@@ -29,15 +32,23 @@ class Block(nn.Module):
         return x + self.product(x, self.w.weight).to(x.dtype)
 
 
+class Kernel(nn.Module):
+    """One kernel that is used in the type of the pass and in float32."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Conv1d(64, 64, 1, bias=False)
+
+    def forward(self, x):
+        y = functional.conv1d(x.mT, self.w.weight)
+        return x + functional.conv1d(y.float(), self.w.weight.float()).mT.to(x.dtype)
+
+
 def verify():
     x = torch.randn(1, 4, 64, generator=torch.Generator().manual_seed(0))
-    for product in (linear, contraction):
+    for block in (lambda: Block(linear), lambda: Block(contraction), Kernel):
+        make = lambda: nn.Sequential(*(block() for _ in range(2)))  # noqa: B023, E731
         for draw in ("auto", "never", "always"):
-            losses = [
-                lf.weightless.simulate(
-                    lambda: nn.Sequential(*(Block(product) for _ in range(2))), x, samples=1, seed=0, gradients=True,  # noqa: B023
-                    draw=draw, dtype=dtype, progress=False,
-                ).loss.item()
-                for dtype in (torch.float32, torch.float64)
-            ]  # fmt: skip
-            assert losses[0] == pytest.approx(losses[1], rel=1e-5), (product, draw)
+            options = {"samples": 1, "seed": 0, "gradients": True, "draw": draw, "progress": False}
+            one, other = (lf.weightless.simulate(make, x, dtype=each, **options).loss.item() for each in TYPES)
+            assert one == pytest.approx(other, rel=1e-5), (block, draw)

@@ -205,6 +205,12 @@ class Writes(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
+def hooks_of(owner: Any) -> tuple[Any, ...]:
+    """Return the hooks of a tensor or a module."""
+    names = [*vars(owner)] if isinstance(owner, nn.Module) else ["_backward_hooks", "_post_accumulate_grad_hooks"]
+    return tuple(hook for name in names if name.endswith("_hooks") for hook in (getattr(owner, name) or {}).values())
+
+
 def call(optimizer: Callable[[nn.Module], Any], module: nn.Module) -> Any:
     """Call the user's function.
 
@@ -212,9 +218,10 @@ def call(optimizer: Callable[[nn.Module], Any], module: nn.Module) -> Any:
         InputError: it fails, or changes the module's tensors.
     """
 
-    def state() -> dict[str, tuple[int, int, bool]]:
+    def state() -> dict[str, tuple[Any, ...]]:
         every = (*module.named_parameters(), *module.named_buffers())
-        return {name: (id(each), storage(each), each.requires_grad) for name, each in every}
+        found = {name: (id(each), storage(each), each.requires_grad, hooks_of(each)) for name, each in every}
+        return found | {f"the hooks of {name or 'the module'}": hooks_of(each) for name, each in module.named_modules()}
 
     before = state()
     try:
@@ -227,12 +234,13 @@ def call(optimizer: Callable[[nn.Module], Any], module: nn.Module) -> Any:
             f"the function for the optimizer fails: {type(error).__name__}: {first_line(error)}. Nearest: a function "
             "that takes the module, whose matrices are on the meta device, and returns an optimiser of torch."
         ) from error
-    after = state()
-    changed = [name for name, each in before.items() if each[1] in writes.storages or after.get(name) != each]
+    after, every = state(), (*module.named_parameters(), *module.named_buffers())
+    changed = [name for name, each in before.items() if each != after.get(name)]
+    changed += [name for name, each in every if storage(each) in writes.storages]
     require(
         not changed and len(before) == len(after),
         f"the function for the optimizer changes {', '.join(changed[:3]) or 'the parameters'} of the module. "
-        "Nearest: initialise and freeze weights in the function that builds it.",
+        "Nearest: initialise and freeze weights, and register hooks, in the function that builds it.",
     )
     return made
 
