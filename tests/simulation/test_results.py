@@ -191,6 +191,13 @@ def test_a_variable_too_large_for_netcdf_names_zarr(tmp_path, monkeypatch):
     assert names(tmp_path) == ["a.nc"]
 
 
+def test_list_of_texts_as_an_attribute_is_for_zarr(tmp_path):
+    data = xr.Dataset({"a": ("x", [1.0])}, attrs={"names": ["a", "b"]})
+    with pytest.raises(InputError, match=r"NetCDF has no attribute that is a list of texts; got \['a', 'b'\]"):
+        save(data, tmp_path / "a.nc")
+    assert load(save(data, tmp_path / "a.zarr")).attrs == data.attrs
+
+
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_file_that_is_missing_is_named(tmp_path, ending):
     with pytest.raises(InputError, match=re.escape(f"No such file: {tmp_path / 'a'}{ending}.")):

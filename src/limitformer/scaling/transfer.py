@@ -298,7 +298,7 @@ class Transfer:
             middle = [cell.rjust(width) for cell, width in zip(row, widths[1:-1], strict=True)]
             lines.append("  ".join([name.ljust(widths[0]), *middle, word]).rstrip())
         below = [textwrap.fill(text, 80, subsequent_indent="  ") for text in (*self.legend, *self.notes, ABOUT)]
-        head = [textwrap.fill(text, 80) for text in (self.conclusion, self.heading)]
+        head = [textwrap.fill(text, 80, break_on_hyphens=False) for text in (self.conclusion, self.heading)]
         return "\n".join([*head, "", *lines, "", *below])
 
 
