@@ -4,6 +4,8 @@ Right: what torch's orthogonal parametrization stores is −I, not uniform; a we
 drawn by its constructor; both streams have the size of really drawn networks.
 """
 
+from functools import partial
+
 import numpy as np
 import torch
 import torch.nn.utils.parametrizations as parametrizations
@@ -39,7 +41,7 @@ def verify():
         (Orthogonal, "blocks.0.map.parametrizations.weight.original", "given"),
         (Reads, "blocks.0.map.weight", "unknown"),
     ):
-        make = lambda: Stack(block, 2)  # noqa: B023, E731
+        make = partial(Stack, block, 2)
         assert lf.weightless.law(make)[weight].kind == kind
         drawn = [make()(IDS).detach()[0, 6].square().mean().item() for _ in range(100)]
         law = lf.weightless.simulate(make, IDS, samples=60, seed=0, progress=False).covariance.values[:, -1, 6, 6]

@@ -4,6 +4,8 @@ Right: the code draws such networks, and every gradient has the law of really dr
 that reaches its weight by a module, and of a straight-through estimator.
 """
 
+from functools import partial
+
 import torch
 from scipy.stats import ks_2samp
 from torch import nn
@@ -56,7 +58,7 @@ def gradients(make, seed):
 
 def verify():
     for block in (Own, Binary):
-        make = lambda: Stack(block, depth=2)  # noqa: B023, E731
+        make = partial(Stack, block, depth=2)
         for draw in ("auto", "never"):
             data = lf.weightless.simulate(
                 make, IDS, samples=60, seed=0, gradients=True, loss=mean_square, draw=draw, progress=False

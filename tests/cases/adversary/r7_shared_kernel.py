@@ -3,6 +3,8 @@
 Right: the law does not depend on `draw`; |conv_transpose1d(conv1d(x))| is larger, as K Kᵀ has a mean.
 """
 
+from functools import partial
+
 import numpy as np
 import torch
 from torch import nn
@@ -37,7 +39,7 @@ class Reversed(Block):
 
 def verify():
     for block in (Block, Wide, Reversed):
-        make = lambda: Stack(block, 2)  # noqa: B023, E731
+        make = partial(Stack, block, 2)
         drawn = [make()(IDS).detach()[0, 6].square().mean().item() for _ in range(100)]
         for draw in ("auto", "never"):
             data = lf.weightless.simulate(make, IDS, samples=60, seed=0, draw=draw, progress=False)

@@ -15,6 +15,11 @@ def verdicts(report) -> str:  # attributes of these names, else the marked lines
     return " | ".join(found + [line for line in str(report).splitlines() if line.strip()[:1] in ("✗", "!", "✓")])
 
 
+def by_name(loss):
+    """Return the loss for inputs by name, of which a first argument has none."""
+    return lambda out, inputs: loss(out, inputs.get("", inputs))
+
+
 def drawn(case, make) -> torch.Tensor:  # losses (network, step) of networks that torch really draws and trains
     losses = torch.zeros(DRAWN, STEPS + 1)
     for k in range(DRAWN):
@@ -48,13 +53,11 @@ def main() -> None:
 
     torch.set_num_threads(1)
     for name, build, inputs, loss, sound, expected in copy.deepcopy(modules.MODULES):
-        f = lambda out, given, f=loss: f(out, given.get("", given))  # noqa: E731  # a first argument has no name
-        ask = lambda b=build, i=inputs, f=f: verdicts(lf.check(b, i, samples=4, loss=f, progress=False))  # noqa: E731
+        ask = lambda b=build, i=inputs, f=by_name(loss): verdicts(lf.check(b, i, samples=4, loss=f, progress=False))  # noqa: E731
         show(name, expected if sound else f"FAULT: {expected}", ask)
     gpt, how = modules.MODULES[0], {"samples": 32, "steps": STEPS, "seed": 0, "progress": False}
     for name, make, right in optimizers.OPTIMIZERS:
-        loss = lambda out, given: gpt.loss(out, given[""])  # noqa: E731
-        run = lambda o=make, f=loss: lf.steps(gpt.build, gpt.inputs, optimizer=o, loss=f, **how)  # noqa: E731
+        run = lambda o=make: lf.steps(gpt.build, gpt.inputs, optimizer=o, loss=by_name(gpt.loss), **how)  # noqa: E731
         ask = lambda run=run: summary(torch.tensor(run().data.loss.values[0]))  # noqa: E731
         show(name, f"torch: {summary(drawn(gpt, make))} || {right}", ask)
 

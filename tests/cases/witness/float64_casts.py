@@ -3,6 +3,8 @@
 Right: the loss of a pass in float32, to the rounding of float32, whether W is drawn, kept for `einsum`, or not drawn.
 """
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -44,11 +46,14 @@ class Kernel(nn.Module):
         return x + functional.conv1d(y.float(), self.w.weight.float()).mT.to(x.dtype)
 
 
+def two(block, *arguments):
+    return nn.Sequential(block(*arguments), block(*arguments))
+
+
 def verify():
     x = torch.randn(1, 4, 64, generator=torch.Generator().manual_seed(0))
-    for block in (lambda: Block(linear), lambda: Block(contraction), Kernel):
-        make = lambda: nn.Sequential(*(block() for _ in range(2)))  # noqa: B023, E731
+    for make in (partial(two, Block, linear), partial(two, Block, contraction), partial(two, Kernel)):
         for draw in ("auto", "never", "always"):
             options = {"samples": 1, "seed": 0, "gradients": True, "draw": draw, "progress": False}
             one, other = (lf.weightless.simulate(make, x, dtype=each, **options).loss.item() for each in TYPES)
-            assert one == pytest.approx(other, rel=1e-5), (block, draw)
+            assert one == pytest.approx(other, rel=1e-5), (make, draw)

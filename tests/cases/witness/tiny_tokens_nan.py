@@ -4,6 +4,8 @@ Right: gradients that are finite, those of `first` for any size of the small tok
 it; and U Dᵀ = Z Bᵀ, both of which are Z W Dᵀ, to the rounding of float32 where tokens differ by 1e-5.
 """
 
+from functools import partial
+
 import numpy as np
 import torch
 from torch import nn
@@ -53,7 +55,7 @@ def verify():
     x = torch.randn(1, 4, 64, generator=torch.Generator().manual_seed(0))
     norms = {}
     for small in (1e-10, 1e-39, 1e-41):
-        make = lambda: Net(small)  # noqa: B023, E731
+        make = partial(Net, small)
         data = lf.weightless.simulate(make, x, samples=1, seed=0, gradients=True, draw="never", progress=False)
         norms[small] = data.weight_gradient[0].values / [1.0, small, small]
         assert np.isfinite(data.weight_gradient).all()
