@@ -53,7 +53,8 @@ def main() -> None:
 
     torch.set_num_threads(1)
     for name, build, inputs, loss, sound, expected in copy.deepcopy(modules.MODULES):
-        ask = lambda b=build, i=inputs, f=by_name(loss): verdicts(lf.check(b, i, samples=4, loss=f, progress=False))  # noqa: E731
+        f = by_name(loss)
+        ask = lambda b=build, i=inputs, f=f: verdicts(lf.check(b, i, samples=4, loss=f, progress=False))  # noqa: E731
         show(name, expected if sound else f"FAULT: {expected}", ask)
     gpt, how = modules.MODULES[0], {"samples": 32, "steps": STEPS, "seed": 0, "progress": False}
     for name, make, right in optimizers.OPTIMIZERS:

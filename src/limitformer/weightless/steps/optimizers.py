@@ -258,7 +258,7 @@ def rules_of_optimizer(optimizer: Any, names: Mapping[int, str], steps: int) -> 
     )
     kind = type(optimizer).__name__
     reader = reader_of(type(optimizer))
-    parent = next((known.__name__ for known in READERS if isinstance(optimizer, known)), None)
+    parent = next((each.__name__ for each in type(optimizer).__mro__ if each in READERS), None)
     why = f": its step is not that of {parent}" if parent else ""
     require(
         reader is not None,
