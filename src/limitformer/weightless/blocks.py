@@ -108,13 +108,18 @@ def is_norm(name: str, part: nn.Module) -> bool:
 def tokens_among(args: Any, kwargs: Any, argument: Argument | None = None) -> Tensor | None:
     """Return this argument, or the first that may be the stream: of three dimensions, else four, else two.
 
-    Of a list of tensors, such as images of several sizes, it is the first one.
+    If tensors come in lists, tuples or dictionaries only, as images of several sizes do, it is the first of one.
     """
     given = dict(enumerate(args)) | kwargs
     if isinstance(given.get(argument), Tensor):
         return given[argument]
     named = [kwargs[name] for name in STREAMS if name in kwargs]
     every = [*args, *named, *(each for name, each in kwargs.items() if name not in STREAMS)]
-    every += [part for each in every if isinstance(each, list) for part in each[:1]]
-    floats = [each for each in every if isinstance(each, Tensor) and each.is_floating_point()]
+    nested = [next(iter(each.values() if isinstance(each, dict) else each), None)
+              for each in every if isinstance(each, list | tuple | dict)]  # fmt: skip
+    floats = [each for each in every if is_real(each)] or [each for each in nested if is_real(each)]
     return next((each for size in (3, 4, 2) for each in floats if each.dim() == size), None)
+
+
+def is_real(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
