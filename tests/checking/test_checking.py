@@ -325,6 +325,7 @@ SICK = {  # by name and grade: curves, and the layer of the verdict
     ("memory", "broken"): (changed("longest_memory", np.s_[:], 0.53), None),
     ("deaf", "watch"): (changed("agreement", np.s_[1:2], 0.9995), None),
     ("constant", "watch"): (changed("agreement", np.s_[2:], 0.9995), None),
+    ("equal", "watch"): (sound().assign_attrs(equal="6 of h.*.a.weight"), None),
     ("faint", "watch"): (changed("relative_branch", np.s_[:], 0.01), None),
     ("uneven", "watch"): (changed("group_size", np.s_[:, 0, 0], 51.0), None),
     ("swamped", "watch"): (changed("relative_branch", np.s_[:, 0, 1], 30.0), 1),
@@ -345,7 +346,7 @@ def test_each_verdict_appears_only_on_its_curves(case):
     assert set(result) == {case}
     assert (result[case].grade == "broken") is (case in {(name, "broken") for name in CERTAIN})
     assert result[case].layer == layer
-    assert result[case].source or case == ("not finite", "broken")
+    assert result[case].source or case[0] in ("not finite", "equal")
     assert result[case].why
     assert result[case].mends
 
@@ -354,11 +355,18 @@ def test_verdict_shows_value_and_threshold():
     """The value is past the threshold: above it, or below it for what falls."""
     for (name, grade), (data, _) in SICK.items():
         (one,) = verdicts(data, THRESHOLDS)
-        if name not in ("not finite", "dead", WAITS):
+        if name not in ("not finite", "dead", "equal", WAITS):
             below = name in ("dies", "router", "memory", "faint") or (name, grade) == ("frozen", "watch")
             assert (one.value < one.threshold) is below, name
     (dies,) = verdicts(SICK["dies", "broken"][0], THRESHOLDS)
     assert (dies.value, dies.threshold) == (0.002, 0.01)
+
+
+def test_block_that_multiplies_the_stream_is_named():
+    (one,) = verdicts(changed("size", np.s_[:, 5:], 40.0), THRESHOLDS)
+    assert "block 5 alone" in one.said
+    (even,) = verdicts(changed("size", np.s_[:, 1:], 40.0), THRESHOLDS)
+    assert "alone" not in even.said
 
 
 def test_every_rule_has_a_case():

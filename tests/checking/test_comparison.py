@@ -36,7 +36,7 @@ def test_comparison_holds_the_reports_of_single_checks(both):
     assert xr.testing.assert_identical(single.curves["correlation"], both.reports["a"].curves["correlation"]) is None
     correlation, size, gradient = (np.median(single.curves[n], 0) for n in ("correlation", "size", "stream_gradient"))
     assert row["correlation"] == correlation[-1]
-    assert row["stream"] == size[-1] / size[1]
+    assert row["stream"] == size[-1] / size[0]
     assert row["gradient_ratio"] == gradient[1] / gradient[-1]
     assert row["loss"] == np.median(single.curves["loss"])
     spread = np.median(single.curves["logit_std"].mean("head"), 0)

@@ -1,6 +1,7 @@
 """`check`: will this Transformer collapse? Resolve the subject, measure it, summarise, judge, report."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -219,6 +220,8 @@ def measure(subject: Subject, options: Options) -> Measured:
             result.agreement = agreement(
                 inputs, blueprint.config, lambda each: run_passes(network, each, None, 1, options.seed, progress=False)
             )
+        if equal := equal_layers(network):
+            result.about["equal"] = equal
     owner = module if module is not None else network.module
     if frozen := sum(not each.requires_grad for each in owner.parameters()):
         result.about["frozen"] = frozen
@@ -331,21 +334,31 @@ def zeros_of(data: xr.Dataset, zeros: list[str], measure_moved: Callable[[list[s
         moved += alive
         norms = norms_by_name(measure_moved(moved))
         woken = silent & {place_of(name)[0] for name, norm in norms.items() if norm > 0}
-        stages += [zeros_in_words(alive)] if woken - waiting else []
+        stages += [in_words(alive)] if woken - waiting else []
         waiting |= woken
     result = {"zero_weights": ", then ".join(stages), "behind_zero": "\n".join(sorted(waiting))} if waiting else {}
     rest = [name for name in zeros if norms.get(name) == 0]
     if silent - waiting and rest:
         norms = norms_by_name(measure_moved(moved + rest))
         if blocking := [name for name in rest if norms[name] > 0]:
-            result["blocking"] = zeros_in_words(blocking)
+            result["blocking"] = in_words(blocking)
     return result
 
 
-def zeros_in_words(names: list[str]) -> str:
+def in_words(names: list[str]) -> str:
     """Return the names of weights with * for the block, without biases if there are others."""
     weights = [name for name in names if not name.endswith("bias")] or names
     return ", ".join(dict.fromkeys(re.sub(r"(^|\.)\d+(?=\.)", r"\1*", name, count=1) for name in weights))
+
+
+def equal_layers(network: Weightless) -> str:
+    """Return the kinds of trained matrix of which several blocks hold the same draw of the law, with their numbers."""
+    drawn = Counter[tuple[str, int]]()
+    for name, parameter in network.module.named_parameters():
+        law = network.laws[name]
+        if parameter.requires_grad and parameter.ndim > 1 and law.random and law.source >= 0:
+            drawn[in_words([name]), law.source] += 1
+    return ", ".join(f"{number} of {kind}" for (kind, _), number in drawn.items() if number > 1)
 
 
 def norms_by_name(data: xr.Dataset) -> dict[str, float]:

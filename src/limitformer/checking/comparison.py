@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,7 +35,7 @@ COLUMNS: Mapping[str, str] = {  # of the table, with what they mean
     "parameters": "number of parameters of the law",
     "loss": "at initialisation, the median over samples",
     "chance": "loss of a uniform guess",
-    "stream": "size at the end over that after the first block",
+    "stream": "size at the end over that before the first block",
     "correlation": "mean correlation of tokens at the end",
     "rank": "effective rank of the tokens at the end, over their number",
     "logit_std": "standard deviation of a row's logits in the widest block",
@@ -44,6 +45,7 @@ COLUMNS: Mapping[str, str] = {  # of the table, with what they mean
     "gradient_ratio": "gradient of the stream after the first block over that at the end",
 }
 ABOUT = "Medians over samples; curves by relative depth, from 0 to 1."
+WIDTH = 80  # of the legend below the table
 LINES = 8  # different lines of a plot
 
 
@@ -109,7 +111,7 @@ class Comparison:
         shown = ("blocks", "loss", "stream", "correlation", "rank", "logit_std", "effective_tokens", "gradient_ratio")
         head = ["", "grade", *(short(name) for name in shown)]
         body = [
-            [f"{sign_of(report)} {name}", str(row["grade"]), *(text_of(row[column]) for column in shown)]
+            [f"{sign_of(report)} {name}", str(row["grade"]), *(in_units(key, row[key], report) for key in shown)]
             for (name, report), row in zip(self.reports.items(), self.rows().values(), strict=True)
         ]
         widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
@@ -120,6 +122,7 @@ class Comparison:
                 for k, (cell, width) in enumerate(zip(row, widths, strict=True))
             ]
             lines.append("  ".join(cells).rstrip())
+        lines += ["", *wrap("; ".join(f"{short(name)}: {COLUMNS[name]}" for name in shown[2:]), WIDTH)]
         for name, report in self.reports.items():
             said = [one for one in report.verdicts if one.name != FINE]
             lines += ["", name, *(f"  {one.sign} {one.said}" for one in said)] if said else []
@@ -245,7 +248,7 @@ def row_of(report: Report) -> dict[str, Any]:
         "parameters": report.laws.count if report.laws is not None else None,
         "loss": float(curves["loss"].median()) if "loss" in curves else None,
         "chance": report.about.get("chance"),
-        "stream": ratio(size[-1], size[after]),
+        "stream": ratio(size[-1], size[0]),
         "correlation": ends["correlation"],
         "rank": None if ends["effective_rank"] is None else ends["effective_rank"] / report.about["tokens"],
         "logit_std": most(curves, "logit_std"),
@@ -291,6 +294,19 @@ def text_of(value: Any) -> str:
     if value is None:
         return "–"
     return value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else number_text(value)
+
+
+def in_units(column: str, value: Any, report: Report) -> str:
+    """Return a cell in the units of `check`: a factor, or a number of how many."""
+    if value is None or column not in ("stream", "rank", "effective_tokens"):
+        return text_of(value)
+    if column == "stream":
+        return f"{number_text(value)}×"
+    whole = report.about["tokens"]
+    if column == "effective_tokens":
+        shares = typical(report.curves["effective_tokens"]) / typical(report.curves["tokens_seen"])
+        whole = float(typical(report.curves["tokens_seen"])[np.nanargmin(shares)])
+    return f"{number_text(value * whole)} of {number_text(whole)}"
 
 
 def kind_of(k: int) -> str:

@@ -145,9 +145,12 @@ class StepsReport:
             lines += wrapped(f"    why: {one.why}", "      ") if one.why else []
             lines += wrapped(f"    fix: {one.mends}", "      ") if one.mends else []
         head = f"{'rate':>8}" + "".join(f"{COLUMNS[name][0]:>9}" for name in SHOWN)
-        above = f"{'loss of the batch':>44}{'of an unseen one':>18}"  # each over its columns before and after
+        # Each is over its columns: explosions on both batches, losses before and after.
+        above = f"{'batch/unseen':>26}{'loss of the batch':>18}{'of an unseen one':>18}"
         rows = [
-            f"{number_text(row['rate']):>8}" + "".join(f"{cell(row[name]):>9}" for name in SHOWN) for row in self.rows()
+            f"{number_text(row['rate']):>8}"
+            + "".join(f"{cell(row[name])}{unseen(row) if name == 'explodes' else ''}".rjust(9) for name in SHOWN)
+            for row in self.rows()
         ]
         return "\n".join([*lines, "", above, head, *(row.rstrip() for row in rows), "", *wrapped(self.caveat, "")])
 
@@ -218,6 +221,11 @@ class StepsInterrupted(Interrupted):
 def cell(value: float) -> str:
     """Return a number of the table; "–" if it is unknown."""
     return "–" if np.isnan(value) else number_text(value)
+
+
+def unseen(row: Mapping[str, float]) -> str:
+    """Return the count of explosions on the unseen batch, after that on the batch of the steps."""
+    return f"/{cell(row['unseen_explodes'])}" if "unseen_explodes" in row else ""
 
 
 def steps(

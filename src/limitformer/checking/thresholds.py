@@ -19,7 +19,7 @@ EVERY_INPUT = "every input"  # the condition of two unrelated inputs
 WAITS = "waits for zeros"  # a verdict that is no alarm
 VERDICTS = (  # the names in `verdicts.RULES`; a test compares them
     *("not finite", "loss", "dead", WAITS, "collapsed", "grows", "dies", "frozen", "uniform", "vanishing"),
-    *("exploding", "router", "memory", "deaf", "constant", "faint", "uneven", "swamped", "range"),
+    *("exploding", "router", "memory", "deaf", "constant", "equal", "faint", "uneven", "swamped", "range"),
 )
 ANY = "any"
 

@@ -179,7 +179,7 @@ def collapsed(curves: xr.Dataset, limits: Limits) -> RuleResult | None:
 def grows(curves: xr.Dataset, limits: Limits) -> RuleResult:
     """Return the stream at the end over that after the first block, which may change the embedding freely."""
     ratio = end_over(curves, min(1, curves.sizes["layer"] - 1))
-    return RuleResult(ratio, ratio / limits["stream"], nowhere(ratio))
+    return RuleResult(ratio, ratio / limits["stream"], nowhere(ratio), jump(curves))
 
 
 def dies(curves: xr.Dataset, limits: Limits) -> RuleResult:
@@ -192,7 +192,17 @@ def dies(curves: xr.Dataset, limits: Limits) -> RuleResult:
 def grows_from_start(curves: xr.Dataset, limits: Limits) -> RuleResult:
     """Return the stream at the end over that before the first block, as `design` does."""
     ratio = end_over(curves, 0)
-    return RuleResult(ratio, ratio / limits["growth"], nowhere(ratio))
+    return RuleResult(ratio, ratio / limits["growth"], nowhere(ratio), jump(curves))
+
+
+def jump(curves: xr.Dataset) -> str:
+    """Return words on the block after the first that multiplies the stream by twice what any other does; or nothing."""
+    size = curves["size"].median("sample").values
+    with np.errstate(divide="ignore", invalid="ignore"):
+        factors = size[2:] / size[1:-1]
+    if len(factors) < 2 or not np.isfinite(factors).all() or np.max(factors) < 2 * np.sort(factors)[-2]:
+        return ""
+    return f"; block {int(factors.argmax()) + 2} alone multiplies it by {number_text(float(factors.max()))}"
 
 
 def dies_from_start(curves: xr.Dataset, limits: Limits) -> RuleResult:
@@ -360,6 +370,12 @@ def constant(curves: xr.Dataset, limits: Limits) -> RuleResult | None:
         return None
     value = curves["agreement"].sel(condition=[EVERY_INPUT]).values
     return RuleResult(value, value / limits["constant"], nowhere(value), f"those of two agree to {float(value[0]):.5f}")
+
+
+def equal(curves: xr.Dataset, limits: Limits) -> RuleResult | None:
+    """Return a hit for every sample if blocks hold the same draw of a matrix, which `check.equal_layers` names."""
+    every = np.ones(curves.sizes["sample"])
+    return RuleResult(every, every, nowhere(every), curves.attrs["equal"]) if "equal" in curves.attrs else None
 
 
 def uneven(curves: xr.Dataset, limits: Limits) -> RuleResult | None:
@@ -530,8 +546,8 @@ RULES = (
         "collapsed", WATCH, collapsed, "collapse",
         "tokens grow alike from layer {layer}: mean correlation {value} at the end",
     ),
-    Rule("grows", BROKEN, grows, "stream", "the stream grows {value} times after the first block"),
-    Rule("grows", WATCH, grows_from_start, "growth", "the stream at the end is {value} times the embedding"),
+    Rule("grows", BROKEN, grows, "stream", "the stream grows {value} times after the first block{details}"),
+    Rule("grows", WATCH, grows_from_start, "growth", "the stream at the end is {value} times the embedding{details}"),
     Rule("dies", BROKEN, dies, "stream", "the stream falls to {value} of what it is after the first block"),
     Rule("dies", WATCH, dies_from_start, "decay", "the stream at the end is {value} of the embedding"),
     Rule("frozen", BROKEN, frozen, "frozen", "attention frozen from block {layer}: logits spread {details}"),
@@ -563,6 +579,7 @@ RULES = (
     ),
     Rule("deaf", WATCH, deaf, "deaf", "the output hardly depends on {details}"),
     Rule("constant", WATCH, constant, "constant", "the output hardly depends on the input: {details}"),
+    Rule("equal", WATCH, equal, None, "blocks begin with equal weights: {details}"),
     Rule("faint", WATCH, faint, "faint", "no branch of any block is more than {value} of the stream"),
     Rule("uneven", WATCH, uneven, "uneven", "{details}"),
     Rule("swamped", WATCH, swamped, "swamped", "the first block's branch is {value} times the embedding"),
@@ -628,6 +645,10 @@ WORDS = {  # by name: why it matters, and the usual fix
     "deaf": (
         "What reads that input adds almost nothing to the stream; training from scratch ignores it for long.",
         "A larger standard deviation of cross-attention or of the projection of that input, or a smaller stream.",
+    ),
+    "equal": (
+        "Copies of one block start as one function, and are trained apart.",
+        "Build each block by itself; nn.TransformerEncoder and copy.deepcopy copy one.",
     ),
     "constant": (
         "What all inputs share, such as biases or positions, is all that is left of them at the end.",

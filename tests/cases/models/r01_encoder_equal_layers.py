@@ -1,12 +1,13 @@
 """pytorch#72253, #86274, #120396: nn.TransformerEncoder deep-copies its layer, so that all layers start equal.
 
-Right: `initialisation`, with the factory as without it, and `compare` say so; a block that is shared on purpose is not
-told to be tied again.
+Right: `initialisation`, with the factory as without it, `compare` and `check` say so; a block that is shared on
+purpose is not told to be tied again.
 """
 
 import torch
 from torch import nn
 
+import limitformer as lf
 from cases.networks import LanguageModel
 from limitformer.initialisation import compare, initialisation
 
@@ -19,6 +20,9 @@ class Encoder(nn.Module):
         for each in self.encoder.parameters():
             if each.dim() > 1 and not equal:
                 nn.init.xavier_uniform_(each)
+
+    def forward(self, x):
+        return self.encoder(x)
 
 
 class Shared(LanguageModel):
@@ -37,3 +41,7 @@ def verify():
     assert not initialisation(Shared(), Shared).findings
     assert not compare(Shared, Shared).findings
     assert "again" not in str(compare(lambda: LanguageModel(depth=3), Shared))
+    for build, equal in ((Encoder, True), (lambda: Encoder(False), False), (Shared, False)):
+        inputs = 16 if build is Shared else torch.randn(2, 16, 64)
+        found = {one.name for one in lf.check(build, inputs, samples=2, progress=False).verdicts}
+        assert ("equal" in found) is equal
