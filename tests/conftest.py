@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 
 import pytest
 
@@ -27,6 +28,17 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(str(item.path)))
+
+
+@pytest.fixture(autouse=True)
+def without_witness(request, monkeypatch):
+    """Leave out the witness of `check` and `steps`, except in tests about it: it doubles their time."""
+    if "witness" in request.node.path.parts or "cases" in request.node.path.name:
+        return
+    module = sys.modules.get("limitformer.checking.check")
+    if module is not None:
+        monkeypatch.setattr(module, "witness_pass", lambda *_, **__: None)
+        monkeypatch.setattr(sys.modules["limitformer.checking.steps"], "witness_steps", lambda *_: None)
 
 
 @pytest.fixture(scope="session")

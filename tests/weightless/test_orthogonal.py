@@ -44,6 +44,9 @@ class FromTorch:
         """A Gaussian matrix: T of another width, but with T Tᵀ of the same law."""
         return self.gaussian(purpose, rows, freedom)
 
+    def note_product(self, backward, factor, answer):
+        pass
+
     def add_squared_gradient(self, squared):
         self.squared = squared
 

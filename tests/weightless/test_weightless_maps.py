@@ -33,6 +33,9 @@ class FromTorch:
     def gaussian(self, purpose, rows, columns):
         return torch.randn(SAMPLES, rows, columns, generator=self.generator, dtype=self.dtype)
 
+    def note_product(self, backward, factor, answer):
+        pass
+
     def add_squared_gradient(self, squared):
         self.squared = squared
 

@@ -39,6 +39,7 @@ from limitformer.weightless.losses import ChosenLoss, Loss, chosen_loss
 from limitformer.weightless.models import Blueprint
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.simulate import run_passes, settle
+from limitformer.witness import DRAWN, FULL, Witness, witness_pass
 
 NO_LAW = (
     "recipe needs the law of the model's code, which is not known of this module. Nearest: a configuration, a function "
@@ -64,6 +65,7 @@ class Options:
     progress: bool
     recipe: Recipe | None = None
     untied: bool = False
+    witness: bool | str = True
 
 
 @dataclass
@@ -79,6 +81,7 @@ class Measured:
         agreement: of the outputs for two inputs that differ in one condition.
         group_size: returns the size of the stream by group of tokens.
         recipe: the law of every weight, compared with a published recipe.
+        witness: a sample of the law, compared with the user's own module.
     """
 
     module: xr.Dataset | None = None
@@ -89,6 +92,7 @@ class Measured:
     agreement: xr.DataArray | None = None
     group_size: Callable[[xr.Dataset], xr.DataArray | None] = lambda data: None
     recipe: RecipeComparison | None = None
+    witness: Witness | None = None
 
 
 def check(
@@ -111,6 +115,7 @@ def check(
     trust_remote_code: bool = False,
     progress: bool = True,
     recipe: Recipe | str | None = None,
+    witness: bool | str = True,
 ) -> Report:
     """Measure a Transformer by layer, compare it with its law at initialisation, and return what is wrong.
 
@@ -140,6 +145,8 @@ def check(
         progress: whether the terminal shows the progress of work of more than two seconds.
         recipe: a published initialisation (`limitformer.recipes()`), its name, or its name with settings, such as
             `megatron,std=0.006`: the law of every weight is compared with it.
+        witness: whether a sample of the law is compared with the user's own module in plain PyTorch; "full" for the
+            full size, whatever its memory. If they differ, the module's own code draws the networks.
 
     Raises:
         InputError: an argument cannot be used, or a network cannot run.
@@ -148,6 +155,7 @@ def check(
     require_count("tokens", tokens, least=2)
     require_count("samples", samples)
     limits = thresholds_with(thresholds)
+    require(witness in (True, False, FULL), f"witness must be True, False or {FULL!r}; got {witness!r}.")
     published = None if recipe is None else recipe_of(recipe)
     subject = subject_of(what, settings, shaping, trust_remote_code)
     other = None if against is None else subject_of(against, trust_remote_code=trust_remote_code)
@@ -165,6 +173,7 @@ def check(
         progress=progress,
         recipe=published,
         untied=published is not None and asks_untied(what),
+        witness=witness,
     )
     report = with_verdicts(summarise(subject, measure(subject, options)), limits, subject.shaped)
     if settings:
@@ -214,6 +223,10 @@ def measure(subject: Subject, options: Options) -> Measured:
         if module is not None:  # before any pass: a module may change its buffers as it runs
             result.weights = check_initialisation(module, network.table, reference=network.module)
         inputs = settle(inputs, network, options.seed, own_loss)
+        if options.witness and module is None:
+            result.witness = witness_pass(network, inputs, loss, options.seed, how=options.witness)
+            if result.witness is not None and result.witness.status == DRAWN and not network.drawn:
+                network.draw_whole({"its code": result.witness.reason})
         result.law = run_passes(network, inputs, loss, options.samples, options.seed, progress=options.progress)
         if module is None:
             result.about |= zeros_of_law(network, result.law, inputs, loss, options)
@@ -268,6 +281,7 @@ def summarise(subject: Subject, measured: Measured) -> Report:
         laws=measured.laws,
         about=last.about,
         recipe=measured.recipe,
+        witness=measured.witness,
     )
 
 
@@ -376,6 +390,8 @@ def zeros_of_law(
         other = weightless_of(
             network.blueprint, {**(options.overrides or {}), **dict.fromkeys(names, MOVED)}, options.blocks
         )
+        if network.drawn:
+            other.draw_whole(network.drawn)
         return run_passes(other, inputs, loss, 1, options.seed, progress=False)
 
     zeros = [name for name, law in network.laws.items() if law.kind == CONSTANT and law.shift == 0]

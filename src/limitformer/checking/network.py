@@ -16,6 +16,7 @@ from limitformer.initialisation.recipes import RecipeComparison
 from limitformer.initialisation.report import InitialisationReport
 from limitformer.weightless.law import LawTable
 from limitformer.weightless.laws import CONSTANT
+from limitformer.witness import Witness
 
 UNLIKELY = 0.01
 LISTED = 4  # names in a remark
@@ -50,6 +51,7 @@ class CheckedNetwork:
     stack: str = ""
     stacks: "tuple[CheckedNetwork, ...]" = ()
     recipe: RecipeComparison | None = None
+    witness: Witness | None = None
 
     @property
     def trained(self) -> bool:
@@ -123,6 +125,11 @@ class CheckedNetwork:
         loss = f", loss: {self.about['loss']}" if "loss" in self.curves else ""
         words = "1 token" if tokens == 1 else f"{tokens} tokens"
         return f"{blocks} blocks{stack}, {words}, {'this network' if self.exists else law}{loss}"
+
+    @property
+    def proof(self) -> str:
+        """What was compared with the user's own module, or how many networks were drawn and why; or nothing."""
+        return "" if self.witness is None else self.witness.in_words(self.curves.sizes["sample"])
 
     def remarks(self) -> list[str]:
         """Return the loss next to that of a uniform guess, the curves unlike the law, and a summary of the weights."""

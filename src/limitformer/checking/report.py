@@ -44,6 +44,7 @@ class Report(CheckedNetwork):
         thresholds: where verdicts begin.
         against: the report of another network, for the same tokens.
         recipe: the law of every weight, compared with a published recipe; None if none was asked for.
+        witness: a sample of the law, compared with the user's own module in plain PyTorch; None if none was.
     """
 
     thresholds: Mapping[str, Threshold] = field(default_factory=dict)
@@ -56,7 +57,7 @@ class Report(CheckedNetwork):
 
     def __str__(self) -> str:
         """Return verdicts with their reasons, and the curves at a few layers, on lines of at most 80 characters."""
-        lines = wrapped(f"{self.name}: {self.heading}", "")
+        lines = wrapped(f"{self.name}: {self.heading}", "") + wrapped(self.proof, "")
         for one in self.verdicts:
             share = "" if self.exists or one.share == 1 else f" ({one.share:.0%} of samples)"
             title = one.said if one.name in (FINE, TRAINED) else f"{one.grade}: {one.said}"
@@ -92,6 +93,7 @@ class Report(CheckedNetwork):
             "within_law": self.within_law,
             "unlike_law": self.unlike_law,
             "initialisation": None if self.initialisation is None else str(self.initialisation),
+            "witness": None if self.witness is None else self.witness.record(),
             "recipe": None if self.recipe is None else self.recipe.record(),
             "thresholds": {name: asdict(each) for name, each in self.thresholds.items()},
             "about": finite_values(self.about),

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import xarray as xr
 
-from limitformer.base.errors import require
+from limitformer.base.errors import require, require_count
 from limitformer.base.files import check_writable, local_path, write_whole
 from limitformer.base.foreign import readable_name
 from limitformer.checking.network import frozen_in_words
@@ -34,7 +34,9 @@ from limitformer.weightless.models import Blueprint, blueprint_of
 from limitformer.weightless.run import AUTO
 from limitformer.weightless.simulate import token_count
 from limitformer.weightless.steps.batches import SAME
-from limitformer.weightless.steps.simulate import simulate_steps
+from limitformer.weightless.steps.optimizers import NotUnderstoodError
+from limitformer.weightless.steps.simulate import simulate_steps, training_of
+from limitformer.witness import DRAWN, FULL, Witness, witness_steps
 
 COLUMNS: Mapping[str, tuple[str, str]] = {  # of the table by rate: the head in the terminal, and the meaning
     "rate": ("rate", "learning rate"),
@@ -68,12 +70,19 @@ class StepsReport:
         data: what was measured, by rate, sample and step: the dataset of `limitformer.weightless.simulate_steps`.
         verdicts: statements about the rates and the first steps, in a fixed order.
         about: provenance; `batch` is the size of the first batch, `asked` the number of networks asked for.
+        witness: two steps, compared with the user's own module and optimiser in plain PyTorch; None if none were.
     """
 
     name: str
     data: xr.Dataset
     verdicts: list[StepVerdict]
     about: Mapping[str, Any] = field(default_factory=dict)
+    witness: Witness | None = None
+
+    @property
+    def proof(self) -> str:
+        """What was compared with the user's own module, or how many networks were drawn and why; or nothing."""
+        return "" if self.witness is None else self.witness.in_words(self.data.sizes["sample"])
 
     @property
     def grade(self) -> str:
@@ -139,7 +148,7 @@ class StepsReport:
 
     def __str__(self) -> str:
         """Return the verdicts with their reasons, and the table by rate, on lines of at most 80 characters."""
-        lines = wrapped(f"{self.name}: {self.heading}", "")
+        lines = wrapped(f"{self.name}: {self.heading}", "") + wrapped(self.proof, "")
         for one in self.verdicts:
             lines += wrapped(f"  {one.sign} {one.grade}: {one.said}", "    ")
             lines += wrapped(f"    why: {one.why}", "      ") if one.why else []
@@ -174,6 +183,7 @@ class StepsReport:
             "verdicts": [finite_values(asdict(verdict)) for verdict in self.verdicts],
             "rates": [finite_values(row) for row in self.rows()],
             "thresholds": {name: asdict(each) for name, each in STEP_THRESHOLDS.items()},
+            "witness": None if self.witness is None else self.witness.record(),
             "groups": json.loads(self.about.get("groups", "[]")),
             "about": finite_values({name: each for name, each in self.about.items() if name != "groups"}),
         }
@@ -251,6 +261,7 @@ def steps(
     blocks: Chosen | None = None,
     trust_remote_code: bool = False,
     progress: bool = True,
+    witness: bool | str = True,
 ) -> StepsReport:
     """Simulate the first training steps of a network in law, and tell which learning rates it takes.
 
@@ -285,6 +296,9 @@ def steps(
         blocks: the modules to measure, as for `limitformer.check`.
         trust_remote_code: whether the Python code in the folder of a configuration (`auto_map`) may run.
         progress: whether the terminal shows work of more than two seconds.
+        witness: whether two steps of the first network are compared with the user's own module and optimiser in plain
+            PyTorch; "full" for any size. If they differ, or the optimiser is not understood, the module's own code
+            draws the networks, and the optimiser trains them.
 
     Raises:
         InputError: an argument cannot be used, or the module's code cannot run.
@@ -303,18 +317,33 @@ def steps(
     first = inputs_of(inputs, blueprint)
     size = batch_size(first.with_batch_dim(batch_dim))
 
+    require(witness in (True, False, FULL), f"witness must be True, False or {FULL!r}; got {witness!r}.")
+    options: dict[str, Any] = {
+        "optimizer": optimizer, "rates": every, "steps": steps, "seed": seed, "batches": batches, "unseen": unseen,
+        "loss": loss, "clip": clip, "warmup": warmup, "schedule": schedule,
+        "overrides": None if overrides is None else dict(overrides), "draw": draw, "batch_dim": batch_dim,
+        "blocks": blocks,
+    }  # fmt: skip
+    require_count("samples", samples)
+    require_count("steps", steps)
+    build = partial(training_of, blueprint, first, factors=None, drawn="", **options)
+    proof: Witness | None = None
+    try:
+        if witness:
+            proof = witness_steps(lambda each: build(dtype=each), optimizer, witness)
+        elif callable(optimizer):
+            build(dtype=dtype)
+    except NotUnderstoodError as error:
+        proof = Witness(DRAWN, str(error).partition(" Nearest:")[0].rstrip("."))
+
     def report(data: xr.Dataset) -> StepsReport:
         data = data.assign_attrs(unseen="drawn" if unseen is None else GIVEN)
         about = {**data.attrs, "batch": size, "asked": samples}
-        return StepsReport(title_of(blueprint, settings), data, step_verdicts(data), about)
+        return StepsReport(title_of(blueprint, settings), data, step_verdicts(data), about, proof)
 
+    drawn = proof.reason if proof is not None and proof.status == DRAWN else ""
     try:
-        data = simulate_steps(
-            blueprint, first, optimizer=optimizer, rates=every, steps=steps, samples=samples, seed=seed,
-            batches=batches, unseen=unseen, loss=loss, clip=clip, warmup=warmup, schedule=schedule,
-            overrides=None if overrides is None else dict(overrides), draw=draw, dtype=dtype, batch_dim=batch_dim,
-            blocks=blocks, progress=progress,
-        )  # fmt: skip
+        data = simulate_steps(blueprint, first, samples=samples, dtype=dtype, progress=progress, drawn=drawn, **options)
     except Interrupted as interrupt:
         raise StepsInterrupted(report(interrupt.partial)) from interrupt
     return report(data)

@@ -11,12 +11,14 @@ from limitformer.cli.check_options import (
     Settings,
     Text,
     Tokens,
+    WitnessOption,
     assignments,
     numbers,
     one_of,
     quicker,
     require_known,
     require_readable,
+    witness_of,
 )
 from limitformer.cli.check_report import next_command, print_report
 from limitformer.cli.check_several import check_several, variants
@@ -87,6 +89,8 @@ def check(
             help="Compare the law of every weight with a published recipe ('limitformer recipes' lists them).",
         ),
     ] = None,
+    witness: WitnessOption = "auto",
+    no_witness: Annotated[bool, typer.Option("--no-witness", help="The same as --witness no.")] = False,
 ) -> None:
     """Tell whether a Transformer collapses, explodes or freezes: the exact law at initialisation, or a checkpoint.
 
@@ -122,6 +126,7 @@ def check(
             given = text if inputs is None else user_inputs(inputs)
             options |= {"gradients": gradients, "seed": seed, "trust_remote_code": trust_remote_code}
             options |= {"blocks": blocks or None, "recipe": published, "loss": user_loss(loss)}
+            options["witness"] = not no_witness and witness_of(witness)
             if several or len(what) > 1:
                 comparison = check_several(what, several, given, options, place)
                 if fail_on and comparison.failed(fail_on):

@@ -19,6 +19,14 @@ LossOption = Annotated[
         show_default="the module's own or its task's",
     ),
 ]
+WitnessOption = Annotated[
+    str,
+    typer.Option(
+        "--witness",
+        metavar="HOW",
+        help="auto, full or no: compare a sample with your own module in plain PyTorch; full at any size.",
+    ),
+]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a field of the configuration first.")
 ]
@@ -61,6 +69,12 @@ def require_known(what: str) -> None:
     require(not is_code, f"{what} is Python. Nearest: {what}:NAME, with the name of a function that builds a module.")
     if not exists and not what.lstrip().startswith("{"):
         require_shape(what)
+
+
+def witness_of(name: str) -> bool | str:
+    """Return the argument `witness` of `limitformer.check`."""
+    one_of(name, ("auto", "full", "no"), "--witness has no")
+    return {"auto": True, "no": False}.get(name, name)
 
 
 def require_readable(text: Path | None) -> None:

@@ -143,7 +143,9 @@ class StockTrials:
             "samples": REPORTED,
             "progress": False,
         }
-        report = check(self.what, self.text, settings=self.fields(setting), overrides=laws, seed=seed, **options)
+        report = check(
+            self.what, self.text, settings=self.fields(setting), overrides=laws, seed=seed, witness=False, **options
+        )
         return replace(report, name=self.name)
 
     def fields(self, setting: Setting) -> dict[str, float]:
@@ -196,7 +198,9 @@ class ShapedTrials:
 
     def report(self, setting: Setting, seed: int) -> Report:
         """Return the report of the network without weights, for its curves by layer."""
-        return check(self.at(setting), self.start, samples=REPORTED, gradients=False, seed=seed, progress=False)
+        return check(
+            self.at(setting), self.start, samples=REPORTED, gradients=False, seed=seed, progress=False, witness=False
+        )
 
     def patch(self, setting: Setting) -> dict[str, Any]:
         different = {knob.name: setting[knob.name] for knob in self.knobs if setting[knob.name] != knob.present}

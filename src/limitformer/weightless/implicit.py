@@ -140,6 +140,7 @@ class WeightNumbers:
         return self.run.scale(self.tensor.weight)
 
     def gaussian(self, purpose: str, rows: int, columns: int) -> Tensor:
+        self.run.note_fresh(self.name, purpose)
         return self.run.normals(f"{self.name}: {purpose}", range(1), rows * columns).reshape(
             self.run.side_by_side, rows, columns
         )
@@ -175,6 +176,11 @@ class WeightNumbers:
     def add_squared_gradient(self, squared: Tensor) -> None:
         if not self.tensor.frozen:
             add_to(self.run.squared, self.tensor.weight.name, squared)
+
+    def note_product(self, backward: bool, factor: Tensor, answer: Tensor) -> None:
+        if self.run.products is not None:  # by the stored matrix S: a map that is turned is Z Sᵀ
+            side, found = backward != self.turned, (factor.detach()[0].clone(), answer.detach()[0].clone())
+            self.run.products.setdefault((self.tensor.weight.name, self.tensor.part), {})[side] = found
 
 
 def entries(tensor: Implicit) -> Tensor:

@@ -41,6 +41,9 @@ class Numbers(Protocol):
     def add_squared_gradient(self, squared: Tensor) -> None:
         """Add |∂W|² (S,)."""
 
+    def note_product(self, backward: bool, factor: Tensor, answer: Tensor) -> None:
+        """Note Z W = U, or D Wᵀ = B if `backward`, for a witness (`limitformer.witness`)."""
+
 
 class NeverDrawnMap(torch.autograd.Function):
     """Z W for a Gaussian W that is used once and never drawn."""
@@ -51,7 +54,9 @@ class NeverDrawnMap(torch.autograd.Function):
         n = numbers.gaussian("forward", root.factor.shape[-1], columns)
         ctx.numbers, ctx.kind = numbers, type(root)
         ctx.save_for_backward(n, *root)
-        return (numbers.scale * root.factor) @ n
+        out = (numbers.scale * root.factor) @ n
+        numbers.note_product(False, z, out)
+        return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -65,6 +70,7 @@ class NeverDrawnMap(torch.autograd.Function):
             return None, None, None, None, None
         fresh = (numbers.scale * size) @ numbers.gaussian("backward", size.shape[-1], root.width)
         back = root.along(numbers.scale * (d @ n.mT) - root.onto(fresh)).add_(fresh)
+        numbers.note_product(True, d, back)
         return back, None, None, None, None
 
 

@@ -101,6 +101,8 @@ class WeightlessRun:
     roots: list[tuple[Tensor, Marks, Root]] = field(default_factory=list)
     uses: dict[str, str] = field(default_factory=dict)  # how each weight was used, for the result
     operations: dict[str, str] = field(default_factory=dict)  # in which weights had to be kept
+    fresh: set[tuple[str, str]] = field(default_factory=set)  # weights or slices with fresh numbers, and their purpose
+    products: dict[tuple[str, int | None], dict[bool, tuple[Tensor, Tensor]]] | None = None  # for a witness, if it asks
 
     trains: ClassVar[bool] = False  # whether the weights change from pass to pass (`steps`)
 
@@ -159,9 +161,26 @@ class WeightlessRun:
     def forget(self, names: set[str]) -> None:
         """Count the weights of these names as unused: their part of the module runs again."""
         self.mapped = {name for name in self.mapped if name.partition("[")[0] not in names}
+        self.fresh = {each for each in self.fresh if each[0].partition("[")[0] not in names}
+
+    def note_fresh(self, name: str, purpose: str) -> None:
+        """Note that fresh numbers answer for a weight or its slice.
+
+        Raises:
+            DrawWholeError: they have done so before, and may have been other numbers.
+        """
+        if (name, purpose) in self.fresh:
+            raise DrawWholeError({name.partition("[")[0]: f"two answers {purpose} would be independent"})
+        self.fresh.add((name, purpose))
 
     def entries(self, weight: RandomWeight, rows: range | Tensor) -> Tensor:
-        """Draw rows of the weight (S, rows, *rest) by its law; the same ones at every call."""
+        """Draw rows of the weight (S, rows, *rest) by its law; the same ones at every call.
+
+        Raises:
+            DrawWholeError: fresh numbers have answered for it, which its entries do not know.
+        """
+        if any(name.partition("[")[0] == weight.name for name, _ in self.fresh):
+            raise DrawWholeError({weight.name: "its entries are read after answers without them"})
         if weight.law.kind == ORTHOGONAL:
             whole = self.orthogonal_entries(weight)
             every = isinstance(rows, range) and rows == weight.rows

@@ -47,6 +47,9 @@ class Fresh:
     def gaussian(self, purpose, rows, columns):
         return torch.randn(1, rows, columns, generator=torch.Generator().manual_seed(len(purpose)))
 
+    def note_product(self, backward, factor, answer):
+        pass
+
     def add_squared_gradient(self, squared):
         self.squared = squared
 

@@ -93,7 +93,8 @@ def pairs(facts: Mapping[str, Any]) -> str:
 def heading(network: CheckedNetwork, against: CheckedNetwork | None) -> str:
     """Return what was measured, and the verdicts."""
     about = LAW if not network.exists else EXISTING if network.band is not None else ""
-    top = f"<header><h1>{escape(network.name)}</h1>{paragraph(network.heading)}{paragraph(about)}</header>"
+    said = "".join(map(paragraph, (network.heading, network.proof, about)))
+    top = f"<header><h1>{escape(network.name)}</h1>{said}</header>"
     top += section("Verdict", "verdict", verdicts(network))
     if against is None:
         return top

@@ -38,7 +38,7 @@ def page(report: "StepsReport") -> str:
 
 
 def heading(report: "StepsReport") -> str:
-    top = paragraph(report.heading) + paragraph(LAW) + paragraph(report.caveat)
+    top = paragraph(report.heading) + paragraph(report.proof) + paragraph(LAW) + paragraph(report.caveat)
     cards = "".join(map(card, report.verdicts))
     return f"<header><h1>{escape(report.name)}</h1>{top}</header>" + section("Verdict", "verdict", cards)
 

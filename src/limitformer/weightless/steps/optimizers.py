@@ -66,10 +66,7 @@ def read_optimizer(
     Raises:
         InputError: something is not understood, or cannot be used.
     """
-    require(
-        clip is None or (is_number(clip) and 0 < clip < math.inf),
-        f"clip must be a number above 0, or None; got {clip!r}. Nearest: clip=1.0.",
-    )
+    clip = valid_clip(clip)
     factors = factors_of(steps, warmup, schedule)
     sparse = [name for name, each in module.named_modules() if getattr(each, "sparse", False) is True]
     require(not sparse, f"{', '.join(sparse[:3])} has sparse=True: gradients that are sparse. Nearest: sparse=False.")
@@ -84,6 +81,23 @@ def read_optimizer(
         f"returns an optimiser of torch; got {type(optimizer).__name__}. Nearest: optimizer=lambda module: "
         "torch.optim.AdamW(module.parameters(), lr=1e-3).",
     )
+    try:
+        rules, every = rules_of_function(optimizer, module, steps)
+    except InputError as error:
+        raise NotUnderstoodError(str(error)) from error
+    outside = [name for name in tables_and_heads(module) if name in rules and rules[name].kind == MUON]
+    kinds = " and ".join(type(each).__name__ for each in every)
+    return StepRules(rules, clip, factors, base_rate(every[0]), kinds, tuple(outside))
+
+
+class NotUnderstoodError(InputError):
+    """What a user's function for the optimiser does is not understood; networks that are drawn can be trained by it."""
+
+
+def rules_of_function(
+    optimizer: Callable[[nn.Module], Any], module: nn.Module, steps: int
+) -> tuple[dict[str, UpdateRule], list[Any]]:
+    """Return the rule of each parameter, and the optimisers that a user's function returns."""
     made = call(optimizer, module)
     every = list(made) if isinstance(made, tuple | list) else [made]
     names = {id(parameter): name for name, parameter in module.named_parameters()}
@@ -96,9 +110,13 @@ def read_optimizer(
             require(name not in rules, f"{name} is in two groups or optimisers. Nearest: each parameter in one.")
             rules[name] = rule
     require(bool(rules), "the optimiser has no parameters.")
-    outside = [name for name in tables_and_heads(module) if name in rules and rules[name].kind == MUON]
-    kinds = " and ".join(type(each).__name__ for each in every)
-    return StepRules(rules, clip, factors, base_rate(every[0]), kinds, tuple(outside))
+    return rules, every
+
+
+def valid_clip(clip: float | None) -> float | None:
+    good = clip is None or (is_number(clip) and 0 < clip < math.inf)
+    require(good, f"clip must be a number above 0, or None; got {clip!r}. Nearest: clip=1.0.")
+    return clip
 
 
 def base_rate(optimizer: torch.optim.Optimizer) -> float:

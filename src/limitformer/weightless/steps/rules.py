@@ -118,6 +118,8 @@ def in_words(every: Sequence[StepRules]) -> str:
     A group has the rate of the table, times its ratio.
     """
     groups, rules = groups_of(every), every[0]
+    if not groups:
+        return f"{rules.name}, as the user's function makes it"
     several, kinds = len(groups) > 1, {group["optimizer"] for group in groups}
     parts = []
     for group in groups:

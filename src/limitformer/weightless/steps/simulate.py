@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,21 +13,23 @@ from torch import nn
 
 from limitformer.base.errors import require, require_count
 from limitformer.base.progress import PartOfBar, advance, progress_bar
+from limitformer.nn.drawn.simulate import torch_seed
 from limitformer.simulation.simulate import Interrupted
 from limitformer.weightless.arrays import BY_HEAD, Arrays, require_same_blocks
 from limitformer.weightless.building import put_parameters
 from limitformer.weightless.implicit import Implicit
-from limitformer.weightless.inputs import inputs_of
+from limitformer.weightless.inputs import Inputs, inputs_of
 from limitformer.weightless.layout import Chosen
-from limitformer.weightless.losses import Loss, chosen_loss, loss_of_shapes
+from limitformer.weightless.losses import ChosenLoss, Loss, chosen_loss, loss_of_shapes
 from limitformer.weightless.models import blueprint_of
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.run import ALWAYS, AUTO, NEVER
 from limitformer.weightless.simulate import named_errors, provenance, settle
 from limitformer.weightless.steps.batches import SAME, batches_of, tables
-from limitformer.weightless.steps.optimizers import read_optimizer
+from limitformer.weightless.steps.drawn import made_by
+from limitformer.weightless.steps.optimizers import base_rate, factors_of, read_optimizer, valid_clip
 from limitformer.weightless.steps.rules import StepRules, groups_of, in_words
-from limitformer.weightless.steps.trajectory import Trajectory
+from limitformer.weightless.steps.trajectory import StepBatches, Trajectory
 from limitformer.weightless.steps.weights import Forms
 
 BAR = "networks in training"
@@ -61,6 +64,7 @@ def simulate_steps(
     batch_dim: int = 0,
     blocks: Chosen | None = None,
     progress: bool | PartOfBar = True,
+    drawn: str = "",
 ) -> xr.Dataset:
     """Simulate the first training steps of a network, exactly in law and without drawing most weights.
 
@@ -96,6 +100,8 @@ def simulate_steps(
         batch_dim: the dimension of the inputs in which sequences lie.
         blocks: the modules to measure, as for `limitformer.weightless.simulate`.
         progress: whether the terminal shows work of more than two seconds; or a part of the bar of longer work.
+        drawn: a reason to let the module's own code draw whole networks, which an optimiser that a function returns
+            trains itself; empty if there is none.
 
     Returns:
         A dataset by rate, sample and step; step t is before the step t + 1, so that there is one more than `steps`.
@@ -120,40 +126,24 @@ def simulate_steps(
     require_count("steps", steps)
     require(draw in (AUTO, NEVER, ALWAYS), f'draw must be "auto", "never" or "always"; got {draw!r}.')
     require(dtype in (torch.float32, torch.float64), f"dtype must be torch.float32 or torch.float64; got {dtype}.")
-    blueprint = blueprint_of(model)
-    first = inputs_of(inputs, blueprint).with_batch_dim(batch_dim)
-    network = Weightless(blueprint, dtype, torch.device("cpu"), overrides, blocks)
-    rules = rules_of(network, optimizer, steps, clip, warmup, schedule)
-    if factors is not None:
-        rules = rules.with_factors({name: each for name, each in factors.items() if name in rules.rules})
-    every = [rules] if rates is None else [rules.with_rate(rate) for rate in rates]
-    require(bool(every), "rates must have at least one learning rate; got none.")
-    first = settle(first, network, seed, own_loss=loss is None)
-    named_errors(
-        lambda: network.first(seed, first, AUTO) if network.foreign else network.run(seed, range(1), first, AUTO, None),
-        blueprint, first,
+    training = training_of(
+        model, inputs, optimizer=optimizer, rates=rates, steps=steps, seed=seed, batches=batches, unseen=unseen,
+        loss=loss, clip=clip, warmup=warmup, schedule=schedule, factors=factors, overrides=overrides, draw=draw,
+        dtype=dtype, batch_dim=batch_dim, blocks=blocks, drawn=drawn,
     )  # fmt: skip
-    prepared = batches_of(first, batches, unseen, network, steps, seed, batch_dim)
-    passes = (steps + 1) * (2 + (prepared.of_steps[-1] is not first))
-    forms = Forms(draw, passes, steps)
-    known = tables(network)
-    widths = {columns for _, columns in known} | {size.width for size in network.stacks.values()}
-    by_shapes = loss_of_shapes(blueprint.name, {rows for rows, _ in known}, widths, batch_dim)
-    function = chosen_loss(loss, blueprint.task, by_shapes, batch_dim)
-
+    network, first, every, forms = training.network, training.first, training.rules, training.forms
     began = time.perf_counter()
     parts: list[list[Arrays]] = []
 
     def one(sample: int, rule: StepRules) -> Arrays:
-        trajectory = Trajectory(network, rule, forms, function, prepared, seed, sample)
-        return named_errors(trajectory.arrays, blueprint, first)
+        return named_errors(training.trajectory(rule, sample).arrays, network.blueprint, first)
 
     def result() -> xr.Dataset:
         about = {
             **provenance(network), "description": "training steps in law", "seed": seed, "samples": len(parts),
             "sequences": first.rows, "draw": draw, "inputs": str(first), "optimizer": in_words(every),
-            "groups": json.dumps(groups_of(every)), "muon_outside": ", ".join(rules.outside),
-            "batches": batches if isinstance(batches, str) else "given", "loss": function.name,
+            "groups": json.dumps(groups_of(every)), "muon_outside": ", ".join(every[0].outside),
+            "batches": batches if isinstance(batches, str) else "given", "loss": training.loss.name,
             "frozen": sum(not each.requires_grad for each in network.module.parameters()),
             "weights": forms_in_words(forms),
             "kept": "; ".join(f"{name}: {reason}" for name, reason in forms.reasons.items()),
@@ -177,6 +167,78 @@ def simulate_steps(
     finally:
         advance(bar, -1)
     return result()
+
+
+@dataclass
+class Training:
+    """The training of networks: everything but their random numbers.
+
+    Attributes:
+        rules: of the optimiser, at each learning rate.
+        optimizer: a function of the module that returns its optimiser, if drawn networks are trained by it; else None.
+    """
+
+    network: Weightless
+    first: Inputs
+    batches: StepBatches
+    rules: list[StepRules]
+    loss: ChosenLoss
+    forms: Forms
+    seed: int
+    optimizer: Any = None
+
+    def trajectory(self, rule: StepRules, sample: int) -> Trajectory:
+        """Return the training of one network at one learning rate."""
+        result = Trajectory(self.network, rule, self.forms, self.loss, self.batches, self.seed, sample)
+        if self.network.drawn and self.optimizer is not None:
+            result.optimizer = self.optimizer
+        return result
+
+
+def training_of(
+    model: Any, inputs: Any, *, optimizer: Any, rates: Sequence[float] | None, steps: int, seed: int, batches: Any,
+    unseen: Any, loss: Loss | str | None, clip: float | None, warmup: int, schedule: Any,
+    factors: Mapping[str, tuple[float, float, float]] | None, overrides: dict[str, Any] | None, draw: str,
+    dtype: torch.dtype, batch_dim: int, blocks: Chosen | None, drawn: str,
+) -> Training:  # fmt: skip
+    """Return the training that the arguments of `simulate_steps` describe."""
+    blueprint = blueprint_of(model)
+    first = inputs_of(inputs, blueprint).with_batch_dim(batch_dim)
+    network = Weightless(blueprint, dtype, torch.device("cpu"), overrides, blocks)
+    if drawn and not network.drawn:
+        network.draw_whole({"its code": drawn})
+    of_user = callable(optimizer) and bool(drawn)
+    if of_user:
+        require(factors is None, f"{drawn} Its rates cannot be scaled by weight. Nearest: an optimiser of torch.")
+        rules = rules_of_drawn(network, optimizer, seed, steps, clip, warmup, schedule)
+    else:
+        rules = rules_of(network, optimizer, steps, clip, warmup, schedule)
+    if factors is not None:
+        rules = rules.with_factors({name: each for name, each in factors.items() if name in rules.rules})
+    every = [rules] if rates is None else [rules.with_rate(rate) for rate in rates]
+    require(bool(every), "rates must have at least one learning rate; got none.")
+    first = settle(first, network, seed, own_loss=loss is None)
+    named_errors(
+        lambda: network.first(seed, first, AUTO) if network.foreign else network.run(seed, range(1), first, AUTO, None),
+        blueprint, first,
+    )  # fmt: skip
+    prepared = batches_of(first, batches, unseen, network, steps, seed, batch_dim)
+    passes = (steps + 1) * (2 + (prepared.of_steps[-1] is not first))
+    known = tables(network)
+    widths = {columns for _, columns in known} | {size.width for size in network.stacks.values()}
+    by_shapes = loss_of_shapes(blueprint.name, {rows for rows, _ in known}, widths, batch_dim)
+    function = chosen_loss(loss, blueprint.task, by_shapes, batch_dim)
+    forms = Forms(draw, passes, steps)
+    return Training(network, first, prepared, every, function, forms, seed, optimizer if of_user else None)
+
+
+def rules_of_drawn(
+    network: Weightless, optimizer: Any, seed: int, steps: int, clip: float | None, warmup: int, schedule: Any
+) -> StepRules:
+    """Return what a simulation needs of an optimiser that trains drawn networks itself: its rate and its name."""
+    made = made_by(optimizer, network.whole(torch_seed(seed, "optimiser")))
+    names = " and ".join(type(each).__name__ for each in made)
+    return StepRules({}, valid_clip(clip), factors_of(steps, warmup, schedule), base_rate(made[0]), names)
 
 
 def rules_of(

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ from limitformer.weightless.losses import Loss, output_of
 from limitformer.weightless.measure import Measure, UnclearBlocksError
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.run import DrawWholeError, KeepWeightsError
+from limitformer.weightless.steps.drawn import DrawnWeights
 from limitformer.weightless.steps.effects import EffectsOfUpdates
 from limitformer.weightless.steps.optimizers import StepRules
 from limitformer.weightless.steps.weights import Forms, TrainedRun, TrainedWeights
@@ -74,6 +76,7 @@ class Trajectory:
         self.seed, self.sample = seed, sample
         self.reasons = dict(network.reasons_to_keep) if network.rebuilt else {}
         self.weights = TrainedWeights(rules, forms, seed, sample, network.dtype)
+        self.optimizer: Any = None  # a user's function that trains drawn networks
 
     def arrays(self) -> Arrays:
         """Train the network; return its measures by step.
@@ -81,7 +84,7 @@ class Trajectory:
         A use of a weight that its form does not allow begins the training again, with another form.
         """
         while True:
-            self.weights = TrainedWeights(self.rules, self.forms, self.seed, self.sample, self.network.dtype)
+            self.weights = self.new_weights()
             try:
                 with one_thread():
                     return self.train()
@@ -98,6 +101,14 @@ class Trajectory:
                     self.forms.require_entries(weights[name], reason)
             finally:
                 self.weights.release()
+
+    def new_weights(self) -> TrainedWeights:
+        """Return the weights at the start; an optimiser of the user's has a new network, as it may change modules."""
+        numbers = self.rules, self.forms, self.seed, self.sample, self.network.dtype
+        if self.optimizer is None:
+            return TrainedWeights(*numbers)
+        self.network.sample = None
+        return DrawnWeights(*numbers, self.network, self.optimizer)
 
     def train(self) -> Arrays:
         """Take the steps; where the loss or a gradient is no longer finite, the rest is NaN."""

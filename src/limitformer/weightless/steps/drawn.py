@@ -1,0 +1,96 @@
+"""Drawn networks that a user's own optimiser trains, whatever it does."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from limitformer.base.errors import InputError, first_line, require
+from limitformer.weightless.network import Weightless
+from limitformer.weightless.reachable import State
+from limitformer.weightless.steps.optimizers import base_rate
+from limitformer.weightless.steps.weights import TrainedRun, TrainedWeights
+
+
+def made_by(optimizer: Callable[[nn.Module], Any], module: nn.Module) -> list[torch.optim.Optimizer]:
+    """Return the optimisers that a user's function makes.
+
+    Raises:
+        InputError: it fails, or returns something else.
+    """
+    try:
+        made = optimizer(module)
+    except InputError:
+        raise
+    except Exception as error:  # the user's own code, which may raise anything
+        what = f"{type(error).__name__}: {first_line(error)}"
+        raise InputError(f"the function for the optimizer fails: {what}.") from error
+    every = list(made) if isinstance(made, tuple | list) else [made]
+    other = next((type(each).__name__ for each in every if not isinstance(each, torch.optim.Optimizer)), None)
+    returned = "nothing" if not every else other
+    require(
+        returned is None,
+        f"the function for the optimizer must return an optimiser of torch, or several; got {returned}.",
+    )
+    return every
+
+
+def step_at(every: list[torch.optim.Optimizer], factor: float) -> None:
+    """Take a step of each optimiser, at its learning rates times `factor`."""
+    for one in every:
+        rates = [group["lr"] for group in one.param_groups]
+        for group in one.param_groups:
+            group["lr"] = group["lr"] * factor
+        one.step()
+        for group, rate in zip(one.param_groups, rates, strict=False):
+            if factor != 1.0:  # else the step may have changed it on purpose
+                group["lr"] = rate
+
+
+def set_base(every: list[torch.optim.Optimizer], base: float) -> None:
+    """Multiply all learning rates by one factor, so that the base rate is this."""
+    own = base_rate(every[0])
+    for one in every if own != base else []:
+        for group in one.param_groups:
+            group["lr"] = group["lr"] * base / own
+
+
+class DrawnWeights(TrainedWeights):
+    """The weights of a drawn network. They start as the user's function leaves them, and its optimiser changes them.
+
+    What a module keeps from call to call stays as the passes of the steps leave it.
+    """
+
+    def __init__(self, *numbers: Any) -> None:
+        *usual, self.network, self.optimizer = numbers
+        super().__init__(*usual)
+        self.made: list[torch.optim.Optimizer] = []
+
+    network: Weightless
+
+    def put(self, module: nn.Module) -> None:
+        if not self.made:
+            self.made = made_by(self.optimizer, module)
+            set_base(self.made, self.rules.base)
+            self.network.state = State(module)
+        super().put(module)
+
+    def note_gradients(self, run: TrainedRun) -> dict[str, float]:
+        squares = super().note_gradients(run)
+        for name, each in self.own.items():  # what forward changes in place
+            self.entries[name].value = each.detach().clone()
+        self.network.state = State(self.network.module)
+        return squares
+
+    def step(self, squares: dict[str, float], scale: float, factor: float) -> None:
+        for name, parameter in self.own.items():
+            parameter.grad = self.gradients.get(name)
+        if self.rules.clip is not None:
+            nn.utils.clip_grad_norm_(self.own.values(), self.rules.clip)
+        step_at(self.made, factor)
+        for name, parameter in self.own.items():
+            one = self.entries[name]
+            one.still = one.still and torch.equal(one.value, parameter.detach())
+            one.value, parameter.grad = parameter.detach().clone(), None
+        self.gradients = {}

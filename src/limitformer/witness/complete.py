@@ -1,0 +1,125 @@
+r"""Weights from the products that a weightless pass has answered.
+
+Let a pass have answered Z W = U and D Wᵀ = B. With orthonormal rows of Q, those of Z, and of P, those of D, it knows
+Q W = N and W Pᵀ = M. If N Pᵀ = Q M, these are the products of
+
+  W = QᵀN + (I − QᵀQ) M P + (I − QᵀQ) W̃ (I − PᵀP)
+
+for any remainder W̃. Here W̃ has a low rank and the size of the weight's law: code that reads entries, which no pass has
+answered, then finds numbers that the pass did not have.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from limitformer.nn.drawn.simulate import torch_seed
+from limitformer.weightless.products import DrawnMatrix
+from limitformer.weightless.run import RandomWeight, WeightlessRun
+from limitformer.weightless.steps.weights import TrainedWeights
+
+RANK = 16  # of the remainder
+CUT = {torch.float64: 1e-11, torch.float32: 1e-6}  # least singular value of unit rows that is a direction
+Weights = dict[str, Tensor | dict[int | None, Tensor]]  # whole, or by slice or row
+Products = dict[bool, tuple[Tensor, Tensor]]  # Z and U of W, and D and B of Wᵀ if True
+
+
+class Known(NamedTuple):
+    """Orthonormal rows (k, n), and their products (k, p) with a matrix."""
+
+    directions: Tensor
+    images: Tensor
+
+
+def solved(factor: Tensor, answer: Tensor) -> Known:
+    """Return what Z W = U says of W (n × p): orthonormal rows of Z (m, n), and their products with W.
+
+    Rows of very different sizes, such as gradients, count alike; rows of zeros, and those that are not finite, say
+    nothing.
+    """
+    size = torch.linalg.vector_norm(factor, dim=-1, dtype=torch.float64)
+    whole = size.isfinite() & (size > 0) & answer.isfinite().all(-1)
+    z, u = (each[whole].double() / size[whole, None] for each in (factor, answer))
+    if not len(z):
+        return Known(z, u)
+    left, values, rows = torch.linalg.svd(z, full_matrices=False)
+    count = int((values > CUT[factor.dtype] * values[0]).sum())
+    return Known(rows[:count], (left[:, :count].mT @ u) / values[:count, None])
+
+
+def completed(left: Known, right: Known, scale: float, dtype: torch.dtype, name: str, seed: int) -> Tensor:
+    """Return a W (n × p) with these products, those of Wᵀ on the right, and a remainder of this name and seed."""
+    (q, n), (p, m) = ((each.directions.double(), each.images.double()) for each in (left, right))
+    generator = torch.Generator().manual_seed(torch_seed(seed, f"{name}: remainder"))
+    rest = torch.randn(RANK, m.shape[1], generator=generator, dtype=torch.float64) * (scale / RANK**0.5)
+    other = torch.randn(RANK, p.shape[1], generator=generator, dtype=torch.float64)
+    rows = torch.cat([m, rest])
+    rows = rows - (rows @ q.mT) @ q
+    columns = torch.cat([p, other - (other @ p.mT) @ p])
+    return torch.cat([q, rows]).to(dtype).mT @ torch.cat([n, columns]).to(dtype)
+
+
+def identity_error(products: Products) -> float:
+    """Return |U Dᵀ − Z Bᵀ| relative to |U| |D|: both are Z W Dᵀ, so that this is the rounding error of a pass."""
+    if len(products) < len(Known._fields):
+        return 0.0
+    (z, u), (d, b) = ((x.double(), y.double()) for x, y in (products[False], products[True]))
+    size = float(u.norm() * d.norm())
+    error = float((u @ d.mT - z @ b.mT).norm()) / size if size else 0.0
+    return error if error == error else 0.0  # a pass that is not finite has no products
+
+
+def weights_of_pass(run: WeightlessRun, weights: list[RandomWeight], seed: int) -> dict[str, Tensor]:
+    """Return weights, as the module stores them, that give all products which a pass of one sample has answered."""
+    run.fresh.clear()
+    result = {}
+    for weight in weights:
+        factor = run.factors.get(weight.name, 1.0)
+        parts = {key: each for key, each in (run.products or {}).items() if key[0] == weight.name}
+        repeats = {key: each for key, each in run.repeats.items() if key.partition("[")[0] == weight.name}
+        of_whole = (weight.name, None) in parts or weight.name in repeats
+        entries = torch.empty(weight.shape, dtype=run.dtype) if of_whole else run.entries(weight, weight.rows)[0]
+        if weight.name in run.kept:
+            entries = run.kept[weight.name].detach()[0]
+        for (_, part), products in parts.items():
+            target = entries if part is None else entries[part]
+            shape = len(target), target.numel() // len(target)
+            known = [Known(torch.zeros(0, a), torch.zeros(0, b)) for a, b in (shape, shape[::-1])]
+            for side, each in products.items():
+                known[side] = solved(*each)
+            scale = run.scale(weight)
+            target.copy_(
+                completed(known[0], known[1], scale, run.dtype, f"{weight.name}[{part}]", seed).reshape(target.shape)
+            )
+        for name, repeated in repeats.items():
+            target = entries if name == weight.name else entries[int(name.partition("[")[2][:-1])]
+            for matrix in repeated.matrices[:1]:
+                known = [Known(each.basis, each.image) for each in (matrix.left, matrix.right)]
+                target.copy_(completed(known[0], known[1], matrix.scale, run.dtype, name, seed).reshape(target.shape))
+        if weight.name in run.rows:
+            indices, rows = run.rows[weight.name]
+            entries[indices] = rows.detach()[0]
+        for row, value in weight.law.rows.items() if of_whole else ():
+            entries[row] = value
+        result[weight.name] = entries / factor
+    return result
+
+
+def weights_of_training(trained: TrainedWeights, seed: int) -> Weights:
+    """Return the weights at the start that give all products of a training: tensors, or by slice or row."""
+    result: Weights = {}
+    for name, table in trained.rows.items():
+        result[name] = {int(row): each for row, each in table.read.items()}
+    for name, one in trained.entries.items():
+        result[name] = one.initial
+    for name, parts in trained.matrices.items():
+        result[name] = {}
+        for part, each in parts.items():
+            matrix = each.initial
+            if isinstance(matrix, DrawnMatrix):
+                result[name][part] = matrix.whole()
+                continue
+            known = [Known(side.basis, side.image) for side in (matrix.left, matrix.right)]
+            result[name][part] = completed(known[0], known[1], matrix.scale, trained.dtype, f"{name}[{part}]", seed)
+    return result

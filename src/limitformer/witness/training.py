@@ -1,0 +1,281 @@
+"""`witness_steps`: the first steps of a simulated training, compared with the user's own module and optimiser.
+
+A simulated weight is W_t = a W₀ + U_t, of which only products with W₀ are known. The sketch of its update is linear, so
+that it can be made up once W₀ is completed: that of U_t plus (a − 1) times that of W₀.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from limitformer.base.errors import first_line
+from limitformer.base.memory import available_memory, readable
+from limitformer.weightless.arrays import Arrays
+from limitformer.weightless.inputs import call_with
+from limitformer.weightless.losses import output_of
+from limitformer.weightless.network import Weightless
+from limitformer.weightless.steps.drawn import made_by, set_base, step_at
+from limitformer.weightless.steps.rules import ADAM, SGD, StepRules, UpdateRule
+from limitformer.weightless.steps.simulate import Training
+from limitformer.weightless.steps.trajectory import CLIPPED, Trajectory
+from limitformer.weightless.steps.updates import TensorUpdate
+from limitformer.weightless.steps.weights import TrainedWeights, decay
+from limitformer.weightless.threads import LOCK
+from limitformer.witness.compare import DELTA, DRAWN, NOT_WITNESSED, Witness, compare
+from limitformer.witness.complete import weights_of_training
+from limitformer.witness.real import (
+    GRADIENT,
+    LOSS,
+    OUTPUT,
+    UPDATE,
+    Quantity,
+    Sketch,
+    Values,
+    disturb,
+    note_gradients,
+    number,
+    outputs_noted,
+    sketch,
+)
+from limitformer.witness.witness import (
+    FULL,
+    MOST_IN_FLOAT64,
+    SHARE,
+    arguments_of,
+    drawn,
+    fill,
+    real_module,
+    wrong_law,
+)
+
+STEPS = 2  # two show all that three did
+COPIES = 8  # of the weights: two modules, gradients, two means of the optimiser, the start
+
+
+def witness_steps(build: Callable[[torch.dtype], Training], optimizer: Any, how: bool | str = True) -> Witness:
+    """Compare the first two steps of the first network, at the first rate, with the user's own module and optimiser.
+
+    Args:
+        build: returns the training in a number format.
+        optimizer: as for `limitformer.steps`; one that is named is torch's, if torch has it, else its formula.
+        how: "full" for the full size, whatever its memory.
+    """
+    began, training = time.perf_counter(), build(torch.float32)
+    size = training.network.table.count
+    result = Witness(NOT_WITNESSED, parameters=size)
+    small = size <= MOST_IN_FLOAT64
+    free, needed = available_memory(), COPIES * size * torch.float32.itemsize * (1 + small)
+    if how != FULL and free is not None and needed > SHARE * free:
+        return replace(result, reason=f"two steps of the module need {readable(needed)}")
+    for dtype in (torch.float64, torch.float32) if small else (torch.float32,):
+        try:
+            with LOCK:
+                result = witness_in(training if dtype == torch.float32 else build(dtype), optimizer)
+        except Exception as error:  # the user's own code, which may raise anything  # noqa: BLE001
+            reason = f"your own module fails in plain PyTorch: {type(error).__name__}: {first_line(error)}"
+            result = replace(result, reason=reason)
+        if result.status != NOT_WITNESSED:
+            break
+    return replace(result, seconds=time.perf_counter() - began)
+
+
+def witness_in(training: Training, optimizer: Any) -> Witness:
+    """Compare two steps in the number format of a training."""
+    network, rule = training.network, training.rules[0]
+    about: dict[str, Any] = {
+        "number_format": str(network.dtype).removeprefix("torch."),
+        "parameters": network.table.count,
+    }
+    if network.drawn:
+        return drawn(network)
+    simulated = SimulatedTraining(training, rule)
+    simulated.arrays()
+    if network.drawn:
+        return drawn(network)
+    module = real_module(network.blueprint, network.dtype, training.seed)
+    if wrong := wrong_law(module, network) or fill(module, network, simulated.completed):
+        return Witness(DRAWN, wrong, **about)
+    simulated.make_updates(module)
+    delta, disturbed = DELTA[network.dtype], copy_of(module, training)
+    disturb(disturbed, delta)
+    real, other = (real_training(each, training, rule, optimizer) for each in (module, disturbed))
+    if not all(math.isfinite(each.size) for key, each in real.items() if key.kind == LOSS):
+        return Witness(NOT_WITNESSED, "its loss is not finite at this rate", **about)
+    return compare(simulated.values, real, other, delta, steps=simulated.steps, **about)
+
+
+class SimulatedTraining(Trajectory):
+    """A training of which losses, gradients and updates are noted, and whose weights at the start are completed."""
+
+    def __init__(self, training: Training, rule: StepRules) -> None:
+        super().__init__(
+            training.network, rule, training.forms, training.loss, training.batches, training.seed, sample=0
+        )
+        self.values, self.updates = Values(), dict[Quantity, tuple[float, Sketch, Tensor | None]]()
+        self.completed: dict[str, Tensor | dict[int | None, Tensor]] = {}
+        self.steps = min(STEPS, len(self.batches.of_steps) - 1)
+
+    def train(self) -> Arrays:
+        """Take the steps without measuring anything between them."""
+        self.values, self.updates = Values(), {}
+        shapes, noted = self.network.table.shapes, list(self.network.trained)
+        for step, batch in enumerate(self.batches.of_steps[: self.steps + 1]):
+            with noted_calls(self.network, self.values if step == 0 else Values()):
+                now = self.run(batch, gradients=step < self.steps)
+            self.values[Quantity(LOSS, number=step)] = number(now.loss)
+            self.values[Quantity(OUTPUT, number=step)] = sketch(now.output)
+            self.values |= {Quantity(GRADIENT, name, step): number(square**0.5) for name, square in now.squares.items()}
+            if step < self.steps:
+                total = math.sqrt(sum(now.squares.values()))
+                scale = 1.0 if self.rules.clip is None else min(1.0, self.rules.clip / (total + CLIPPED))
+                self.weights.step(now.squares, scale, self.rules.schedule[step])
+                for name in noted:
+                    if (found := update_of(self.weights, name, shapes[name])) is not None:
+                        self.updates[Quantity(UPDATE, name, step + 1)] = found
+        self.completed = weights_of_training(self.weights, self.seed)
+        return {}
+
+    def make_updates(self, module: nn.Module) -> None:
+        """Make the sketches of W_t − W₀ from those of U_t and of the weights at the start."""
+        for key, (factor, change, known) in self.updates.items():
+            sums = change.sums
+            if factor != 1.0:
+                start = module.get_parameter(key.name).detach().clone()
+                if known is not None:
+                    start[known] = 0.0
+                sums = sums + (factor - 1.0) * sketch(start).sums
+            self.values[key] = Sketch(sums, float(sums.norm()), change.entries)
+
+
+@contextmanager
+def noted_calls(network: Weightless, values: Values) -> Iterator[None]:
+    """Note the outputs of modules whenever a network is called, which restores its hooks before."""
+    call = network.call
+
+    def noted(arguments: Mapping[str, Any]) -> Any:
+        with outputs_noted(network.module, values):
+            return call(arguments)
+
+    vars(network)["call"] = noted
+    try:
+        yield
+    finally:
+        del vars(network)["call"]
+
+
+def update_of(weights: TrainedWeights, name: str, shape: tuple[int, ...]) -> tuple[float, Sketch, Tensor | None] | None:
+    """Return a and the sketch of U of W_t = a W₀ + U; of a table the sketch of the rows that were read, and these."""
+    if name in weights.entries:
+        one = weights.entries[name]
+        return 1.0, sketch((one.value - one.initial).reshape(shape)), None
+    total = torch.zeros(shape, dtype=weights.dtype)
+    if name in weights.rows:
+        table = weights.rows[name]
+        ids = torch.tensor(sorted(table.read))
+        start = torch.stack([table.read[int(k)] for k in ids])
+        total[ids] = table.now(ids, start) - start
+        return decay(table.rule, [each is not None for each in table.gradients], table.factors), sketch(total), ids
+    factor = 1.0
+    for part, each in weights.matrices.get(name, {}).items():
+        target = total if part is None else total[part]
+        if each.core is not None:
+            left, right = (side.basis for side in (each.initial.left, each.initial.right))
+            rows, columns = each.core.core.shape
+            factor = each.core.a
+            change = left[:rows].double().mT @ each.core.core @ right[:columns].double()
+            target.copy_(change.to(total.dtype).reshape(target.shape))
+        elif each.history is not None:
+            factor = each.history.decay
+            target.copy_(each.history.times(torch.eye(each.initial.shape[0], dtype=total.dtype)).reshape(target.shape))
+    return (factor, sketch(total), None) if name in weights.matrices else None
+
+
+def copy_of(module: nn.Module, training: Training) -> nn.Module:
+    """Return a module with the same weights."""
+    try:
+        return deepcopy(module)
+    except Exception:  # a module that cannot be copied is built again  # noqa: BLE001
+        other = real_module(training.network.blueprint, training.network.dtype, training.seed)
+        other.load_state_dict(module.state_dict())
+        return other
+
+
+def real_training(module: nn.Module, training: Training, rule: StepRules, optimizer: Any) -> Values:
+    """Train a module by its own optimiser for the steps; return what is compared."""
+    values, loss, steps = Values(), training.loss, min(STEPS, len(training.batches.of_steps) - 1)
+    start = {name: each.detach().clone() for name, each in module.named_parameters()}
+    made = optimizer_of(optimizer, module, rule)
+    for step, batch in enumerate(training.batches.of_steps[: steps + 1]):
+        arguments = arguments_of(batch, training.seed, training.network.dtype)
+        module.zero_grad()
+        with torch.set_grad_enabled(step < steps), torch.compiler.set_stance("force_eager"):
+            with outputs_noted(module, values if step == 0 else Values()):
+                out = call_with(module, arguments)
+            values[Quantity(OUTPUT, number=step)] = sketch(output_of(out))
+            value = loss(out, arguments).reshape(1, -1).mean(1).sum()
+            values[Quantity(LOSS, number=step)] = number(value.detach())
+            if step == steps:
+                break
+            value.backward()
+        note_gradients(module, values, step)
+        if rule.clip is not None:
+            nn.utils.clip_grad_norm_(module.parameters(), rule.clip)
+        with WithoutBfloat16():
+            step_at(made, rule.schedule[step])
+        for name, each in module.named_parameters():
+            values[Quantity(UPDATE, name, step + 1)] = sketch(each.detach() - start[name])
+    return values
+
+
+def optimizer_of(optimizer: Any, module: nn.Module, rule: StepRules) -> list[torch.optim.Optimizer]:
+    """Return the user's optimisers at the base rate of the rules; those of torch, or a formula, for one by name."""
+    if callable(optimizer):
+        made = made_by(optimizer, module)
+        set_base(made, rule.base)
+        return made
+    made = []
+    for name, each in module.named_parameters():
+        if (one := rule.rules.get(name)) is None:
+            continue
+        if one.kind == SGD:
+            options: dict[str, Any] = {"momentum": one.momentum, "dampening": one.dampening, "nesterov": one.nesterov}
+            made.append(torch.optim.SGD([each], one.lr, weight_decay=one.weight_decay, **options))
+        elif one.kind == ADAM:
+            kind = torch.optim.AdamW if one.decoupled else torch.optim.Adam
+            made.append(kind([each], one.lr, betas=one.betas, eps=one.eps, weight_decay=one.weight_decay))
+        else:
+            made.append(Formula(each, one))
+    return made
+
+
+class Formula(torch.optim.Optimizer):
+    """Lion or Muon by its formula, of which torch has none, or another."""
+
+    def __init__(self, parameter: nn.Parameter, rule: UpdateRule) -> None:
+        super().__init__([parameter], {"lr": rule.lr})
+        self.update = TensorUpdate(rule)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Change the parameter by its gradient."""
+        (group,) = self.param_groups
+        for each in group["params"]:
+            each.copy_(self.update.step(each.clone(), each.grad, group["lr"] / max(self.update.rule.lr, 1e-300)))
+
+
+class WithoutBfloat16(TorchFunctionMode):
+    """Casts to bfloat16, as in Muon's iteration, are copies: a simulation has the formula in the tensors' precision."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function."""
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        casts = name == "to" and torch.bfloat16 in (*args[1:], *kwargs.values())
+        return args[0].clone() if casts or name == "bfloat16" else func(*args, **kwargs)
