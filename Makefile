@@ -106,6 +106,7 @@ release-check: .venv-test/ready
 ZOO = nice -n 10 .venv-test/bin/python -m benchmarks.zoo --workers $(or $(WORKERS),2) --out $(OUT)/zoo
 zoo: .venv-test/ready
 	$(ZOO)
+	$(ZOO) --witness
 	$(ZOO) --sizes
 	$(ZOO) --laws --page docs/architectures.md
 

@@ -22,6 +22,7 @@ from benchmarks.zoo.page import page  # noqa: E402
 from benchmarks.zoo.scaling import scale  # noqa: E402
 from benchmarks.zoo.sizes import LIMITS as LIMITS_OF_SIZES  # noqa: E402
 from benchmarks.zoo.sizes import measure_size, text_types  # noqa: E402
+from benchmarks.zoo.witness import witness_type  # noqa: E402
 
 # The twenty families of `make laws`, and the parts and wrappers of these.
 TESTED = {
@@ -41,6 +42,8 @@ def main() -> int:
     name, call = ("zoo", examine)
     if options.laws or options.sizes:
         name, call = ("laws", compare) if options.laws else ("sizes", measure_size)
+    if options.witness:
+        name, call = "witness", witness_type
     if options.scaling:
         name, call = "scaling", scale
     path, began = options.out / f"{name}.jsonl", time.monotonic()
@@ -70,6 +73,7 @@ def arguments() -> argparse.Namespace:
     kinds.add_argument(
         "--scaling", action="store_true", help="double width and depth, with the rules muP and CompleteP"
     )
+    kinds.add_argument("--witness", action="store_true", help="compare with the modules themselves, number by number")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("out/zoo"), help="folder of the rows")
     parser.add_argument("--page", type=Path, help="the page to write at the end")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from limitformer.nn.drawn.simulate import torch_seed
-from limitformer.weightless.products import DrawnMatrix
+from limitformer.weightless.products import DrawnMatrix, UndrawnMatrix
 from limitformer.weightless.run import RandomWeight, WeightlessRun
 from limitformer.weightless.steps.weights import TrainedWeights
 
@@ -26,10 +26,11 @@ Products = dict[bool, tuple[Tensor, Tensor]]  # Z and U of W, and D and B of W�
 
 
 class Known(NamedTuple):
-    """Orthonormal rows (k, n), and their products (k, p) with a matrix."""
+    """Orthonormal rows (k, n), their products (k, p) with a matrix, and the share of them in what was multiplied."""
 
     directions: Tensor
     images: Tensor
+    shares: Tensor
 
 
 def solved(factor: Tensor, answer: Tensor) -> Known:
@@ -42,15 +43,20 @@ def solved(factor: Tensor, answer: Tensor) -> Known:
     whole = size.isfinite() & (size > 0) & answer.isfinite().all(-1)
     z, u = (each[whole].double() / size[whole, None] for each in (factor, answer))
     if not len(z):
-        return Known(z, u)
+        return Known(z, u, z[:, 0])
     left, values, rows = torch.linalg.svd(z, full_matrices=False)
     count = int((values > CUT[factor.dtype] * values[0]).sum())
-    return Known(rows[:count], (left[:, :count].mT @ u) / values[:count, None])
+    return Known(rows[:count], (left[:, :count].mT @ u) / values[:count, None], values[:count] / values[0])
 
 
 def completed(left: Known, right: Known, scale: float, dtype: torch.dtype, name: str, seed: int) -> Tensor:
-    """Return a W (n × p) with these products, those of Wᵀ on the right, and a remainder of this name and seed."""
-    (q, n), (p, m) = ((each.directions.double(), each.images.double()) for each in (left, right))
+    """Return a W (n × p) with these products, those of Wᵀ on the right, and a remainder of this name and seed.
+
+    N Pᵀ and Q M are equal but for rounding, which is large in directions that were a small share of what was
+    multiplied. The number of the larger share is taken for both.
+    """
+    (q, n, of_q), (p, m, of_p) = ([part.double() for part in each] for each in (left, right))
+    n = n + ((q @ m.mT - n @ p.mT) * (of_q[:, None] < of_p)) @ p
     generator = torch.Generator().manual_seed(torch_seed(seed, f"{name}: remainder"))
     rest = torch.randn(RANK, m.shape[1], generator=generator, dtype=torch.float64) * (scale / RANK**0.5)
     other = torch.randn(RANK, p.shape[1], generator=generator, dtype=torch.float64)
@@ -85,7 +91,7 @@ def weights_of_pass(run: WeightlessRun, weights: list[RandomWeight], seed: int) 
         for (_, part), products in parts.items():
             target = entries if part is None else entries[part]
             shape = len(target), target.numel() // len(target)
-            known = [Known(torch.zeros(0, a), torch.zeros(0, b)) for a, b in (shape, shape[::-1])]
+            known = [Known(torch.zeros(0, a), torch.zeros(0, b), torch.zeros(0)) for a, b in (shape, shape[::-1])]
             for side, each in products.items():
                 known[side] = solved(*each)
             scale = run.scale(weight)
@@ -95,7 +101,7 @@ def weights_of_pass(run: WeightlessRun, weights: list[RandomWeight], seed: int) 
         for name, repeated in repeats.items():
             target = entries if name == weight.name else entries[int(name.partition("[")[2][:-1])]
             for matrix in repeated.matrices[:1]:
-                known = [Known(each.basis, each.image) for each in (matrix.left, matrix.right)]
+                known = known_of(matrix)
                 target.copy_(completed(known[0], known[1], matrix.scale, run.dtype, name, seed).reshape(target.shape))
         if weight.name in run.rows:
             indices, rows = run.rows[weight.name]
@@ -104,6 +110,11 @@ def weights_of_pass(run: WeightlessRun, weights: list[RandomWeight], seed: int) 
             entries[row] = value
         result[weight.name] = entries / factor
     return result
+
+
+def known_of(matrix: UndrawnMatrix) -> list[Known]:
+    """Return what is known of a matrix on both sides."""
+    return [Known(side.basis, side.image, torch.ones(len(side.basis))) for side in (matrix.left, matrix.right)]
 
 
 def weights_of_training(trained: TrainedWeights, seed: int) -> Weights:
@@ -120,6 +131,6 @@ def weights_of_training(trained: TrainedWeights, seed: int) -> Weights:
             if isinstance(matrix, DrawnMatrix):
                 result[name][part] = matrix.whole()
                 continue
-            known = [Known(side.basis, side.image) for side in (matrix.left, matrix.right)]
+            known = known_of(matrix)
             result[name][part] = completed(known[0], known[1], matrix.scale, trained.dtype, f"{name}[{part}]", seed)
     return result
