@@ -39,9 +39,9 @@ def witness_type(kind: str) -> dict[str, Any]:
         return row | {"verdict": "none", "reason": one_line(error)}
     for draw in (AUTO, NEVER):
         row |= told(draw, lambda draw=draw: witness_pass(network, inputs, chosen_loss(None, task), 3, draw))
-    row |= told("steps", lambda: lf.steps(
-        small_config(kind), given, optimizer="adamw", steps=2, samples=1, seed=3, clip=1.0, progress=False).witness
-    )  # fmt: skip
+    options = {"loss": chosen_loss(None, task), "steps": 2, "samples": 1, "seed": 3, "clip": 1.0, "progress": False}
+    config = small_config(kind)
+    row |= told("steps", lambda: lf.steps(config, given, optimizer="adamw", **options).witness)
     row["verdict"] = ", ".join(row[key] for key in (AUTO, NEVER, "steps"))
     row["reason"] = "; ".join(reason for key in (AUTO, NEVER, "steps") if (reason := row[f"{key}_reason"]))
     return row | {"seconds": round(time.perf_counter() - began, 1)}

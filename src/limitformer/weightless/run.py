@@ -169,7 +169,7 @@ class WeightlessRun:
         Raises:
             DrawWholeError: they have done so before, and may have been other numbers.
         """
-        if (name, purpose) in self.fresh:
+        if (name, purpose) in self.fresh and name.partition("[")[0] not in self.again:
             raise DrawWholeError({name.partition("[")[0]: f"two answers {purpose} would be independent"})
         self.fresh.add((name, purpose))
 

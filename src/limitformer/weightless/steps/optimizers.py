@@ -83,6 +83,8 @@ def read_optimizer(
     )
     try:
         rules, every = rules_of_function(optimizer, module, steps)
+    except UnknownKeyError:
+        raise
     except InputError as error:
         raise NotUnderstoodError(str(error)) from error
     outside = [name for name in tables_and_heads(module) if name in rules and rules[name].kind == MUON]
@@ -92,6 +94,10 @@ def read_optimizer(
 
 class NotUnderstoodError(InputError):
     """What a user's function for the optimiser does is not understood; networks that are drawn can be trained by it."""
+
+
+class UnknownKeyError(InputError):
+    """A group has a key that its optimiser does not read: the training loop applies it, which we do not have."""
 
 
 def rules_of_function(
@@ -376,11 +382,11 @@ def require_only(group: Mapping[str, Any], known: Sequence[str], name: str) -> N
     """Raise `InputError` if a group has options that are not known, and are set."""
     unset = (None, False)
     other = [k for k, value in group.items() if k not in (*LABELS, *known) and not any(value is each for each in unset)]
-    require(
-        not other,
-        f"a group of {name} has {', '.join(other)}, which is not understood. Nearest: without it; a factor of the "
-        "learning rate belongs in lr.",
-    )
+    if other:
+        raise UnknownKeyError(
+            f"a group of {name} has {', '.join(other)}, which is not understood. Nearest: without it; a factor of the "
+            "learning rate belongs in lr."
+        )
 
 
 def muon_with_adam(group: Mapping[str, Any], name: str) -> UpdateRule:
