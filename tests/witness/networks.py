@@ -17,7 +17,7 @@ from limitformer.witness import Witness, witness, witness_pass, witness_steps
 from limitformer.witness.real import LOSS, Quantity
 
 TOKENS, WIDTH, HIDDEN, HEADS, WORDS, EXPERTS, LAYERS = 16, 64, 128, 4, 96, 8, 2
-PADDING, STEPS, SEED = 5, 3, 0
+CLASSES, PADDING, STEPS, SEED = 10, 5, 3, 0
 
 
 class Attention(nn.Module):
@@ -35,26 +35,17 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Two maps with a GELU between them."""
+    """Two maps with a GELU between them, or the three of LLaMA's gated one without biases."""
 
-    def __init__(self) -> None:
+    def __init__(self, gated: bool) -> None:
         super().__init__()
-        self.fc, self.proj = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
+        self.fc, self.proj = nn.Linear(WIDTH, HIDDEN, not gated), nn.Linear(HIDDEN, WIDTH, not gated)
+        self.gate = nn.Linear(WIDTH, HIDDEN, False) if gated else None
 
     def forward(self, x):
-        return self.proj(nn.functional.gelu(self.fc(x)))
-
-
-class SwiGlu(nn.Module):
-    """The gated MLP of LLaMA."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate, self.up = nn.Linear(WIDTH, HIDDEN, False), nn.Linear(WIDTH, HIDDEN, False)
-        self.down = nn.Linear(HIDDEN, WIDTH, False)
-
-    def forward(self, x):
-        return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+        hidden = self.fc(x)
+        gelu = self.gate is None
+        return self.proj(nn.functional.gelu(hidden) if gelu else nn.functional.silu(self.gate(x)) * hidden)
 
 
 class Experts(nn.Module):
@@ -63,13 +54,12 @@ class Experts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.router = nn.Linear(WIDTH, EXPERTS, False)
-        self.w1 = nn.Parameter(torch.empty(EXPERTS, WIDTH, HIDDEN))
-        self.w2 = nn.Parameter(torch.empty(EXPERTS, HIDDEN, WIDTH))
+        self.w1 = nn.Parameter(nn.init.normal_(torch.empty(EXPERTS, WIDTH, HIDDEN), std=WIDTH**-0.5))
+        self.w2 = nn.Parameter(nn.init.normal_(torch.empty(EXPERTS, HIDDEN, WIDTH), std=HIDDEN**-0.5))
 
     def forward(self, x):
         flat = x.flatten(0, 1)
-        share, chosen = self.router(flat).softmax(-1).max(-1)
-        out = torch.zeros_like(flat)
+        (share, chosen), out = self.router(flat).softmax(-1).max(-1), torch.zeros_like(flat)
         for k in chosen.unique().tolist():
             place = (chosen == k).nonzero()[:, 0]
             each = nn.functional.gelu(flat[place] @ self.w1[k]) @ self.w2[k]
@@ -89,67 +79,46 @@ class Block(nn.Module):
         return x + self.mlp(self.ln2(x))
 
 
-class Language(nn.Module):
-    """A model of language whose blocks are run in this order, with learned positions and a tied head if `gpt`."""
+class Network(nn.Module):
+    """The module of this name, with matrices of variance 1/inputs, or orthogonal ones, and biases of zero."""
 
-    def __init__(self, blocks: list[nn.Module], gpt: bool = True, norm: Any = nn.LayerNorm, times: int = 1) -> None:
+    def __init__(self, name: str) -> None:
         super().__init__()
-        self.wte = nn.Embedding(WORDS, WIDTH, padding_idx=PADDING if gpt else None)
+        self.images, gpt = name == "conv", name not in ("conv", "llama", "orthogonal")
+        norm, count = nn.RMSNorm if name == "llama" else nn.LayerNorm, 1 if name == "shared" else LAYERS
+        if self.images:
+            self.patch = nn.Conv2d(3, WIDTH, 4, stride=4)
+            self.depthwise = nn.Conv2d(WIDTH, WIDTH, 3, padding="same", dilation=2, groups=WIDTH)
+        else:
+            self.wte = nn.Embedding(WORDS, WIDTH, padding_idx=PADDING if gpt else None)
         self.wpe = nn.Embedding(TOKENS, WIDTH) if gpt else None
-        self.h, self.times, self.ln_f = nn.ModuleList(blocks), times, norm(WIDTH)
-        self.head = nn.Linear(WIDTH, WORDS, False)
+        mlps = [Experts() if name == "stacked" else Mlp(name == "llama") for _ in range(count)]
+        self.h = nn.ModuleList(Block(norm, Attention(name != "llama", not self.images), each) for each in mlps)
+        self.ln_f, self.head = norm(WIDTH), nn.Linear(WIDTH, CLASSES if self.images else WORDS, self.images)
         if gpt:
             self.head.weight = self.wte.weight
-
-    def forward(self, ids):
-        x = self.wte(ids)
-        x = x if self.wpe is None else x + self.wpe(torch.arange(ids.shape[1], device=ids.device))
-        for block in [each for each in self.h for _ in range(self.times)]:
-            x = block(x)
-        return self.head(self.ln_f(x))
-
-
-class Images(nn.Module):
-    """A classifier of 16 patches, with a depthwise convolution between them and the blocks."""
-
-    def __init__(self, blocks: list[nn.Module]) -> None:
-        super().__init__()
-        self.patch = nn.Conv2d(3, WIDTH, 4, stride=4)
-        self.depthwise = nn.Conv2d(WIDTH, WIDTH, 3, padding="same", dilation=2, groups=WIDTH)
-        self.h, self.ln_f, self.head = nn.ModuleList(blocks), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 10)
-
-    def forward(self, images):
-        x = self.patch(images)
-        x = (x + self.depthwise(x)).flatten(2).mT
-        for block in self.h:
-            x = block(x)
-        return self.head(self.ln_f(x).mean(1))
-
-
-def build(name: str) -> nn.Module:
-    """Return the module of this name, with matrices of variance 1/inputs, or orthogonal ones, and biases of zero."""
-    count, norm = (1 if name == "shared" else LAYERS), (nn.RMSNorm if name == "llama" else nn.LayerNorm)
-    mlp = {"llama": SwiGlu, "stacked": Experts}.get(name, Mlp)
-    blocks = [Block(norm, Attention(name != "llama", name != "conv"), mlp()) for _ in range(count)]
-    if name == "conv":
-        module: nn.Module = Images(blocks)
-    else:
-        module = Language(blocks, name not in ("llama", "orthogonal"), norm, LAYERS if name == "shared" else 1)
-    for part in module.modules():
-        if isinstance(part, nn.Linear | nn.Conv2d):
-            scale = part.weight[0].numel() ** -0.5
-            orthogonal = name == "orthogonal" and isinstance(part, nn.Linear)
-            nn.init.orthogonal_(part.weight) if orthogonal else nn.init.normal_(part.weight, std=scale)
-            if part.bias is not None:
+        for part in self.modules():
+            if name == "orthogonal" and isinstance(part, nn.Linear):
+                nn.init.orthogonal_(part.weight)
+            elif isinstance(part, nn.Linear | nn.Conv2d | nn.Embedding):
+                nn.init.normal_(part.weight, std=part.weight[0].numel() ** -0.5)
+            if getattr(part, "bias", None) is not None:
                 nn.init.zeros_(part.bias)
-        elif isinstance(part, nn.Embedding):
-            nn.init.normal_(part.weight, std=WIDTH**-0.5)
-        elif isinstance(part, Experts):
-            nn.init.normal_(part.w1, std=WIDTH**-0.5)
-            nn.init.normal_(part.w2, std=HIDDEN**-0.5)
-    if name == "frozen":
-        module.h[0].requires_grad_(False)
-    return module
+        if name == "frozen":
+            self.h[0].requires_grad_(False)
+
+    def forward(self, given):
+        if self.images:
+            x = self.patch(given)
+            x = (x + self.depthwise(x)).flatten(2).mT
+        else:
+            x = self.wte(given)
+        if self.wpe is not None:
+            x = x + self.wpe(torch.arange(TOKENS, device=given.device))
+        for block in [*self.h] * (LAYERS // len(self.h)):
+            x = block(x)
+        x = self.ln_f(x)
+        return self.head(x.mean(1) if self.images else x)
 
 
 def first_class(out, inputs):
@@ -176,7 +145,7 @@ def two_groups(options: dict[str, Any], module: nn.Module) -> torch.optim.Optimi
 
 def witness_of(entry: dict[str, Any]) -> tuple[Witness, list[float]]:
     """Return the witness of an entry of `mutants.toml`, and the simulated losses of the pass or the steps."""
-    model, (inputs, loss) = partial(build, entry["model"]), given(entry)
+    model, (inputs, loss) = partial(Network, entry["model"]), given(entry)
     if entry["stage"] == "pass":
         network = Weightless(blueprint_of(model), torch.float32, torch.device("cpu"))
         inputs = settle(inputs_of(inputs, network.blueprint).with_batch_dim(0), network, SEED, own_loss=False)

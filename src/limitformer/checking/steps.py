@@ -326,11 +326,11 @@ def steps(
     }  # fmt: skip
     require_count("samples", samples)
     require_count("steps", steps)
-    build = partial(training_of, blueprint, first, factors=None, drawn="", **options)
+    build = partial(training_of, model=blueprint, inputs=first, factors=None, drawn="", **options)
     proof: Witness | None = None
     try:
         if witness:
-            proof = witness_steps(lambda each: build(dtype=each), optimizer, witness)
+            proof = witness_steps(build, optimizer, witness)
         elif callable(optimizer):
             build(dtype=dtype)
     except NotUnderstoodError as error:

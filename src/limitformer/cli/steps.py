@@ -13,9 +13,11 @@ from limitformer.cli.check_options import (
     Settings,
     Text,
     Tokens,
+    WitnessOption,
     assignments,
     require_known,
     require_readable,
+    witness_of,
 )
 from limitformer.cli.check_report import COLOURS
 from limitformer.cli.endings import INTERRUPTED, begin_work
@@ -94,6 +96,8 @@ def steps(
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run the Python code in the folder of a configuration.")
     ] = False,
+    witness: WitnessOption = "auto",
+    no_witness: Annotated[bool, typer.Option("--no-witness", help="The same as --witness no.")] = False,
 ) -> None:
     """Compute the first training steps in law: which learning rates a network takes, and what moves.
 
@@ -116,6 +120,7 @@ def steps(
             "seed": seed,
             "trust_remote_code": trust_remote_code,
             "blocks": blocks or None,
+            "witness": not no_witness and witness_of(witness),
         }
         require_count("--tokens", tokens, least=2)
         rule = optimizer_of(optimizer, {"weight_decay": weight_decay, "betas": betas, "momentum": momentum})

@@ -12,9 +12,9 @@ import torch
 
 from limitformer.witness.real import GRADIENT, LOSS, MODULE, OUTPUT, UPDATE, Quantity, Sketch, Values
 
-DELTA = {torch.float64: 1e-10, torch.float32: 1e-4}
+DELTA = {torch.float64: 1e-10, torch.float32: 1e-5}
 MULTIPLE = 100.0  # of the tolerance; measured on right passes: at most 3.5, on misread ones: above 120
-HIDDEN = 0.1  # relative difference that is too large to say anything if rounding may make it
+HIDDEN = 1.0  # relative difference that says nothing if its tolerance allows it
 FLOOR = 1e-4  # of all gradients together, below which one is rounding
 KINDS = (OUTPUT, LOSS, MODULE, GRADIENT, UPDATE)
 WITNESSED, DRAWN, NOT_WITNESSED = "witnessed", "drawn", "not witnessed"
@@ -32,7 +32,7 @@ class Witness:
         reduced: whether it is a smaller copy of the model.
         steps: of the optimiser that were compared.
         counts: how many modules, weights or outputs of each kind were compared.
-        hidden: how many quantities rounding may change by a tenth, so that nothing is said about them.
+        hidden: how many quantities have a tolerance as large as themselves, so that nothing is said about them.
         differences: the largest relative difference of each kind.
         ratio: the largest difference as a multiple of its tolerance; above `MULTIPLE` it differs.
         identity: the largest relative error of U Dᵀ = Z Bᵀ, the rounding error of the simulated pass.
@@ -101,7 +101,7 @@ def compare(simulated: Values, real: Values, disturbed: Values, delta: float, **
             ratios[key] = math.inf
     wrong = [key for key, ratio in ratios.items() if ratio > MULTIPLE]
     status, reason = (DRAWN, first_of(wrong, simulated, real, scales)) if wrong else (WITNESSED, "")
-    if not wrong and any(key.kind in (OUTPUT, LOSS) for key in hidden):
+    if not wrong and any(key.kind == OUTPUT for key in hidden):
         status, reason = NOT_WITNESSED, f"weights that change by {delta:g} change its numbers too much to compare them"
     return Witness(
         status=status,
@@ -135,7 +135,7 @@ def first_of(wrong: list[Quantity], simulated: Values, real: Values, scales: dic
     if modules:
         key = min(modules, key=order.index)
         what = f"the output of {key.name}"
-    elif gradients and not any(key.number < gradients[0].number for key in updates):
+    elif gradients and not any(key.number <= gradients[0].number for key in updates):
         first = min(key.number for key in gradients)
         key = [each for each in gradients if each.number == first][-1]  # errors spread from the last to the first
         what = f"the gradient of {key.name}"

@@ -68,7 +68,7 @@ def completed(left: Known, right: Known, scale: float, dtype: torch.dtype, name:
 
 def identity_error(products: Products) -> float:
     """Return |U Dᵀ − Z Bᵀ| relative to |U| |D|: both are Z W Dᵀ, so that this is the rounding error of a pass."""
-    if len(products) < len(Known._fields):
+    if products.keys() != {False, True}:
         return 0.0
     (z, u), (d, b) = ((x.double(), y.double()) for x, y in (products[False], products[True]))
     size = float(u.norm() * d.norm())
@@ -94,7 +94,7 @@ def weights_of_pass(run: WeightlessRun, weights: list[RandomWeight], seed: int) 
             known = [Known(torch.zeros(0, a), torch.zeros(0, b), torch.zeros(0)) for a, b in (shape, shape[::-1])]
             for side, each in products.items():
                 known[side] = solved(*each)
-            scale = run.scale(weight)
+            scale = weight.law.std * abs(factor)
             target.copy_(
                 completed(known[0], known[1], scale, run.dtype, f"{weight.name}[{part}]", seed).reshape(target.shape)
             )

@@ -8,27 +8,28 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from limitformer.base.errors import first_line
+from limitformer.base.errors import InputError, first_line
 from limitformer.base.memory import available_memory, readable
 from limitformer.weightless.arrays import Arrays
 from limitformer.weightless.inputs import call_with
 from limitformer.weightless.losses import output_of
+from limitformer.weightless.models import blueprint_of
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.steps.drawn import made_by, set_base, step_at
-from limitformer.weightless.steps.rules import ADAM, SGD, StepRules, UpdateRule
+from limitformer.weightless.steps.rules import ADAM, MUON, SGD, WIDTH, StepRules, UpdateRule
 from limitformer.weightless.steps.simulate import Training
-from limitformer.weightless.steps.trajectory import CLIPPED, Trajectory
+from limitformer.weightless.steps.trajectory import Trajectory
 from limitformer.weightless.steps.updates import TensorUpdate
 from limitformer.weightless.steps.weights import TrainedWeights, decay
-from limitformer.weightless.threads import LOCK
+from limitformer.weightless.threads import one_thread
 from limitformer.witness.compare import DELTA, DRAWN, NOT_WITNESSED, Witness, compare
 from limitformer.witness.complete import weights_of_training
 from limitformer.witness.real import (
@@ -45,10 +46,12 @@ from limitformer.witness.real import (
     outputs_noted,
     sketch,
 )
+from limitformer.witness.reduce import reduced
 from limitformer.witness.witness import (
     FULL,
     MOST_IN_FLOAT64,
     SHARE,
+    TOKENS,
     arguments_of,
     drawn,
     fill,
@@ -60,31 +63,41 @@ STEPS = 2  # two show all that three did
 COPIES = 8  # of the weights: two modules, gradients, two means of the optimiser, the start
 
 
-def witness_steps(build: Callable[[torch.dtype], Training], optimizer: Any, how: bool | str = True) -> Witness:
+def witness_steps(build: Callable[..., Training], optimizer: Any, how: bool | str = True) -> Witness:
     """Compare the first two steps of the first network, at the first rate, with the user's own module and optimiser.
 
+    Up to 20 million parameters in float64; above, by a reduced copy in float64, if the model is a configuration of
+    transformers, else in float32 at full size, if that fits a quarter of the free memory.
+
     Args:
-        build: returns the training in a number format.
+        build: takes a `dtype`, and perhaps another `model` with other `inputs`, and returns the training.
         optimizer: as for `limitformer.steps`; one that is named is torch's, if torch has it, else its formula.
         how: "full" for the full size, whatever its memory.
     """
-    began, training = time.perf_counter(), build(torch.float32)
-    size = training.network.table.count
+    began, training = time.perf_counter(), build(dtype=torch.float32)
+    size, config = training.network.table.count, training.network.blueprint.config
     result = Witness(NOT_WITNESSED, parameters=size)
-    small = size <= MOST_IN_FLOAT64
-    free, needed = available_memory(), COPIES * size * torch.float32.itemsize * (1 + small)
-    if how != FULL and free is not None and needed > SHARE * free:
+    if training.network.drawn:
+        return drawn(training.network)
+    small = how != FULL and config is not None and size > MOST_IN_FLOAT64
+    free, needed = available_memory(), COPIES * size * torch.float32.itemsize
+    if how != FULL and not small and free is not None and needed > SHARE * free:
         return replace(result, reason=f"two steps of the module need {readable(needed)}")
-    for dtype in (torch.float64, torch.float32) if small else (torch.float32,):
+    try:
+        if small:
+            build = partial(build, model=blueprint_of(reduced(config)), inputs=TOKENS)
+    except InputError as error:
+        return replace(result, reason=f"{error}")
+    for dtype in (torch.float64, torch.float32) if small or size <= MOST_IN_FLOAT64 else (torch.float32,):
         try:
-            with LOCK:
-                result = witness_in(training if dtype == torch.float32 else build(dtype), optimizer)
+            with one_thread():
+                result = witness_in(build(dtype=dtype), optimizer)
         except Exception as error:  # the user's own code, which may raise anything  # noqa: BLE001
             reason = f"your own module fails in plain PyTorch: {type(error).__name__}: {first_line(error)}"
             result = replace(result, reason=reason)
         if result.status != NOT_WITNESSED:
             break
-    return replace(result, seconds=time.perf_counter() - began)
+    return replace(result, reduced=small, seconds=time.perf_counter() - began)
 
 
 def witness_in(training: Training, optimizer: Any) -> Witness:
@@ -104,7 +117,8 @@ def witness_in(training: Training, optimizer: Any) -> Witness:
     if wrong := wrong_law(module, network) or fill(module, network, simulated.completed):
         return Witness(DRAWN, wrong, **about)
     simulated.make_updates(module)
-    delta, disturbed = DELTA[network.dtype], copy_of(module, training)
+    delta, disturbed = DELTA[network.dtype], real_module(network.blueprint, network.dtype, training.seed)
+    fill(disturbed, network, simulated.completed)  # a copy would not have the hooks of parameters
     disturb(disturbed, delta)
     real, other = (real_training(each, training, rule, optimizer) for each in (module, disturbed))
     if not all(math.isfinite(each.size) for key, each in real.items() if key.kind == LOSS):
@@ -134,9 +148,7 @@ class SimulatedTraining(Trajectory):
             self.values[Quantity(OUTPUT, number=step)] = sketch(now.output)
             self.values |= {Quantity(GRADIENT, name, step): number(square**0.5) for name, square in now.squares.items()}
             if step < self.steps:
-                total = math.sqrt(sum(now.squares.values()))
-                scale = 1.0 if self.rules.clip is None else min(1.0, self.rules.clip / (total + CLIPPED))
-                self.weights.step(now.squares, scale, self.rules.schedule[step])
+                self.step(now.squares, step)
                 for name in noted:
                     if (found := update_of(self.weights, name, shapes[name])) is not None:
                         self.updates[Quantity(UPDATE, name, step + 1)] = found
@@ -198,16 +210,6 @@ def update_of(weights: TrainedWeights, name: str, shape: tuple[int, ...]) -> tup
     return (factor, sketch(total), None) if name in weights.matrices else None
 
 
-def copy_of(module: nn.Module, training: Training) -> nn.Module:
-    """Return a module with the same weights."""
-    try:
-        return deepcopy(module)
-    except Exception:  # a module that cannot be copied is built again  # noqa: BLE001
-        other = real_module(training.network.blueprint, training.network.dtype, training.seed)
-        other.load_state_dict(module.state_dict())
-        return other
-
-
 def real_training(module: nn.Module, training: Training, rule: StepRules, optimizer: Any) -> Values:
     """Train a module by its own optimiser for the steps; return what is compared."""
     values, loss, steps = Values(), training.loss, min(STEPS, len(training.batches.of_steps) - 1)
@@ -251,13 +253,17 @@ def optimizer_of(optimizer: Any, module: nn.Module, rule: StepRules) -> list[tor
         elif one.kind == ADAM:
             kind = torch.optim.AdamW if one.decoupled else torch.optim.Adam
             made.append(kind([each], one.lr, betas=one.betas, eps=one.eps, weight_decay=one.weight_decay))
+        elif one.kind == MUON and each.dim() == 2:
+            options = {"momentum": one.momentum, "nesterov": one.nesterov, "weight_decay": one.weight_decay}
+            scale = "original" if one.scale == WIDTH else "match_rms_adamw"
+            made.append(torch.optim.Muon([each], one.lr, adjust_lr_fn=scale, **options))
         else:
             made.append(Formula(each, one))
     return made
 
 
 class Formula(torch.optim.Optimizer):
-    """Lion or Muon by its formula, of which torch has none, or another."""
+    """An optimiser that torch does not have, by the formula that is simulated."""
 
     def __init__(self, parameter: nn.Parameter, rule: UpdateRule) -> None:
         super().__init__([parameter], {"lr": rule.lr})

@@ -22,7 +22,7 @@ from limitformer.weightless.network import Weightless
 from limitformer.weightless.reachable import State
 from limitformer.weightless.run import AUTO, NEVER, WeightlessRun
 from limitformer.weightless.simulate import settle
-from limitformer.weightless.threads import LOCK
+from limitformer.weightless.threads import one_thread
 from limitformer.witness.compare import DELTA, DRAWN, NOT_WITNESSED, Witness, compare
 from limitformer.witness.complete import identity_error, weights_of_pass
 from limitformer.witness.real import (
@@ -37,8 +37,9 @@ from limitformer.witness.real import (
     outputs_noted,
     real_pass,
 )
+from limitformer.witness.reduce import reduced
 
-MOST_IN_FLOAT64 = 20_000_000  # parameters
+MOST_IN_FLOAT64, MOST_WHOLE = 20_000_000, 200_000_000  # parameters
 COPIES = 3  # of the weights: the module's, their gradients, and the completed ones
 SHARE = 0.25  # of the free memory
 TOKENS = 16  # of a reduced copy
@@ -53,7 +54,7 @@ def witness_pass(
     """Compare a pass of the first sample with the user's own module in plain PyTorch.
 
     Up to 20 million parameters in float64; else in float32 at full size, if that fits a quarter of the free memory;
-    else by a reduced copy, if the model is a configuration of transformers.
+    else, or above 200 million, by a reduced copy in float64, if the model is a configuration of transformers.
 
     Args:
         network: whose sample it is.
@@ -69,13 +70,12 @@ def witness_pass(
     dtype = torch.float64 if size <= MOST_IN_FLOAT64 else torch.float32
     free, needed = available_memory(), COPIES * size * dtype.itemsize
     small = False
-    if how != FULL and free is not None and needed > SHARE * free:
-        if network.blueprint.config is None:
+    config, large = network.blueprint.config, free is not None and needed > SHARE * free
+    if how != FULL and (large or (size > MOST_WHOLE and config is not None)):
+        if config is None:
             return Witness(NOT_WITNESSED, f"the module needs {readable(needed)}", parameters=size)
-        from limitformer.witness.reduce import reduced
-
         try:
-            blueprint = blueprint_of(reduced(network.blueprint.config))
+            blueprint = blueprint_of(reduced(config))
         except InputError as error:
             return Witness(NOT_WITNESSED, f"the module needs {readable(needed)}, and {error}", parameters=size)
         small, dtype, draw = True, torch.float64, NEVER
@@ -85,7 +85,7 @@ def witness_pass(
     for each in (torch.float64, torch.float32) if dtype == torch.float64 else (torch.float32,):
         try:
             one = network if each == network.dtype and network.device.type == "cpu" else in_format(network, each)
-            with LOCK:
+            with one_thread():
                 result = witness_in(one, inputs, loss, seed, draw)
         except Exception as error:  # the user's own code, which may raise anything  # noqa: BLE001
             reason = f"your own module fails in plain PyTorch: {type(error).__name__}: {first_line(error)}"

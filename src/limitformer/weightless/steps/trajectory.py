@@ -124,16 +124,21 @@ class Trajectory:
             squares = now.squares if step < steps else {}
             total = math.sqrt(sum(squares.values())) if squares else math.nan
             arrays |= {"gradient_norm": number(total), "weight_gradient": self.by_weight(squares, math.sqrt)}
-            scale = 1.0
-            if self.rules.clip is not None and squares:
-                scale = min(1.0, self.rules.clip / (total + CLIPPED))
-            arrays["clipping"] = number(scale if math.isfinite(total) else math.nan)
+            arrays["clipping"] = number(self.clipping(total) if math.isfinite(total) else math.nan)
             measures.append(arrays)
             if step < steps and not (math.isfinite(now.loss) and math.isfinite(total)):
                 break
             if step < steps:
-                self.weights.step(squares, scale, self.rules.schedule[step])
+                self.step(squares, step)
         return by_step(measures, steps + 1)
+
+    def clipping(self, total: float) -> float:
+        """Return the factor of all gradients, whose norm together is `total`; 1 without gradients."""
+        return 1.0 if self.rules.clip is None or math.isnan(total) else min(1.0, self.rules.clip / (total + CLIPPED))
+
+    def step(self, squares: dict[str, float], step: int) -> None:
+        """Change the weights by their gradients, of which |∂W|² are given."""
+        self.weights.step(squares, self.clipping(math.sqrt(sum(squares.values()))), self.rules.schedule[step])
 
     def run(self, inputs: Inputs, gradients: bool = False, measured: bool = False) -> Pass:
         """Run a pass, and differentiate the loss if it has `gradients`."""

@@ -1,0 +1,231 @@
+"""The witness: number by number against the module in plain PyTorch, with small errors that it must see."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import limitformer as lf
+from cases.fresh_witness.modules import CASES
+from limitformer.nn.drawn.simulate import torch_seed
+from limitformer.weightless.building import drawn_module
+from limitformer.weightless.laws import normal
+from limitformer.weightless.run import DrawWholeError, RandomWeight, WeightlessRun
+from limitformer.witness import DRAWN, NOT_WITNESSED, WITNESSED
+from limitformer.witness import training as witness_training
+from limitformer.witness import witness as witness_module
+from limitformer.witness.complete import Known, completed, identity_error, solved
+
+SMALL = {"vocab_size": 101, "bos_token_id": 1, "eos_token_id": 2}
+GPT2 = {"model_type": "gpt2", "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 32, **SMALL}
+LLAMA = {
+    "model_type": "llama", "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 80, "pad_token_id": 0, **SMALL,
+}  # fmt: skip
+QUIET = {"samples": 1, "progress": False}
+
+
+def adamw(module, **options):
+    groups = [[p for p in module.parameters() if p.dim() > 1], [p for p in module.parameters() if p.dim() < 2]]
+    decays = zip(groups, (0.1, 0.0), strict=True)
+    return torch.optim.AdamW([{"params": each, "weight_decay": decay} for each, decay in decays], 1e-3, **options)
+
+
+def error(a, b):
+    return float((a - b).norm() / b.norm())
+
+
+def test_completed_weights_have_the_products_and_any_remainder():
+    """Z W = U and D Wᵀ = B of a drawn W, with repeated rows and rows of zeros; another remainder is another W."""
+    generator = torch.Generator().manual_seed(0)
+    w = torch.randn(40, 24, generator=generator, dtype=torch.float64)
+    z, d = (torch.randn(12, size, generator=generator, dtype=torch.float64) for size in w.shape)
+    z[3], z[5], d[2] = z[4], 0.0, 1e-9 * d[1]
+    left, right = solved(z, z @ w), solved(d, d @ w.T)
+    first, second = (completed(left, right, 1.0, torch.float64, "w", seed) for seed in (0, 1))
+    assert error(first, second) > 0.1
+    for each in (first, second):
+        assert error(z @ each, z @ w) < 1e-12
+        assert error(d @ each.T, d @ w.T) < 1e-12
+    products = {False: (z, z @ w), True: (d, d @ w.T)}
+    assert identity_error(products) < 1e-15
+    other = {False: (z, z @ w), True: (d, d @ (1.001 * w).T)}  # answers of two matrices
+    assert identity_error(other) > 1e-5
+    contradictory = completed(left, solved(*other[True]), 1.0, torch.float64, "w", 0)
+    assert max(error(z @ contradictory, z @ w), error(d @ contradictory.T, other[True][1])) > 1e-5
+
+
+def test_rounding_in_a_small_direction_of_one_side_leaves_the_other_side():
+    """What all of D cancels in is known badly; the products with Z, which have it in full, keep their digits."""
+    generator = torch.Generator().manual_seed(0)
+    w, d = (torch.randn(size, 16, generator=generator, dtype=torch.float64) for size in (20, 6))
+    z = torch.randn(6, 20, generator=generator, dtype=torch.float64)
+    d[5] = d[0] + d[1] + 1e-9 * d[5]
+    noise = 1e-15 * torch.randn(6, 20, generator=generator, dtype=torch.float64)
+    known = solved(z, z @ w), solved(d, d @ w.T + noise)
+    assert error(z @ completed(*known, 1.0, torch.float64, "w", 0), z @ w) < 1e-13
+    trusting = [Known(each.directions, each.images, torch.ones(len(each.shares))) for each in known[::-1]]
+    twin = completed(*trusting, 1.0, torch.float64, "w", 0).T
+    assert error(z @ twin, z @ w) > 1e-9
+
+
+@pytest.mark.parametrize("draw", ["auto", "never"])
+@pytest.mark.parametrize("model", [GPT2, LLAMA], ids=["gpt2", "llama"])
+def test_steps_are_witnessed_and_small_errors_are_seen(model, draw, monkeypatch):
+    def status(optimizer=adamw):
+        return lf.steps(model, 12, optimizer=optimizer, steps=2, seed=0, clip=1.0, draw=draw, **QUIET).witness
+
+    sound = status()
+    assert (sound.status, sound.number_format, sound.steps) == (WITNESSED, "float64", 2)
+    assert sound.ratio < 1
+    assert max(sound.differences.values()) < 1e-9
+    built = witness_training.real_module
+
+    def with_error(change):
+        def build(*arguments):
+            module = built(*arguments)
+            change(module)
+            return module
+
+        monkeypatch.setattr(witness_training, "real_module", build)
+        found = status()
+        monkeypatch.setattr(witness_training, "real_module", built)
+        return found
+
+    norm = "transformer.h.1.ln_2" if model is GPT2 else "model.layers.1.post_attention_layernorm"
+    eps = "eps" if model is GPT2 else "variance_epsilon"
+    head = dict.fromkeys(("transformer.ln_f.weight", "model.norm.weight"))
+
+    def other_eps(module):
+        part = module.get_submodule(norm)
+        setattr(part, eps, 1.001 * getattr(part, eps))
+
+    def hooked(module):
+        weight = next(each for name, each in module.named_parameters() if name in head)
+        weight.register_hook(lambda gradient: (1 + 1e-6) * gradient)
+
+    found = with_error(other_eps)
+    assert found.status == DRAWN
+    assert norm in found.reason
+    found = with_error(hooked)
+    assert found.status == DRAWN
+    assert "norm.weight" in found.reason or "ln_f.weight" in found.reason
+    made = witness_training.made_by
+    monkeypatch.setattr(
+        witness_training, "made_by", lambda f, module: made(lambda m: adamw(m, betas=(0.9, 0.9991)), module)
+    )
+    found = status()
+    assert found.status == DRAWN
+    assert "the update of" in found.reason
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, about what the cases do
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "_"))
+def test_forty_modules_of_fresh_eyes(case):
+    """No sound module is drawn; a trap is witnessed, drawn with torch's own numbers, or refused."""
+    options = {"optimizer": case.optimizer, "loss": case.loss, "steps": 2, "seed": 0, **QUIET}
+    if case.name in ("max norm", "remembered keys", "recomputed", "backward in forward", "alternating build"):
+        with pytest.raises(lf.InputError):
+            lf.steps(case.build, case.inputs, **options)
+        return
+    report = lf.steps(case.build, case.inputs, **options)
+    assert report.witness.status in ((WITNESSED, DRAWN) if case.trap else (WITNESSED,))
+    if report.witness.status == DRAWN:
+        losses = report.data.loss.values[0, 0].tolist()
+        assert losses == pytest.approx(trained(case), rel=1e-5)
+
+
+def trained(case):
+    """Return the losses of two steps in plain torch, of the first network that is drawn."""
+    module = drawn_module(case.build, torch.float32, torch_seed(0, "weightless build 0")).eval()
+    made = case.optimizer(module)
+    named = case.inputs if isinstance(case.inputs, dict) else {"": case.inputs}
+    losses = []
+    for step in range(3):
+        module.zero_grad()
+        out = module(**named) if "" not in named else module(named[""])
+        value = case.loss(out, named).mean()
+        losses.append(value.item())
+        if step < 2:
+            value.backward()
+            made.step()
+    return losses
+
+
+def test_what_differs_is_drawn_by_check():
+    """A parameter whose products are not those that its shape says: the report is that of drawn networks."""
+    case = next(each for each in CASES if each.name == "__torch_function__")
+    report = lf.check(case.build, case.inputs, loss=case.loss, **QUIET)
+    assert report.witness.status == DRAWN
+    assert "drawn: 1 whole networks, because on the same weights the output of blocks.0.attention.v" in " ".join(
+        str(report).split()
+    )
+    module = drawn_module(case.build, torch.float32, torch_seed(0, "weightless build 0")).eval()
+    real = case.loss(module(case.inputs), {"": case.inputs}).mean().item()
+    assert float(report.curves.loss[0]) == pytest.approx(real, rel=1e-5)
+    assert report.record()["witness"]["status"] == DRAWN
+    assert report.proof in report.page().replace("&#x27;", "'")
+
+
+def test_wrong_law_is_drawn(monkeypatch):
+    """The entries of a real build are held against the law that was read."""
+    built = witness_module.real_module
+
+    def wider(*arguments):
+        module = built(*arguments)
+        with torch.no_grad():
+            module.transformer.h[0].mlp.c_fc.weight.mul_(1.1)
+        return module
+
+    assert lf.check(GPT2, tokens=12, **QUIET).witness.status == WITNESSED
+    monkeypatch.setattr(witness_module, "real_module", wider)
+    found = lf.check(GPT2, tokens=12, **QUIET).witness
+    assert found.status == DRAWN
+    assert "mlp.c_fc.weight" in found.reason
+
+
+def test_module_without_room_is_reduced_or_not_witnessed(monkeypatch):
+    monkeypatch.setattr(witness_module, "available_memory", lambda: 10_000)
+    found = lf.check(LLAMA | {"vocab_size": 3000}, tokens=12, **QUIET).witness
+    assert (found.status, found.reduced) == (WITNESSED, True)
+    assert "of a copy with" in str(found)
+    case = next(each for each in CASES if each.name == "Llama")
+    found = lf.check(case.build, case.inputs, loss=case.loss, **QUIET).witness
+    assert found.status == NOT_WITNESSED
+    assert "the module needs" in found.reason
+    assert lf.check(case.build, case.inputs, loss=case.loss, witness="full", **QUIET).witness.status == WITNESSED
+    assert lf.check(LLAMA, tokens=12, witness=False, **QUIET).witness is None
+
+
+def test_second_answer_from_fresh_numbers_is_refused():
+    run = WeightlessRun(0, range(1), 1, torch.float64, torch.device("cpu"))
+    weight = RandomWeight("w", normal(0.0, 1.0), (4, 4), run)
+    run.note_fresh("w", "forward")
+    run.note_fresh("w", "backward")
+    with pytest.raises(DrawWholeError, match="two answers forward"):
+        run.note_fresh("w", "forward")
+    with pytest.raises(DrawWholeError, match="its entries are read"):
+        run.entries(weight, weight.rows)
+    run.forget({"w"})
+    run.note_fresh("w", "forward")
+
+
+def test_network_that_rounding_changes_is_not_witnessed():
+    """A weight of 1e9 turns a change of 1e-10 into another output: nothing is said."""
+
+    class Chaotic(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.e, self.blocks = nn.Embedding(50, 16), nn.ModuleList([nn.Linear(16, 16) for _ in range(2)])
+
+        def forward(self, ids):
+            x = self.e(ids)
+            for block in self.blocks:
+                x = x + (1e9 * block(x)).sin()
+            return x
+
+    found = lf.check(Chaotic, torch.arange(8)[None], **QUIET).witness
+    assert found.status == NOT_WITNESSED
+    assert "change" in found.reason
+    assert math.isfinite(found.ratio)
