@@ -19,8 +19,8 @@ TYPES = (
         "gemma3_text",
         "olmo2",
     ),
-    *("cohere2", "qwen3", "qwen3_next", "mixtral", "deepseek_v3", "gpt_oss", "jamba", "mamba2", "rwkv", "zamba2"),
-    *("bert", "albert", "deberta_v2", "electra", "modernbert", "xlnet", "funnel", "t5", "bart", "pegasus", "mbart"),
+    *("cohere2", "qwen3", "qwen3_next", "mixtral", "deepseek_v3", "gpt_oss", "jamba", "mamba2", "mamba", "zamba2"),
+    *("bert", "albert", "deberta-v2", "electra", "modernbert", "xlnet", "funnel", "t5", "bart", "pegasus", "mbart"),
     *("vit", "swin", "beit", "convnext", "clip", "whisper", "wav2vec2"),
 )
 
