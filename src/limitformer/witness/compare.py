@@ -12,7 +12,7 @@ import torch
 
 from limitformer.witness.real import GRADIENT, LOSS, MODULE, OUTPUT, UPDATE, Quantity, Sketch, Values
 
-DELTA = {torch.float64: 1e-10, torch.float32: 1e-5}
+DELTA = {torch.float64: 1e-10, torch.float32: 1e-6}
 MULTIPLE = 100.0  # of the tolerance; measured on right passes: at most 3.5, on misread ones: above 120
 HIDDEN = 1.0  # relative difference that says nothing if its tolerance allows it
 FLOOR = 1e-4  # of all gradients together, below which one is rounding
