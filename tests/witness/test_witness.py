@@ -57,7 +57,7 @@ def test_completed_weights_have_the_products_and_any_remainder():
 
 
 def test_rounding_in_a_small_direction_of_one_side_leaves_the_other_side():
-    """What all of D cancels in is known badly; the products with Z, which have it in full, keep their digits."""
+    """Products with Z keep their digits in a direction that nearly cancels in D."""
     generator = torch.Generator().manual_seed(0)
     w, d = (torch.randn(size, 16, generator=generator, dtype=torch.float64) for size in (20, 6))
     z = torch.randn(6, 20, generator=generator, dtype=torch.float64)
@@ -153,12 +153,12 @@ def trained(case):
     return losses
 
 
-def test_what_differs_is_drawn_by_check():
+def test_misread_module_is_drawn_by_check():
     """A parameter whose products are not those that its shape says: the report is that of drawn networks."""
     case = next(each for each in CASES if each.name == "__torch_function__")
     report = lf.check(case.build, case.inputs, loss=case.loss, **QUIET)
     assert report.witness.status == DRAWN
-    assert "drawn: 1 whole networks, because on the same weights the output of blocks.0.attention.v" in " ".join(
+    assert "drawn: 1 whole network, because on the same weights the output of blocks.0.attention.v" in " ".join(
         str(report).split()
     )
     module = drawn_module(case.build, torch.float32, torch_seed(0, "weightless build 0")).eval()

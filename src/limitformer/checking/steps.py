@@ -81,7 +81,7 @@ class StepsReport:
 
     @property
     def proof(self) -> str:
-        """What was compared with the user's own module, or how many networks were drawn and why; or nothing."""
+        """The sentence of the witness; empty without one."""
         return "" if self.witness is None else self.witness.in_words(self.data.sizes["sample"])
 
     @property

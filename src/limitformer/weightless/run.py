@@ -102,6 +102,7 @@ class WeightlessRun:
     uses: dict[str, str] = field(default_factory=dict)  # how each weight was used, for the result
     operations: dict[str, str] = field(default_factory=dict)  # in which weights had to be kept
     fresh: set[tuple[str, str]] = field(default_factory=set)  # weights or slices with fresh numbers, and their purpose
+    casts: set[str] = field(default_factory=set)  # weights that the code casts to another type
     products: dict[tuple[str, int | None], dict[bool, tuple[Tensor, Tensor]]] | None = None  # for a witness, if it asks
 
     trains: ClassVar[bool] = False  # whether the weights change from pass to pass (`steps`)

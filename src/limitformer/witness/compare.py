@@ -13,6 +13,7 @@ import torch
 from limitformer.witness.real import GRADIENT, LOSS, MODULE, OUTPUT, UPDATE, Quantity, Sketch, Values
 
 DELTA = {torch.float64: 1e-10, torch.float32: 1e-6}
+OF_FLOAT32 = 1e-6  # relative difference that casts to float32 may make in float64
 MULTIPLE = 100.0  # of the tolerance; measured on right passes: at most 3.5, on misread ones: above 120
 HIDDEN = 1.0  # relative difference that says nothing if its tolerance allows it
 FLOOR = 1e-4  # of all gradients together, below which one is rounding
@@ -22,7 +23,7 @@ WITNESSED, DRAWN, NOT_WITNESSED = "witnessed", "drawn", "not witnessed"
 
 @dataclass(frozen=True)
 class Witness:
-    """What a comparison with the user's own module showed.
+    """A comparison with the user's own module.
 
     Attributes:
         status: "witnessed"; "drawn", if the model's own code draws the networks; or "not witnessed".
@@ -31,6 +32,7 @@ class Witness:
         parameters: of the module that was compared.
         reduced: whether it is a smaller copy of the model.
         steps: of the optimiser that were compared.
+        optimizer: whose they were, in words.
         counts: how many modules, weights or outputs of each kind were compared.
         hidden: how many quantities have a tolerance as large as themselves, so that nothing is said about them.
         differences: the largest relative difference of each kind.
@@ -45,6 +47,7 @@ class Witness:
     parameters: int = 0
     reduced: bool = False
     steps: int = 0
+    optimizer: str = "your optimiser"
     counts: dict[str, int] = field(default_factory=dict)
     hidden: int = 0
     differences: dict[str, float] = field(default_factory=dict)
@@ -59,7 +62,7 @@ class Witness:
         if self.status != WITNESSED:
             return f"{self.status}: {self.reason}"
         what = f"the same loss and {self.counts[GRADIENT]} gradients" if LOSS in self.counts else "the same output"
-        steps = f", and {self.steps} step{'s' if self.steps > 1 else ''} of your optimiser" if self.steps else ""
+        steps = f", and {self.steps} step{'s' if self.steps > 1 else ''} of {self.optimizer}" if self.steps else ""
         copy = f" of a copy with {self.parameters:,} parameters" if self.reduced else ""
         hidden = f"; rounding hides {self.hidden} numbers" if self.hidden else ""
         shown = [each for kind, each in self.differences.items() if kind in (OUTPUT, LOSS, GRADIENT, UPDATE)]
@@ -70,7 +73,12 @@ class Witness:
 
     def in_words(self, samples: int) -> str:
         """Return the sentence for a report of some networks."""
-        return str(self).replace("drawn: whole networks", f"drawn: {samples} whole networks", 1)
+        networks = "1 whole network" if samples == 1 else f"{samples} whole networks"
+        return str(self).replace("drawn: whole networks", f"drawn: {networks}", 1)
+
+    def by_casts(self, casts: bool) -> bool:
+        """Whether a difference in float64 may come from casts of weights, which a simulation does not round."""
+        return self.status == DRAWN and casts and 0.0 < max(self.differences.values(), default=0.0) < OF_FLOAT32
 
     def record(self) -> dict[str, Any]:
         """Return the comparison as JSON holds it."""

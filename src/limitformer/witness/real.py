@@ -21,7 +21,7 @@ OUTPUT, LOSS, GRADIENT, UPDATE, MODULE = "output", "loss", "gradient", "update",
 
 
 class Quantity(NamedTuple):
-    """What is compared: its kind, the name of the module or weight, and the number of the step or call."""
+    """A quantity that is compared: its kind, the name of the module or weight, and the number of the step or call."""
 
     kind: str
     name: str = ""

@@ -9,14 +9,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from limitformer.base.errors import InputError, first_line
+from limitformer.base.errors import first_line
 from limitformer.base.memory import available_memory, readable
 from limitformer.weightless.arrays import Arrays
 from limitformer.weightless.inputs import call_with
@@ -30,7 +29,7 @@ from limitformer.weightless.steps.trajectory import Trajectory
 from limitformer.weightless.steps.updates import TensorUpdate
 from limitformer.weightless.steps.weights import TrainedWeights, decay
 from limitformer.weightless.threads import one_thread
-from limitformer.witness.compare import DELTA, DRAWN, NOT_WITNESSED, Witness, compare
+from limitformer.witness.compare import DELTA, DRAWN, NOT_WITNESSED, WITNESSED, Witness, compare
 from limitformer.witness.complete import weights_of_training
 from limitformer.witness.real import (
     GRADIENT,
@@ -55,6 +54,7 @@ from limitformer.witness.witness import (
     arguments_of,
     drawn,
     fill,
+    has_casts,
     real_module,
     wrong_law,
 )
@@ -76,40 +76,52 @@ def witness_steps(build: Callable[..., Training], optimizer: Any, how: bool | st
     """
     began, training = time.perf_counter(), build(dtype=torch.float32)
     size, config = training.network.table.count, training.network.blueprint.config
-    result = Witness(NOT_WITNESSED, parameters=size)
     if training.network.drawn:
         return drawn(training.network)
-    small = how != FULL and config is not None and size > MOST_IN_FLOAT64
     free, needed = available_memory(), COPIES * size * torch.float32.itemsize
-    if how != FULL and not small and free is not None and needed > SHARE * free:
-        return replace(result, reason=f"two steps of the module need {readable(needed)}")
-    try:
-        if small:
-            build = partial(build, model=blueprint_of(reduced(config)), inputs=TOKENS)
-    except InputError as error:
-        return replace(result, reason=f"{error}")
-    for dtype in (torch.float64, torch.float32) if small or size <= MOST_IN_FLOAT64 else (torch.float32,):
+    small = how != FULL and config is not None and size > MOST_IN_FLOAT64
+    tries: list[tuple[bool, torch.dtype]] = [(True, torch.float64), (True, torch.float32)] if small else []
+    tries += [(False, torch.float64)] if size <= MOST_IN_FLOAT64 else []
+    tries += [(False, torch.float32)] if how == FULL or free is None or needed <= SHARE * free else []
+    result = Witness(NOT_WITNESSED, f"two steps of the module need {readable(needed)}", parameters=size)
+    for of_copy, dtype in tries:
+        casts = False
         try:
+            copy = {"model": blueprint_of(reduced(config)), "inputs": TOKENS} if of_copy else {}
             with one_thread():
-                result = witness_in(build(dtype=dtype), optimizer)
+                now = build(dtype=dtype, **copy)
+                result = replace(witness_in(now, optimizer), reduced=of_copy)
+            casts = dtype == torch.float64 and result.by_casts(has_casts(now.network))
         except Exception as error:  # the user's own code, which may raise anything  # noqa: BLE001
-            reason = f"your own module fails in plain PyTorch: {type(error).__name__}: {first_line(error)}"
+            reason = f"the comparison fails: {type(error).__name__}: {first_line(error)}"
             result = replace(result, reason=reason)
-        if result.status != NOT_WITNESSED:
+        if result.status != NOT_WITNESSED and not casts:
             break
-    return replace(result, reduced=small, seconds=time.perf_counter() - began)
+    return replace(result, seconds=time.perf_counter() - began)
 
 
 def witness_in(training: Training, optimizer: Any) -> Witness:
-    """Compare two steps in the number format of a training."""
-    network, rule = training.network, training.rules[0]
+    """Compare two steps at the first rate, and one at the largest, in the number format of a training."""
+    first, largest = training.rules[0], max(training.rules, key=lambda each: each.base)
+    result = witness_at(training, first, optimizer, STEPS)
+    if largest is first or result.status != WITNESSED:
+        return result
+    other = witness_at(training, largest, optimizer, 1)  # the steps may depend on the rate
+    return other if other.status == DRAWN else result
+
+
+def witness_at(training: Training, rule: StepRules, optimizer: Any, steps: int) -> Witness:
+    """Compare some steps at a rate in the number format of a training."""
+    network = training.network
+    steps = min(steps, len(training.batches.of_steps) - 1)
     about: dict[str, Any] = {
+        "optimizer": owner_of(optimizer, rule),
         "number_format": str(network.dtype).removeprefix("torch."),
         "parameters": network.table.count,
     }
     if network.drawn:
         return drawn(network)
-    simulated = SimulatedTraining(training, rule)
+    simulated = SimulatedTraining(training, rule, steps)
     simulated.arrays()
     if network.drawn:
         return drawn(network)
@@ -120,22 +132,22 @@ def witness_in(training: Training, optimizer: Any) -> Witness:
     delta, disturbed = DELTA[network.dtype], real_module(network.blueprint, network.dtype, training.seed)
     fill(disturbed, network, simulated.completed)  # a copy would not have the hooks of parameters
     disturb(disturbed, delta)
-    real, other = (real_training(each, training, rule, optimizer) for each in (module, disturbed))
+    real, other = (real_training(each, training, rule, optimizer, steps) for each in (module, disturbed))
     if not all(math.isfinite(each.size) for key, each in real.items() if key.kind == LOSS):
         return Witness(NOT_WITNESSED, "its loss is not finite at this rate", **about)
-    return compare(simulated.values, real, other, delta, steps=simulated.steps, **about)
+    return compare(simulated.values, real, other, delta, steps=steps, **about)
 
 
 class SimulatedTraining(Trajectory):
     """A training of which losses, gradients and updates are noted, and whose weights at the start are completed."""
 
-    def __init__(self, training: Training, rule: StepRules) -> None:
+    def __init__(self, training: Training, rule: StepRules, steps: int) -> None:
         super().__init__(
             training.network, rule, training.forms, training.loss, training.batches, training.seed, sample=0
         )
         self.values, self.updates = Values(), dict[Quantity, tuple[float, Sketch, Tensor | None]]()
         self.completed: dict[str, Tensor | dict[int | None, Tensor]] = {}
-        self.steps = min(STEPS, len(self.batches.of_steps) - 1)
+        self.steps = steps
 
     def train(self) -> Arrays:
         """Take the steps without measuring anything between them."""
@@ -210,9 +222,9 @@ def update_of(weights: TrainedWeights, name: str, shape: tuple[int, ...]) -> tup
     return (factor, sketch(total), None) if name in weights.matrices else None
 
 
-def real_training(module: nn.Module, training: Training, rule: StepRules, optimizer: Any) -> Values:
+def real_training(module: nn.Module, training: Training, rule: StepRules, optimizer: Any, steps: int) -> Values:
     """Train a module by its own optimiser for the steps; return what is compared."""
-    values, loss, steps = Values(), training.loss, min(STEPS, len(training.batches.of_steps) - 1)
+    values, loss = Values(), training.loss
     start = {name: each.detach().clone() for name, each in module.named_parameters()}
     made = optimizer_of(optimizer, module, rule)
     for step, batch in enumerate(training.batches.of_steps[: steps + 1]):
@@ -235,6 +247,14 @@ def real_training(module: nn.Module, training: Training, rule: StepRules, optimi
         for name, each in module.named_parameters():
             values[Quantity(UPDATE, name, step + 1)] = sketch(each.detach() - start[name])
     return values
+
+
+def owner_of(optimizer: Any, rule: StepRules) -> str:
+    """Return in words whose steps are compared: the user's, torch's, or the formula that is simulated."""
+    if callable(optimizer):
+        return "your optimiser"
+    of_torch = all(each.kind in (SGD, ADAM, MUON) for each in rule.rules.values())
+    return "torch's optimiser" if of_torch else f"the formula of {rule.name}"
 
 
 def optimizer_of(optimizer: Any, module: nn.Module, rule: StepRules) -> list[torch.optim.Optimizer]:

@@ -88,9 +88,10 @@ def witness_pass(
             with one_thread():
                 result = witness_in(one, inputs, loss, seed, draw)
         except Exception as error:  # the user's own code, which may raise anything  # noqa: BLE001
-            reason = f"your own module fails in plain PyTorch: {type(error).__name__}: {first_line(error)}"
+            reason = f"the comparison fails: {type(error).__name__}: {first_line(error)}"
             result = replace(result, reason=reason)
-        if result.status != NOT_WITNESSED:  # some formulas are not finite, or do not run, in float64
+        casts = each == torch.float64 and result.by_casts(has_casts(one))
+        if result.status != NOT_WITNESSED and not casts:  # some formulas are not finite, or do not run, in float64
             break
     return replace(result, reduced=small, seconds=time.perf_counter() - began)
 
@@ -99,6 +100,11 @@ def drawn(network: Weightless) -> Witness:
     """Return why the model's own code draws the networks."""
     name, reason = next(iter(network.drawn.items()))
     return Witness(DRAWN, f"{name}: {reason}", parameters=network.table.count)
+
+
+def has_casts(network: Weightless) -> bool:
+    """Whether the code casts weights in the last pass."""
+    return any(each.run.casts for each in network.weights)
 
 
 def in_format(network: Weightless, dtype: torch.dtype) -> Weightless:
@@ -174,7 +180,8 @@ def wrong_law(module: nn.Module, network: Weightless) -> str:
     if network.overridden:
         return ""
     report = check_initialisation(module, network.table, level=LEVEL)
-    found = next((each for each in report.findings if each.p <= LEVEL and each.kind != EQUAL_LAYERS), None)
+    lawful = [each for each in report.findings if each.p <= LEVEL and network.laws[each.names[0]].random]
+    found = next((each for each in lawful if each.kind != EQUAL_LAYERS), None)
     return "" if found is None else f"{found.pattern} holds {found.entries}, where {found.law} was read"
 
 

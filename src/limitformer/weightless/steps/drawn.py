@@ -44,8 +44,8 @@ def step_at(every: list[torch.optim.Optimizer], factor: float) -> None:
             group["lr"] = group["lr"] * factor
         one.step()
         for group, rate in zip(one.param_groups, rates, strict=False):
-            if factor != 1.0:  # else the step may have changed it on purpose
-                group["lr"] = rate
+            if factor != 1.0:  # the step may have changed it on purpose
+                group["lr"] = group["lr"] / factor if factor else rate
 
 
 def set_base(every: list[torch.optim.Optimizer], base: float) -> None:
@@ -84,6 +84,8 @@ class DrawnWeights(TrainedWeights):
         return squares
 
     def step(self, squares: dict[str, float], scale: float, factor: float) -> None:
+        assert self.network.state is not None  # taken after the backward pass
+        self.network.state.restore()  # later passes may have changed what the step reads
         for name, parameter in self.own.items():
             parameter.grad = self.gradients.get(name)
         if self.rules.clip is not None:
@@ -93,4 +95,4 @@ class DrawnWeights(TrainedWeights):
             one = self.entries[name]
             one.still = one.still and torch.equal(one.value, parameter.detach())
             one.value, parameter.grad = parameter.detach().clone(), None
-        self.gradients = {}
+        self.gradients, self.network.state = {}, State(self.network.module)

@@ -83,7 +83,7 @@ def read_optimizer(
     )
     try:
         rules, every = rules_of_function(optimizer, module, steps)
-    except UnknownKeyError:
+    except UsersError:
         raise
     except InputError as error:
         raise NotUnderstoodError(str(error)) from error
@@ -93,11 +93,11 @@ def read_optimizer(
 
 
 class NotUnderstoodError(InputError):
-    """What a user's function for the optimiser does is not understood; networks that are drawn can be trained by it."""
+    """A user's function for the optimiser is not understood; drawn networks can be trained by what it returns."""
 
 
-class UnknownKeyError(InputError):
-    """A group has a key that its optimiser does not read: the training loop applies it, which we do not have."""
+class UsersError(InputError):
+    """An error that drawn networks would have, too: a key that only a training loop reads, or parameters of another module."""
 
 
 def rules_of_function(
@@ -115,7 +115,8 @@ def rules_of_function(
             require(known, f"{name} is the kernel of a convolution, for which Muon is not understood. Nearest: AdamW.")
             require(name not in rules, f"{name} is in two groups or optimisers. Nearest: each parameter in one.")
             rules[name] = rule
-    require(bool(rules), "the optimiser has no parameters.")
+    if not rules:
+        raise UsersError("the optimiser has no parameters that are trained.")
     return rules, every
 
 
@@ -229,6 +230,11 @@ class Writes(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
+def place_of(tensor: Tensor) -> int:
+    """Return the storage of a tensor; a sparse one has none."""
+    return storage(tensor) if tensor.layout == torch.strided else id(tensor)
+
+
 def hooks_of(owner: Any) -> tuple[Any, ...]:
     """Return the hooks of a tensor or a module."""
     names = [*vars(owner)] if isinstance(owner, nn.Module) else ["_backward_hooks", "_post_accumulate_grad_hooks"]
@@ -244,7 +250,7 @@ def call(optimizer: Callable[[nn.Module], Any], module: nn.Module) -> Any:
 
     def state() -> dict[str, tuple[Any, ...]]:
         every = (*module.named_parameters(), *module.named_buffers())
-        found = {name: (id(each), storage(each), each.requires_grad, hooks_of(each)) for name, each in every}
+        found = {name: (id(each), place_of(each), each.requires_grad, hooks_of(each)) for name, each in every}
         return found | {f"the hooks of {name or 'the module'}": hooks_of(each) for name, each in module.named_modules()}
 
     before = state()
@@ -260,7 +266,7 @@ def call(optimizer: Callable[[nn.Module], Any], module: nn.Module) -> Any:
         ) from error
     after, every = state(), (*module.named_parameters(), *module.named_buffers())
     changed = [name for name, each in before.items() if each != after.get(name)]
-    changed += [name for name, each in every if storage(each) in writes.storages]
+    changed += [name for name, each in every if place_of(each) in writes.storages]
     require(
         not changed and len(before) == len(after),
         f"the function for the optimizer changes {', '.join(changed[:3]) or 'the parameters'} of the module. "
@@ -310,7 +316,7 @@ def rules_of_optimizer(optimizer: Any, names: Mapping[int, str], steps: int) -> 
             name = names.get(id(parameter))
             if name is None:
                 shape = tuple(parameter.shape)
-                raise InputError(
+                raise UsersError(
                     f"{kind} has a parameter {shape} that the module does not have. Nearest: the module's."
                 )
             if rule.kind == MUON:
@@ -383,7 +389,7 @@ def require_only(group: Mapping[str, Any], known: Sequence[str], name: str) -> N
     unset = (None, False)
     other = [k for k, value in group.items() if k not in (*LABELS, *known) and not any(value is each for each in unset)]
     if other:
-        raise UnknownKeyError(
+        raise UsersError(
             f"a group of {name} has {', '.join(other)}, which is not understood. Nearest: without it; a factor of the "
             "learning rate belongs in lr."
         )

@@ -7,7 +7,7 @@ batch, which no step has seen, is measured too.
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from limitformer.base.errors import InputError, require
+from limitformer.nn.drawn.simulate import torch_seed
 from limitformer.weightless.arrays import (
     BY_HEAD,
     OTHER_TOKENS,
@@ -25,6 +26,7 @@ from limitformer.weightless.arrays import (
     sizes_of_stacks,
     stream_arrays,
 )
+from limitformer.weightless.building import seeded
 from limitformer.weightless.inputs import Inputs
 from limitformer.weightless.losses import Loss, output_of
 from limitformer.weightless.measure import Measure, UnclearBlocksError
@@ -86,7 +88,7 @@ class Trajectory:
         while True:
             self.weights = self.new_weights()
             try:
-                with one_thread():
+                with one_thread(), self.randomness():
                     return self.train()
             except RuntimeError as error:
                 if not self.network.detach_inputs(error):
@@ -101,6 +103,12 @@ class Trajectory:
                     self.forms.require_entries(weights[name], reason)
             finally:
                 self.weights.release()
+
+    def randomness(self) -> AbstractContextManager[Any]:
+        """Seed the global generators for an optimiser of the user's, which may draw random numbers."""
+        if self.optimizer is None:
+            return nullcontext()
+        return seeded(torch_seed(self.seed, f"training {self.sample}"), self.network.dtype)
 
     def new_weights(self) -> TrainedWeights:
         """Return the weights at the start; an optimiser of the user's has a new network, as it may change modules."""
@@ -122,7 +130,8 @@ class Trajectory:
             start = start or probe
             arrays = self.measured(start, probe) | {"loss": number(now.loss), "loss_unseen": number(unseen)}
             squares = now.squares if step < steps else {}
-            total = math.sqrt(sum(squares.values())) if squares else math.nan
+            known = squares or (step < steps and self.optimizer is not None)  # which may have used up the gradients
+            total = math.sqrt(sum(squares.values())) if known else math.nan
             arrays |= {"gradient_norm": number(total), "weight_gradient": self.by_weight(squares, math.sqrt)}
             arrays["clipping"] = number(self.clipping(total) if math.isfinite(total) else math.nan)
             measures.append(arrays)
