@@ -97,7 +97,7 @@ class NotUnderstoodError(InputError):
 
 
 class UsersError(InputError):
-    """An error that drawn networks would have, too: a key that only a training loop reads, or parameters of another module."""
+    """An error that drawn networks would have, too: a key for a training loop, or parameters of another module."""
 
 
 def rules_of_function(
