@@ -30,11 +30,16 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.xdist_group(str(item.path)))
 
 
+PROVEN = ("test_cases", "test_documentation", "test_examples")  # files whose tests run the witness
+
+
 @pytest.fixture(autouse=True)
 def without_witness(request, monkeypatch):
     """Leave out the witness of `check` and `steps`, except in tests about it: it doubles their time."""
-    if "witness" in request.node.path.parts or request.node.path.stem in ("test_cases", "test_documentation"):
+    if "witness" in request.node.path.parts or request.node.path.stem in PROVEN:
         return
+    if {"checking", "cli", "scaling", "hf"} & set(request.node.path.parts):
+        pytest.importorskip("limitformer.checking.steps")  # else a first test would run with it, and a second without
     for place, function in (("check", "witness_pass"), ("steps", "witness_steps")):
         module = sys.modules.get(f"limitformer.checking.{place}")
         if module is not None:
