@@ -74,9 +74,10 @@ gallery: .venv-test/ready
 explorer: .venv-test/ready
 	.venv-test/bin/python -m limitformer_papers.explorer.make docs/explorer $(ONLY)
 
-# Faults of one line that the tests must catch, about an hour; some of them: make faults ONLY="sweep nn".
+# Faults of one line that the tests, and misreadings that the witness, must catch, about an hour; some of them: make faults ONLY="sweep nn".
 faults: .venv-test/ready browser
 	.venv-test/bin/python tests/faults.py $(if $(ONLY),--only $(ONLY))
+	$(if $(ONLY),,.venv-test/bin/python -m tests.witness.mutants)
 
 # Weightless networks of every family against the models that transformers draws; FAMILIES="llama t5" takes some.
 laws: .venv-test/ready

@@ -1,6 +1,8 @@
 """The witness: number by number against the module in plain PyTorch, with small errors that it must see."""
 
 import math
+import tomllib
+from pathlib import Path
 
 import pytest
 import torch
@@ -201,14 +203,14 @@ def test_module_without_room_is_reduced_or_not_witnessed(monkeypatch):
 def test_second_answer_from_fresh_numbers_is_refused():
     run = WeightlessRun(0, range(1), 1, torch.float64, torch.device("cpu"))
     weight = RandomWeight("w", normal(0.0, 1.0), (4, 4), run)
-    run.note_fresh("w", "forward")
-    run.note_fresh("w", "backward")
-    with pytest.raises(DrawWholeError, match="two answers forward"):
-        run.note_fresh("w", "forward")
+    run.note_fresh("w", "w: forward")
+    run.note_fresh("w", "w: backward")
+    with pytest.raises(DrawWholeError, match="answer twice"):
+        run.note_fresh("w", "w: forward")
     with pytest.raises(DrawWholeError, match="its entries are read"):
         run.entries(weight, weight.rows)
     run.forget({"w"})
-    run.note_fresh("w", "forward")
+    run.note_fresh("w", "w: forward")
 
 
 def test_network_that_rounding_changes_is_not_witnessed():
@@ -229,3 +231,29 @@ def test_network_that_rounding_changes_is_not_witnessed():
     assert found.status == NOT_WITNESSED
     assert "change" in found.reason
     assert math.isfinite(found.ratio)
+
+
+def test_factory_that_does_not_run_in_float64_is_compared_in_float32():
+    class Single(nn.Module):
+        def __init__(self):
+            super().__init__()
+            if torch.get_default_dtype() == torch.float64:
+                raise TypeError("float32 only")
+            self.e, self.blocks = nn.Embedding(50, 16), nn.ModuleList([nn.Linear(16, 16) for _ in range(2)])
+
+        def forward(self, ids):
+            x = self.e(ids)
+            for block in self.blocks:
+                x = x + block(x).tanh()
+            return x
+
+    found = lf.check(Single, torch.arange(8)[None], **QUIET).witness
+    assert (found.status, found.number_format) == (WITNESSED, "float32")
+
+
+def test_every_mutant_is_in_the_source_once():
+    """`python -m tests.witness.mutants` plants them, in minutes; a text that has moved would plant nothing."""
+    table = tomllib.loads((Path(__file__).parent / "mutants.toml").read_text(encoding="utf-8"))["mutant"]
+    source = Path(lf.__file__).parents[1]
+    assert len({each["name"] for each in table}) == len(table) == 40
+    assert [each["name"] for each in table if (source / each["file"]).read_text().count(each["text"]) != 1] == []

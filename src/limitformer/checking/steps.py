@@ -325,25 +325,27 @@ def steps(
         "blocks": blocks,
     }  # fmt: skip
     require_count("samples", samples)
-    require_count("steps", steps)
-    build = partial(training_of, model=blueprint, inputs=first, factors=None, drawn="", **options)
+    require_count("steps", steps)  # before the witness, which takes fewer
     proof: Witness | None = None
-    try:
-        if witness:
-            proof = witness_steps(build, optimizer, witness)
-        elif callable(optimizer):
-            build(dtype=dtype)
-    except NotUnderstoodError as error:
-        proof = Witness(DRAWN, str(error).partition(" Nearest:")[0].rstrip("."))
 
     def report(data: xr.Dataset) -> StepsReport:
         data = data.assign_attrs(unseen="drawn" if unseen is None else GIVEN)
         about = {**data.attrs, "batch": size, "asked": samples}
         return StepsReport(title_of(blueprint, settings), data, step_verdicts(data), about, proof)
 
-    drawn = proof.reason if proof is not None and proof.status == DRAWN else ""
+    def simulate() -> xr.Dataset:
+        drawn = proof.reason if proof is not None and proof.status == DRAWN else ""
+        return simulate_steps(blueprint, first, samples=samples, dtype=dtype, progress=progress, drawn=drawn, **options)
+
     try:
-        data = simulate_steps(blueprint, first, samples=samples, dtype=dtype, progress=progress, drawn=drawn, **options)
+        try:
+            if witness:
+                build = partial(training_of, model=blueprint, inputs=first, factors=None, drawn="", **options)
+                proof = witness_steps(build, optimizer, witness)
+            data = simulate()
+        except NotUnderstoodError as error:
+            proof = Witness(DRAWN, str(error).partition(" Nearest:")[0].rstrip("."))
+            data = simulate()
     except Interrupted as interrupt:
         raise StepsInterrupted(report(interrupt.partial)) from interrupt
     return report(data)

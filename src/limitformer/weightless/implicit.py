@@ -140,7 +140,7 @@ class WeightNumbers:
         return self.run.scale(self.tensor.weight)
 
     def gaussian(self, purpose: str, rows: int, columns: int) -> Tensor:
-        self.run.note_fresh(self.name, purpose)
+        self.run.note_fresh(self.tensor.weight.name, f"{self.name}: {purpose}")
         return self.run.normals(f"{self.name}: {purpose}", range(1), rows * columns).reshape(
             self.run.side_by_side, rows, columns
         )

@@ -101,7 +101,7 @@ class WeightlessRun:
     roots: list[tuple[Tensor, Marks, Root]] = field(default_factory=list)
     uses: dict[str, str] = field(default_factory=dict)  # how each weight was used, for the result
     operations: dict[str, str] = field(default_factory=dict)  # in which weights had to be kept
-    fresh: set[tuple[str, str]] = field(default_factory=set)  # weights or slices with fresh numbers, and their purpose
+    fresh: dict[str, set[str]] = field(default_factory=dict)  # by weight: purposes of its fresh numbers, with the slice
     casts: set[str] = field(default_factory=set)  # weights that the code casts to another type
     products: dict[tuple[str, int | None], dict[bool, tuple[Tensor, Tensor]]] | None = None  # for a witness, if it asks
 
@@ -162,17 +162,18 @@ class WeightlessRun:
     def forget(self, names: set[str]) -> None:
         """Count the weights of these names as unused: their part of the module runs again."""
         self.mapped = {name for name in self.mapped if name.partition("[")[0] not in names}
-        self.fresh = {each for each in self.fresh if each[0].partition("[")[0] not in names}
+        self.fresh = {name: each for name, each in self.fresh.items() if name not in names}
 
-    def note_fresh(self, name: str, purpose: str) -> None:
-        """Note that fresh numbers answer for a weight or its slice.
+    def note_fresh(self, weight: str, purpose: str) -> None:
+        """Note that fresh numbers answer for a weight; the purpose names the slice, and forward or backward.
 
         Raises:
-            DrawWholeError: they have done so before, and may have been other numbers.
+            DrawWholeError: they have answered for it before, so that this answer would contradict that one.
         """
-        if (name, purpose) in self.fresh and name.partition("[")[0] not in self.again:
-            raise DrawWholeError({name.partition("[")[0]: f"two answers {purpose} would be independent"})
-        self.fresh.add((name, purpose))
+        known = self.fresh.setdefault(weight, set())
+        if purpose in known and weight not in self.again:
+            raise DrawWholeError({weight: "fresh numbers would answer twice for one product"})
+        known.add(purpose)
 
     def entries(self, weight: RandomWeight, rows: range | Tensor) -> Tensor:
         """Draw rows of the weight (S, rows, *rest) by its law; the same ones at every call.
@@ -180,7 +181,7 @@ class WeightlessRun:
         Raises:
             DrawWholeError: fresh numbers have answered for it, which its entries do not know.
         """
-        if any(name.partition("[")[0] == weight.name for name, _ in self.fresh):
+        if weight.name in self.fresh:
             raise DrawWholeError({weight.name: "its entries are read after answers without them"})
         if weight.law.kind == ORTHOGONAL:
             whole = self.orthogonal_entries(weight)

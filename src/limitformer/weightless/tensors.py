@@ -40,8 +40,8 @@ def is_whole_storage(tensor: Tensor) -> bool:
 
 
 def storage(tensor: Tensor) -> int:
-    """Return a number that is equal for tensors that share their memory."""
-    return int(tensor.untyped_storage()._cdata)
+    """Return a number that is equal for tensors that share their memory; a sparse tensor has one of its own."""
+    return int(tensor.untyped_storage()._cdata) if tensor.layout == torch.strided else id(tensor)
 
 
 def covers_storage(tensor: Tensor) -> bool:

@@ -87,7 +87,7 @@ class Witness:
 
 def compare(simulated: Values, real: Values, disturbed: Values, delta: float, **about: Any) -> Witness:
     """Compare a simulated pass, or training, with the real one, of which `disturbed` has weights changed by δ."""
-    scales = {key: scale_of(key, each, real) for key, each in real.items()}
+    scales = scales_of(real)
     ratios: dict[Quantity, float] = {}
     differences: dict[str, float] = {}
     hidden = set[Quantity]()
@@ -122,15 +122,21 @@ def compare(simulated: Values, real: Values, disturbed: Values, delta: float, **
     )
 
 
-def scale_of(key: Quantity, value: Sketch, real: Values) -> float:
-    """Return the size of a quantity, at least the floor of its kind."""
-    like = [each for other, each in real.items() if other.kind == key.kind and other.number == key.number]
-    if key.kind == GRADIENT:
-        return max(value.size, FLOOR * math.hypot(*(each.size for each in like)))
-    if key.kind == UPDATE:
-        rms = max(each.size / max(each.entries, 1) ** 0.5 for each in like)
-        return max(value.size, rms * value.entries**0.5)
-    return value.size
+def scales_of(real: Values) -> dict[Quantity, float]:
+    """Return the size of each quantity, at least the floor of its kind in its step."""
+    gradients, updates = dict[int, float](), dict[int, float]()
+    for key, each in real.items():
+        if key.kind == GRADIENT:
+            gradients[key.number] = math.hypot(gradients.get(key.number, 0.0), each.size)
+        elif key.kind == UPDATE:
+            updates[key.number] = max(updates.get(key.number, 0.0), each.size / max(each.entries, 1) ** 0.5)
+
+    def scale(key: Quantity, each: Sketch) -> float:
+        if key.kind == GRADIENT:
+            return max(each.size, FLOOR * gradients[key.number])
+        return max(each.size, updates[key.number] * each.entries**0.5) if key.kind == UPDATE else each.size
+
+    return {key: scale(key, each) for key, each in real.items()}
 
 
 def first_of(wrong: list[Quantity], simulated: Values, real: Values, scales: dict[Quantity, float]) -> str:

@@ -9,6 +9,7 @@ for any remainder W̃. Here W̃ has a low rank and the size of the weight's law:
 answered, then finds numbers that the pass did not have.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -73,7 +74,7 @@ def identity_error(products: Products) -> float:
     (z, u), (d, b) = ((x.double(), y.double()) for x, y in (products[False], products[True]))
     size = float(u.norm() * d.norm())
     error = float((u @ d.mT - z @ b.mT).norm()) / size if size else 0.0
-    return error if error == error else 0.0  # a pass that is not finite has no products
+    return 0.0 if math.isnan(error) else error  # a pass that is not finite has no products
 
 
 def weights_of_pass(run: WeightlessRun, weights: list[RandomWeight], seed: int) -> dict[str, Tensor]:

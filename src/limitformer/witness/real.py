@@ -98,8 +98,7 @@ def note_outputs(out: Any, values: Values, step: int = 0) -> None:
 
 def real_pass(module: nn.Module, arguments: Mapping[str, Any], loss: Loss | None, values: Values) -> None:
     """Run the module forward, and backward if there is a loss, and note what it gives."""
-    for parameter in module.parameters():
-        parameter.grad = None
+    module.zero_grad()
     with torch.set_grad_enabled(loss is not None), torch.compiler.set_stance("force_eager"):
         with outputs_noted(module, values):
             out = call_with(module, arguments)

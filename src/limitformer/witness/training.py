@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from limitformer.base.errors import first_line
 from limitformer.base.memory import available_memory, readable
 from limitformer.weightless.arrays import Arrays
 from limitformer.weightless.inputs import call_with
@@ -28,7 +27,6 @@ from limitformer.weightless.steps.simulate import Training
 from limitformer.weightless.steps.trajectory import Trajectory
 from limitformer.weightless.steps.updates import TensorUpdate
 from limitformer.weightless.steps.weights import TrainedWeights, decay
-from limitformer.weightless.threads import one_thread
 from limitformer.witness.compare import DELTA, DRAWN, NOT_WITNESSED, WITNESSED, Witness, compare
 from limitformer.witness.complete import weights_of_training
 from limitformer.witness.real import (
@@ -54,7 +52,7 @@ from limitformer.witness.witness import (
     arguments_of,
     drawn,
     fill,
-    has_casts,
+    first_that_tells,
     real_module,
     wrong_law,
 )
@@ -83,21 +81,14 @@ def witness_steps(build: Callable[..., Training], optimizer: Any, how: bool | st
     tries: list[tuple[bool, torch.dtype]] = [(True, torch.float64), (True, torch.float32)] if small else []
     tries += [(False, torch.float64)] if size <= MOST_IN_FLOAT64 else []
     tries += [(False, torch.float32)] if how == FULL or free is None or needed <= SHARE * free else []
-    result = Witness(NOT_WITNESSED, f"two steps of the module need {readable(needed)}", parameters=size)
-    for of_copy, dtype in tries:
-        casts = False
-        try:
-            copy = {"model": blueprint_of(reduced(config)), "inputs": TOKENS} if of_copy else {}
-            with one_thread():
-                now = build(dtype=dtype, **copy)
-                result = replace(witness_in(now, optimizer), reduced=of_copy)
-            casts = dtype == torch.float64 and result.by_casts(has_casts(now.network))
-        except Exception as error:  # the user's own code, which may raise anything  # noqa: BLE001
-            reason = f"the comparison fails: {type(error).__name__}: {first_line(error)}"
-            result = replace(result, reason=reason)
-        if result.status != NOT_WITNESSED and not casts:
-            break
-    return replace(result, seconds=time.perf_counter() - began)
+    absent = Witness(NOT_WITNESSED, f"two steps of the module need {readable(needed)}", parameters=size)
+
+    def compare_in(of_copy: bool, dtype: torch.dtype) -> tuple[Witness, Weightless]:
+        copy = {"model": blueprint_of(reduced(config)), "inputs": TOKENS} if of_copy else {}
+        one = build(dtype=dtype, **copy)
+        return witness_in(one, optimizer), one.network
+
+    return replace(first_that_tells(tries, compare_in, absent), seconds=time.perf_counter() - began)
 
 
 def witness_in(training: Training, optimizer: Any) -> Witness:

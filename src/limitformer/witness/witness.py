@@ -2,14 +2,14 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from limitformer.base.errors import InputError, first_line
+from limitformer.base.errors import first_line
 from limitformer.base.memory import available_memory, readable
 from limitformer.initialisation.weight_by_weight import check_initialisation
 from limitformer.nn.drawn.simulate import torch_seed
@@ -45,7 +45,7 @@ SHARE = 0.25  # of the free memory
 TOKENS = 16  # of a reduced copy
 LEVEL = 1e-6  # probability at which a sound law is taken for a wrong one
 FULL = "full"
-EQUAL_LAYERS = "copies"  # a kind of finding that a simulation knows, by the source of the numbers
+COPIED = "copies"  # a kind of finding: equal layers, which a simulation knows by the source of their numbers
 
 
 def witness_pass(
@@ -64,47 +64,60 @@ def witness_pass(
         draw: as for `limitformer.weightless.simulate`.
         how: "full" for the full size, whatever its memory.
     """
-    began, size = time.perf_counter(), network.table.count
+    began, size, config = time.perf_counter(), network.table.count, network.blueprint.config
     if network.drawn:
         return drawn(network)
-    dtype = torch.float64 if size <= MOST_IN_FLOAT64 else torch.float32
-    free, needed = available_memory(), COPIES * size * dtype.itemsize
-    small = False
-    config, large = network.blueprint.config, free is not None and needed > SHARE * free
-    if how != FULL and (large or (size > MOST_WHOLE and config is not None)):
-        if config is None:
-            return Witness(NOT_WITNESSED, f"the module needs {readable(needed)}", parameters=size)
+    dtypes = (torch.float64, torch.float32) if size <= MOST_IN_FLOAT64 else (torch.float32,)
+    free, needed = available_memory(), COPIES * size * dtypes[0].itemsize
+    large = free is not None and needed > SHARE * free
+    small = how != FULL and config is not None and (large or size > MOST_WHOLE)
+    absent = Witness(NOT_WITNESSED, f"the module needs {readable(needed)}", parameters=size)
+    if how != FULL and large and not small:
+        return absent
+
+    def compare_in(of_copy: bool, dtype: torch.dtype) -> tuple[Witness, Weightless]:
+        if of_copy:
+            copy = Weightless(blueprint_of(reduced(config)), dtype, torch.device("cpu"))
+            others = settle(inputs_of(TOKENS, copy.blueprint), copy, seed, own_loss=False)
+            return witness_in(copy, others, loss, seed, NEVER), copy
+        same = dtype == network.dtype and network.device.type == "cpu"
+        one = network if same else in_format(network, dtype)
+        return witness_in(one, inputs, loss, seed, draw), one
+
+    tries = [(small, dtype) for dtype in ((torch.float64, torch.float32) if small else dtypes)]
+    return replace(first_that_tells(tries, compare_in, absent), seconds=time.perf_counter() - began)
+
+
+def first_that_tells(
+    tries: list[tuple[bool, torch.dtype]],
+    compare_in: Callable[[bool, torch.dtype], tuple[Witness, Weightless]],
+    result: Witness,
+) -> Witness:
+    """Return the first comparison that says something; some formulas are not finite, or do not run, in float64.
+
+    Args:
+        tries: whether a reduced copy is compared, and in which number format.
+        compare_in: takes these, and returns the comparison and the network that was compared.
+        result: returned if there is nothing to try.
+    """
+    for of_copy, dtype in tries:
+        casts = False
         try:
-            blueprint = blueprint_of(reduced(config))
-        except InputError as error:
-            return Witness(NOT_WITNESSED, f"the module needs {readable(needed)}, and {error}", parameters=size)
-        small, dtype, draw = True, torch.float64, NEVER
-        network = Weightless(blueprint, dtype, torch.device("cpu"))
-        inputs = settle(inputs_of(TOKENS, blueprint), network, seed, own_loss=False)
-    result = Witness(NOT_WITNESSED, parameters=size)
-    for each in (torch.float64, torch.float32) if dtype == torch.float64 else (torch.float32,):
-        try:
-            one = network if each == network.dtype and network.device.type == "cpu" else in_format(network, each)
             with one_thread():
-                result = witness_in(one, inputs, loss, seed, draw)
+                found, network = compare_in(of_copy, dtype)
+            result = replace(found, reduced=of_copy)
+            casts = dtype == torch.float64 and result.by_casts(any(each.run.casts for each in network.weights))
         except Exception as error:  # the user's own code, which may raise anything  # noqa: BLE001
-            reason = f"the comparison fails: {type(error).__name__}: {first_line(error)}"
-            result = replace(result, reason=reason)
-        casts = each == torch.float64 and result.by_casts(has_casts(one))
-        if result.status != NOT_WITNESSED and not casts:  # some formulas are not finite, or do not run, in float64
+            result = replace(result, reason=f"the comparison fails: {type(error).__name__}: {first_line(error)}")
+        if result.status != NOT_WITNESSED and not casts:
             break
-    return replace(result, reduced=small, seconds=time.perf_counter() - began)
+    return result
 
 
 def drawn(network: Weightless) -> Witness:
     """Return why the model's own code draws the networks."""
     name, reason = next(iter(network.drawn.items()))
     return Witness(DRAWN, f"{name}: {reason}", parameters=network.table.count)
-
-
-def has_casts(network: Weightless) -> bool:
-    """Whether the code casts weights in the last pass."""
-    return any(each.run.casts for each in network.weights)
 
 
 def in_format(network: Weightless, dtype: torch.dtype) -> Weightless:
@@ -181,7 +194,7 @@ def wrong_law(module: nn.Module, network: Weightless) -> str:
         return ""
     report = check_initialisation(module, network.table, level=LEVEL)
     lawful = [each for each in report.findings if each.p <= LEVEL and network.laws[each.names[0]].random]
-    found = next((each for each in lawful if each.kind != EQUAL_LAYERS), None)
+    found = next((each for each in lawful if each.kind != COPIED), None)
     return "" if found is None else f"{found.pattern} holds {found.entries}, where {found.law} was read"
 
 

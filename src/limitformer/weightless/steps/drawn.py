@@ -10,7 +10,8 @@ from limitformer.base.errors import InputError, first_line, require
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.reachable import State
 from limitformer.weightless.steps.optimizers import base_rate
-from limitformer.weightless.steps.weights import TrainedRun, TrainedWeights
+from limitformer.weightless.steps.rules import StepRules
+from limitformer.weightless.steps.weights import Forms, TrainedRun, TrainedWeights
 
 
 def made_by(optimizer: Callable[[nn.Module], Any], module: nn.Module) -> list[torch.optim.Optimizer]:
@@ -62,12 +63,13 @@ class DrawnWeights(TrainedWeights):
     What a module keeps from call to call stays as the passes of the steps leave it.
     """
 
-    def __init__(self, *numbers: Any) -> None:
-        *usual, self.network, self.optimizer = numbers
-        super().__init__(*usual)
+    def __init__(
+        self, rules: StepRules, forms: Forms, seed: int, sample: int, network: Weightless,
+        optimizer: Callable[[nn.Module], Any],
+    ) -> None:  # fmt: skip
+        super().__init__(rules, forms, seed, sample, network.dtype)
+        self.network, self.optimizer = network, optimizer
         self.made: list[torch.optim.Optimizer] = []
-
-    network: Weightless
 
     def put(self, module: nn.Module) -> None:
         if not self.made:

@@ -230,11 +230,6 @@ class Writes(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def place_of(tensor: Tensor) -> int:
-    """Return the storage of a tensor; a sparse one has none."""
-    return storage(tensor) if tensor.layout == torch.strided else id(tensor)
-
-
 def hooks_of(owner: Any) -> tuple[Any, ...]:
     """Return the hooks of a tensor or a module."""
     names = [*vars(owner)] if isinstance(owner, nn.Module) else ["_backward_hooks", "_post_accumulate_grad_hooks"]
@@ -250,7 +245,7 @@ def call(optimizer: Callable[[nn.Module], Any], module: nn.Module) -> Any:
 
     def state() -> dict[str, tuple[Any, ...]]:
         every = (*module.named_parameters(), *module.named_buffers())
-        found = {name: (id(each), place_of(each), each.requires_grad, hooks_of(each)) for name, each in every}
+        found = {name: (id(each), storage(each), each.requires_grad, hooks_of(each)) for name, each in every}
         return found | {f"the hooks of {name or 'the module'}": hooks_of(each) for name, each in module.named_modules()}
 
     before = state()
@@ -266,7 +261,7 @@ def call(optimizer: Callable[[nn.Module], Any], module: nn.Module) -> Any:
         ) from error
     after, every = state(), (*module.named_parameters(), *module.named_buffers())
     changed = [name for name, each in before.items() if each != after.get(name)]
-    changed += [name for name, each in every if place_of(each) in writes.storages]
+    changed += [name for name, each in every if storage(each) in writes.storages]
     require(
         not changed and len(before) == len(after),
         f"the function for the optimizer changes {', '.join(changed[:3]) or 'the parameters'} of the module. "

@@ -190,8 +190,7 @@ class Training:
     def trajectory(self, rule: StepRules, sample: int) -> Trajectory:
         """Return the training of one network at one learning rate."""
         result = Trajectory(self.network, rule, self.forms, self.loss, self.batches, self.seed, sample)
-        if self.network.drawn and self.optimizer is not None:
-            result.optimizer = self.optimizer
+        result.optimizer = self.optimizer
         return result
 
 

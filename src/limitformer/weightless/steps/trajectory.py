@@ -112,9 +112,9 @@ class Trajectory:
 
     def new_weights(self) -> TrainedWeights:
         """Return the weights at the start; an optimiser of the user's has a new network, as it may change modules."""
-        numbers = self.rules, self.forms, self.seed, self.sample, self.network.dtype
+        numbers = self.rules, self.forms, self.seed, self.sample
         if self.optimizer is None:
-            return TrainedWeights(*numbers)
+            return TrainedWeights(*numbers, self.network.dtype)
         self.network.sample = None
         return DrawnWeights(*numbers, self.network, self.optimizer)
 
