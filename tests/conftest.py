@@ -35,7 +35,7 @@ PROVEN = ("test_cases", "test_documentation", "test_examples")  # files whose te
 
 @pytest.fixture(autouse=True)
 def without_witness(request, monkeypatch):
-    """Leave out the witness of `check` and `steps`, except in tests about it: it doubles their time."""
+    """Leave out the witness of `check`, `steps` and `transfer`, except in tests about it: it doubles their time."""
     if "witness" in request.node.path.parts:
         return
     if request.node.path.stem in PROVEN:
@@ -43,9 +43,11 @@ def without_witness(request, monkeypatch):
             monkeypatch.setattr(f"limitformer.witness.{name}.available_memory", lambda: None)
         return
     if {"checking", "cli", "scaling", "hf"} & set(request.node.path.parts):
-        pytest.importorskip("limitformer.checking.steps")  # else a first test would run with it, and a second without
-    for place, function in (("check", "witness_pass"), ("steps", "witness_steps")):
-        module = sys.modules.get(f"limitformer.checking.{place}")
+        for place in ("checking.steps", "scaling.transfer"):  # else a first test would run with it, a second without
+            pytest.importorskip(f"limitformer.{place}")
+    places = {"checking.check": "witness_pass", "checking.steps": "witness_steps", "scaling.transfer": "witness_steps"}
+    for place, function in places.items():
+        module = sys.modules.get(f"limitformer.{place}")
         if module is not None:
             monkeypatch.setattr(module, function, lambda *_, **__: None)
 

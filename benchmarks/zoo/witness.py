@@ -28,7 +28,8 @@ def witness_type(kind: str) -> dict[str, Any]:
         task, auto = task_of(config)
         blueprint = blueprint_of(config)
         images = task == "image" and getattr(blueprint.kind, "main_input_name", "") == "pixel_values"
-        network, given = weightless(config), 1 if images else TOKENS
+        network = weightless(config)
+        given: Any = 1 if images else TOKENS
         try:
             inputs = settle(inputs_of(given, network.blueprint).with_batch_dim(0), network, 3, own_loss=True)
         except InputError:
@@ -39,12 +40,17 @@ def witness_type(kind: str) -> dict[str, Any]:
         return row | {"verdict": "none", "reason": one_line(error)}
     for draw in (AUTO, NEVER):
         row |= told(draw, lambda draw=draw: witness_pass(network, inputs, chosen_loss(None, task), 3, draw))
-    options = {"loss": chosen_loss(None, task), "steps": 2, "samples": 1, "seed": 3, "clip": 1.0, "progress": False}
     config = small_config(kind)
-    row |= told("steps", lambda: lf.steps(config, given, optimizer="adamw", **options).witness)
+    row |= told("steps", lambda: two_steps(config, given, chosen_loss(None, task)))
     row["verdict"] = ", ".join(row[key] for key in (AUTO, NEVER, "steps"))
     row["reason"] = "; ".join(reason for key in (AUTO, NEVER, "steps") if (reason := row[f"{key}_reason"]))
     return row | {"seconds": round(time.perf_counter() - began, 1)}
+
+
+def two_steps(config: Any, given: Any, loss: Any) -> Any:
+    return lf.steps(
+        config, given, optimizer="adamw", loss=loss, steps=2, samples=1, seed=3, clip=1.0, progress=False
+    ).witness
 
 
 def weightless(config: Any) -> Weightless:

@@ -3,17 +3,21 @@
 import math
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import limitformer as lf
+from cases.fresh.modules import IDS, Looped, PaLM, lm_loss
 from cases.fresh_witness.modules import CASES
 from limitformer.nn.drawn.simulate import torch_seed
 from limitformer.weightless.building import drawn_module
 from limitformer.weightless.laws import normal
 from limitformer.weightless.run import DrawWholeError, RandomWeight, WeightlessRun
+from limitformer.weightless.steps import drawn as drawn_steps
 from limitformer.witness import DRAWN, NOT_WITNESSED, WITNESSED
 from limitformer.witness import training as witness_training
 from limitformer.witness import witness as witness_module
@@ -113,9 +117,9 @@ def test_steps_are_witnessed_and_small_errors_are_seen(model, draw, monkeypatch)
     found = with_error(hooked)
     assert found.status == DRAWN
     assert "norm.weight" in found.reason or "ln_f.weight" in found.reason
-    made = witness_training.made_by
+    made = witness_training.made_at
     monkeypatch.setattr(
-        witness_training, "made_by", lambda f, module: made(lambda m: adamw(m, betas=(0.9, 0.9991)), module)
+        witness_training, "made_at", lambda _, *where: made(lambda m: adamw(m, betas=(0.9, 0.9991)), *where)
     )
     found = status()
     assert found.status == DRAWN
@@ -231,6 +235,75 @@ def test_network_that_rounding_changes_is_not_witnessed():
     assert found.status == NOT_WITNESSED
     assert "change" in found.reason
     assert math.isfinite(found.ratio)
+
+
+def test_steps_that_rounding_changes_do_not_count():
+    """The gate's first step has the sign of a chaotic gradient: the passes before it are compared, and no step."""
+
+    class Waking(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.e, self.block, self.gate = nn.Embedding(50, 16), nn.Linear(16, 16), nn.Parameter(torch.zeros(16))
+
+        def forward(self, ids):
+            x = self.e(ids)
+            return x + self.gate * (1e12 * self.block(x)).sin()
+
+    options = {"optimizer": "adam", "rates": [0.1], "loss": squares, "steps": 2, "seed": 0, **QUIET}
+    found = lf.steps(Waking, torch.arange(8)[None], **options).witness
+    assert (found.status, found.steps, found.counts["gradient"]) == (WITNESSED, 0, 4)
+    assert found.hidden > 0
+    assert "step" not in str(found)
+    assert max(found.differences.values()) < 1e-6
+
+
+def squares(out, _):
+    return out.square().mean((1, 2))
+
+
+@pytest.mark.parametrize("build", [PaLM, Looped])
+def test_steps_of_a_module_without_blocks(build):
+    """Nothing is said of a stream; all else is, and an optimiser that is not understood trains drawn networks."""
+    loss, rms = (lambda out, inputs: lm_loss(out, inputs[""])), lambda module: torch.optim.RMSprop(module.parameters())
+    report = lf.steps(build, IDS, optimizer=adamw, loss=loss, steps=2, seed=0, **QUIET)
+    assert report.witness.status == WITNESSED
+    assert not {"stream", "branch"} & set(report.data)
+    assert "stream_change" not in report.rows()[0]
+    assert "nothing is said of its stream" in " ".join(str(report).split())
+    assert "stream at the last layer" not in report.page()
+    drawn = lf.steps(build, IDS, optimizer=rms, loss=loss, steps=2, seed=0, **QUIET)
+    assert drawn.witness.status == DRAWN
+    plain = trained(SimpleNamespace(build=build, inputs=IDS, optimizer=rms, loss=loss))
+    assert drawn.data.loss.values[0, 0].tolist() == pytest.approx(plain, rel=1e-5)
+
+
+def test_transfer_is_witnessed_with_the_factors_of_its_rule(monkeypatch):
+    """The user's groups are divided by factor; without that the first updates differ."""
+    model = LLAMA | {"hidden_size": 64, "num_key_value_heads": 4}
+    options = {"optimizer": adamw, "rule": "mup", "base": 32, "seed": 0, "steps": 2, **QUIET}
+    result = lf.transfer(model, {"width": [64, 128]}, 8, **options)
+    assert (result.witness.status, result.witness.steps) == (WITNESSED, 2)
+    assert "witnessed at width 64: your own module" in " ".join(str(result).split())
+    assert result.record()["witness"]["status"] == WITNESSED
+    assert result.proof in result.page()
+    monkeypatch.setattr(drawn_steps, "by_factors", lambda group, factors: [group])
+    twin = lf.transfer(model, {"width": [64, 128]}, 8, **options)
+    assert "the update of" in twin.witness.reason
+
+
+def test_transfer_draws_networks_for_an_optimiser_that_is_not_understood():
+    model = LLAMA | {"hidden_size": 64, "num_key_value_heads": 4}
+
+    def rms(module):
+        return torch.optim.RMSprop(module.parameters(), 1e-3)
+
+    options = {"optimizer": rms, "rate": 2e-3, "seed": 0, "steps": 1, **QUIET}
+    result = lf.transfer(model, {"width": [64, 128]}, 8, **options)
+    assert "drawn: 2 whole networks, because the optimiser RMSprop" in " ".join(str(result).split())
+    (own,) = lf.steps(model, 8, **options | {"rates": [options.pop("rate")]}).data.loss.values[0]
+    np.testing.assert_allclose(result.data[64].loss.values[0], own)
+    with pytest.raises(lf.InputError, match=r"width 64: .*RMSprop is not .* rule mup depend on the optimiser\.$"):
+        lf.transfer(model, {"width": [64, 128]}, 8, rule="mup", **options)
 
 
 def test_factory_that_does_not_run_in_float64_is_compared_in_float32():

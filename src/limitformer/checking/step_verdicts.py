@@ -103,12 +103,14 @@ def by_rate(data: xr.Dataset) -> xr.Dataset:
         **ends("unseen", data["loss_unseen"]),
         "gradient_first": middle(data["gradient_norm"].values[:, :, 0]),
         "clipping_least": least(data["clipping"].values),
-        "stream_change": middle(
-            data["stream_change"].transpose("rate", "sample", "step", "layer").values[:, :, -1, -1]
-        ),
         "output_change": middle(data["output_change"].values[:, :, -1]),
-        "largest": largest(data["largest"].transpose("rate", "sample", "step", "layer").values[:, :, -1]),
     }
+    if "stream" in data:
+        change, most = (
+            data[name].transpose("rate", "sample", "step", "layer").values[:, :, -1]
+            for name in ("stream_change", "largest")
+        )
+        result |= {"stream_change": middle(change[:, :, -1]), "largest": largest(most)}
     if "largest_logit" in data:
         logits = data["largest_logit"].transpose("rate", "sample", "step", ...).values[:, :, -1]
         result["largest_logit"] = largest(logits.reshape(*logits.shape[:2], -1))
@@ -177,7 +179,7 @@ def sound_rate(table: xr.Dataset) -> int | None:
 
 def forgets(table: xr.Dataset, place: int) -> bool:
     """Whether the stream changes by a multiple of its size at which nothing of the start is left."""
-    return bool(table["stream_change"].values[place] >= limit("stream"))
+    return "stream_change" in table and bool(table["stream_change"].values[place] >= limit("stream"))
 
 
 def stated_rate(table: xr.Dataset) -> int:
@@ -266,8 +268,9 @@ def sound_verdict(data: xr.Dataset, table: xr.Dataset, place: int, what: str, co
     edge, forgotten = not above and len(order) > 1, forgets(table, place)
     parts = [f"{what} {'up to' if len(order) > 1 else 'at'} a rate of {rate_text(table, place)}, in "
              f"{counted(table, place, count)}"]  # fmt: skip
-    change = number_text(float(table["stream_change"][place]))
-    parts += [f"there the stream changes by {change} times its size"] if forgotten else []
+    if forgotten:
+        change = number_text(float(table["stream_change"][place]))
+        parts.append(f"there the stream changes by {change} times its size")
     parts += [
         f"at {rate_text(table, k)} in {int(table['falls'][k])} of {count}{unseen_ruined(table, k)}"
         for k in (*above, *below)
@@ -568,6 +571,8 @@ def logits_verdict(data: xr.Dataset, rate: float) -> StepVerdict | None:
 
 def activation_verdict(data: xr.Dataset, rate: float) -> StepVerdict | None:
     """Return the layer whose largest activation grows most, if by more than the threshold."""
+    if "largest" not in data:
+        return None
     most = middle(data["largest"].transpose("sample", "step", "layer").values, 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         growth = most / most[:1]

@@ -115,9 +115,17 @@ class StepsReport:
         """The limits of these numbers."""
         size = str(self.about.get("batch", "tokens"))
         return (
-            f"Gradients come from {'this' if size.startswith('1 ') else 'these'} {size}; a larger batch has other "
-            "gradients (Adam's signs, Muon's directions), and nothing is said about later steps."
-        ) + (f" {frozen_in_words(frozen)}." if (frozen := int(self.about.get("frozen", 0))) else "")
+            (
+                f"Gradients come from {'this' if size.startswith('1 ') else 'these'} {size}; a larger batch has other "
+                "gradients (Adam's signs, Muon's directions), and nothing is said about later steps."
+            )
+            + (f" {frozen_in_words(frozen)}." if (frozen := int(self.about.get("frozen", 0))) else "")
+            + (
+                ""
+                if "stream" in self.data
+                else " No blocks were found in the module, so nothing is said of its stream."
+            )
+        )
 
     def table(self) -> xr.Dataset:
         """Return counts and medians by rate; `columns()` says what they mean."""
@@ -153,12 +161,13 @@ class StepsReport:
             lines += wrapped(f"  {one.sign} {one.grade}: {one.said}", "    ")
             lines += wrapped(f"    why: {one.why}", "      ") if one.why else []
             lines += wrapped(f"    fix: {one.mends}", "      ") if one.mends else []
-        head = f"{'rate':>8}" + "".join(f"{COLUMNS[name][0]:>9}" for name in SHOWN)
+        shown = [name for name in SHOWN if name in self.table()]
+        head = f"{'rate':>8}" + "".join(f"{COLUMNS[name][0]:>9}" for name in shown)
         # Each is over its columns: explosions on both batches, losses before and after.
         above = f"{'batch/unseen':>26}{'loss of the batch':>18}{'of an unseen one':>18}"
         rows = [
             f"{number_text(row['rate']):>8}"
-            + "".join(f"{cell(row[name])}{unseen(row) if name == 'explodes' else ''}".rjust(9) for name in SHOWN)
+            + "".join(f"{cell(row[name])}{unseen(row) if name == 'explodes' else ''}".rjust(9) for name in shown)
             for row in self.rows()
         ]
         return "\n".join([*lines, "", above, head, *(row.rstrip() for row in rows), "", *wrapped(self.caveat, "")])
@@ -344,7 +353,7 @@ def steps(
                 proof = witness_steps(build, optimizer, witness)
             data = simulate()
         except NotUnderstoodError as error:
-            proof = Witness(DRAWN, str(error).partition(" Nearest:")[0].rstrip("."))
+            proof = Witness(DRAWN, error.reason)
             data = simulate()
     except Interrupted as interrupt:
         raise StepsInterrupted(report(interrupt.partial)) from interrupt

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from limitformer.base.errors import InputError, require, require_count
-from limitformer.cli.check_options import LossOption, Settings, Text, assignments, require_known, require_readable
+from limitformer.cli.check_options import (
+    LossOption,
+    Settings,
+    Text,
+    WitnessOption,
+    assignments,
+    require_known,
+    require_readable,
+    witness_of,
+)
 from limitformer.cli.endings import INTERRUPTED, begin_work
 from limitformer.cli.names import complete_shape
 from limitformer.cli.report import errors, errors_in_one_line, print_plain
@@ -62,6 +71,8 @@ def transfer(
         str | None, typer.Option(metavar="NAME", help="transfer: end with exit code 1 if the rate does not transfer.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the networks.")] = 0,
+    witness: WitnessOption = "auto",
+    no_witness: Annotated[bool, typer.Option("--no-witness", help="The same as --witness no.")] = False,
     out: Annotated[
         str | None, typer.Option(metavar="PATH", help="Folder for transfer.html, .json, .csv, .nc and .png.")
     ] = None,
@@ -87,6 +98,7 @@ def transfer(
             fail_on is None or samples >= 4,
             f"--fail-on transfer needs --samples 4 or more for a verdict; got {samples}. Nearest: --samples 4.",
         )
+        proof = not no_witness and witness_of(witness)
         changes = assignments(settings, "--set")
         require_readable(text)
         if not names_code(what):
@@ -116,7 +128,7 @@ def transfer(
             with suggest_quicker(networks + half):
                 result = run_transfer(
                     model, sizes, text or tokens, optimizer=made, rate=rate, rule=rule, base=base, steps=steps,
-                    samples=samples, seed=seed, clip=clip, loss=function,
+                    samples=samples, seed=seed, clip=clip, loss=function, witness=proof,
                 )  # fmt: skip
         except TransferInterrupted as interrupt:
             finish(interrupt.result, place)

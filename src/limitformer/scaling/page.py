@@ -54,7 +54,7 @@ def heading(result: "Transfer") -> str:
     grade, words = VERDICTS[result.transfers]
     sign = f'<span class="kind"><span aria-hidden="true">{SIGNS[grade]}</span> {words}</span>'
     card = f'<article class="card {grade}"><h3>{sign} {escape(result.conclusion)}</h3></article>'
-    top = paragraph(result.heading) + paragraph(LAW)
+    top = paragraph(result.heading) + paragraph(result.proof) + paragraph(LAW)
     title = f"Does the learning rate transfer over the {escape(result.over)}?"
     partial = "".join(paragraph(note) for note in result.notes if note.startswith("PARTIAL"))
     return f"<header><h1>{title}</h1>{top}</header>" + section("Verdict", "verdict", card + partial)

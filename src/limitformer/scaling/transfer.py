@@ -30,12 +30,15 @@ from limitformer.scaling.sizes import DEPTH, WIDTH, at_size, sizes_over
 from limitformer.simulation.simulate import Interrupted
 from limitformer.weightless.law import build_without_weights
 from limitformer.weightless.models import blueprint_of
-from limitformer.weightless.steps.optimizers import read_optimizer
+from limitformer.weightless.steps.drawn import made_by
+from limitformer.weightless.steps.optimizers import NotUnderstoodError, base_rate, read_optimizer
 from limitformer.weightless.steps.rules import StepRules, require_rate
-from limitformer.weightless.steps.simulate import BAR, simulate_steps
+from limitformer.weightless.steps.simulate import BAR, simulate_steps, training_of
+from limitformer.witness import DRAWN, Witness, witness_steps
 
 STREAM, OUTPUT, EFFECT = "stream change at the end", "output change", "effect of "
 FALL = "fall of the loss"
+STANDARD = "standard"  # the rule
 LEAST_NETWORKS = 4  # at each size, for a verdict; a choice of limitformer's
 GROWS, FREE = 0.2, 0.25  # |exponent| of effects beyond which a rate does not transfer, and within which it does
 ROUNDING = 100  # epsilons of the floating type: a stream that changes by less at every size counts as unchanged
@@ -59,6 +62,8 @@ class Transfer:
         measures: values (samples, sizes) by the name of the measure.
         exponents: the power of the size of each measure that is positive, with its interval.
         notes: what the rule assumes, what it changed, and what this model does not allow.
+        witness: two steps at the smallest size, compared with the user's own module and optimiser in plain PyTorch;
+            None if none were.
     """
 
     over: str
@@ -69,6 +74,15 @@ class Transfer:
     measures: Mapping[str, NDArray[np.float64]]
     exponents: Mapping[str, Exponent]
     notes: Sequence[str] = field(default_factory=tuple)
+    witness: Witness | None = None
+
+    @property
+    def proof(self) -> str:
+        """The sentence of the witness; empty without one."""
+        if self.witness is None:
+            return ""
+        said = self.witness.in_words(sum(each.sizes["sample"] for each in self.data.values()))
+        return said.replace("witnessed:", f"witnessed at {self.over} {self.sizes[0]}:", 1)
 
     @property
     def size_free(self) -> list[str]:
@@ -105,7 +119,7 @@ class Transfer:
         found = {}
         for size, data in self.data.items():
             each = measures_at(data)
-            found[size] = int((~np.isfinite(each[STREAM] + each[FALL])).sum())
+            found[size] = int((~np.isfinite(each.get(STREAM, each[OUTPUT]) + each[FALL])).sum())
         return {size: count for size, count in found.items() if count}
 
     def depending(self) -> dict[str, Exponent]:
@@ -246,7 +260,7 @@ class Transfer:
             "over": self.over, "sizes": list(self.sizes), "rule": self.rule, "optimizer": self.optimizer,
             "groups": {str(size): json.loads(each.attrs["groups"]) for size, each in self.data.items()},
             "loss": self.loss, "conclusion": self.conclusion, "transfers": self.transfers, "measures": rows,
-            "notes": list(self.notes),
+            "notes": list(self.notes), "witness": None if self.witness is None else self.witness.record(),
         }  # fmt: skip
 
     def dataset(self) -> xr.Dataset:
@@ -298,7 +312,11 @@ class Transfer:
             middle = [cell.rjust(width) for cell, width in zip(row, widths[1:-1], strict=True)]
             lines.append("  ".join([name.ljust(widths[0]), *middle, word]).rstrip())
         below = [textwrap.fill(text, 80, subsequent_indent="  ") for text in (*self.legend, *self.notes, ABOUT)]
-        head = [textwrap.fill(text, 80, break_on_hyphens=False) for text in (self.conclusion, self.heading)]
+        head = [
+            textwrap.fill(text, 80, break_on_hyphens=False)
+            for text in (self.conclusion, self.heading, self.proof)
+            if text
+        ]
         return "\n".join([*head, "", *lines, "", *below])
 
 
@@ -339,6 +357,7 @@ def transfer(
     steps: int = 3,
     samples: int = 8,
     seed: int,
+    witness: bool | str = True,
     **options: Any,
 ) -> Transfer:
     """Simulate the first training steps at several sizes; tell which measures depend on the size, and how.
@@ -358,6 +377,8 @@ def transfer(
         steps: number of steps.
         samples: number of networks at each size; a verdict needs four.
         seed: the same seed gives the same numbers.
+        witness: as for `limitformer.steps`, at the smallest size. Optimisers that are not understood need the rule
+            "standard".
         options: further arguments of `limitformer.weightless.simulate_steps`, such as `loss`.
 
     Raises:
@@ -376,14 +397,14 @@ def transfer(
     require(not taken, f"transfer has no option {', '.join(sorted(taken))}: the rule sets it.")
     require_count("samples", samples)
     base = sizes[0] if base is None else require_count("base", base)
-    models, factor = {}, 1.0
+    models, factor, proof = {}, 1.0, None
     for size in sizes:
         with naming(name, size):
             models[size] = parametrised(model, name, size, base, rule, optimizer, steps)
     if rate is not None:
         require_rate(rate, "a learning rate")
         with naming(name, base):
-            of_base = models[base][2] if base in models else read_at(model, name, base, optimizer, steps)[0]
+            of_base = models[base][2] if base in models else read_at(model, name, base, optimizer, steps, rule)[0]
         require(of_base.base > 0, f"the optimiser's own learning rate at {name} {base} is 0, so that none scales it.")
         factor = rate / of_base.base
     notes = list(models[sizes[-1]][0].notes)
@@ -391,21 +412,31 @@ def transfer(
     entries = np.array([count for _, count, _ in models.values()], float)
     works = samples * len(sizes) * entries / entries.sum()  # networks of the mean size that take as long
     data: dict[int, xr.Dataset] = {}
+
+    def arguments(size: int) -> dict[str, Any]:
+        put, _, rules = models[size]
+        factors = {key: (put.lr_factors[key], put.decay_factors[key], put.eps_factors[key]) for key in put.lr_factors}
+        return options | {
+            "model": put.model, "inputs": inputs, "optimizer": optimizer, "seed": seed, "factors": factors,
+            "rates": None if rate is None else [factor * rules.base], "overrides": put.overrides or None,
+            "steps": steps,
+        }  # fmt: skip
+
+    reason = models[sizes[0]][2].not_understood
+    if reason:
+        proof = Witness(DRAWN, reason)
+    elif witness:
+        with naming(name, sizes[0]):
+            proof = witness_steps(partial(training_of, **arguments(sizes[0])), optimizer, witness, rule == STANDARD)
+    drawn = proof.reason if proof is not None and proof.status == DRAWN else ""
     try:
         for k, size in enumerate(sizes):
             words = f"{name} {size}, {k + 1} of {len(sizes)}"
             part = PartOfBar(bar, float(works[:k].sum()), float(works[k]), samples, words)
             advance(part, 0)  # the bar names a size before its first network is finished
-            put, _, rules = models[size]
-            factors = {
-                key: (put.lr_factors[key], put.decay_factors[key], put.eps_factors[key]) for key in put.lr_factors
-            }
             with naming(name, size):
-                data[size] = simulate_steps(
-                    put.model, inputs, optimizer=optimizer, rates=None if rate is None else [factor * rules.base],
-                    steps=steps, samples=samples, seed=seed, overrides=put.overrides or None, factors=factors,
-                    progress=part, **options,
-                ).isel(rate=0)  # fmt: skip
+                every = simulate_steps(**arguments(size), samples=samples, progress=part, drawn=drawn)
+            data[size] = every.isel(rate=0)
     except KeyboardInterrupt as interrupt:
         finished = dict(data)
         if isinstance(interrupt, Interrupted) and (
@@ -414,12 +445,11 @@ def transfer(
             finished[size] = interrupt.partial.isel(rate=0)
         if len(finished) < LEAST_SIZES:
             raise KeyboardInterrupt from interrupt
-        raise TransferInterrupted(transfer_of(name, finished, rule, [partly(name, finished, samples), *notes])) from (
-            interrupt
-        )
+        notes = [partly(name, finished, samples), *notes]
+        raise TransferInterrupted(transfer_of(name, finished, rule, notes, proof)) from interrupt
     finally:
         advance(bar, -1)
-    return transfer_of(name, data, rule, notes)
+    return transfer_of(name, data, rule, notes, proof)
 
 
 @contextmanager
@@ -437,7 +467,9 @@ def partly(over: str, finished: Mapping[int, xr.Dataset], samples: int) -> str:
     return f"PARTIAL, as it was interrupted: of {samples} networks at each size, these are finished: {counts}."
 
 
-def transfer_of(over: str, data: Mapping[int, xr.Dataset], rule: str, notes: Sequence[str]) -> Transfer:
+def transfer_of(
+    over: str, data: Mapping[int, xr.Dataset], rule: str, notes: Sequence[str], proof: Witness | None
+) -> Transfer:
     """Fit the exponents of all measures, to the networks that every size has."""
     sizes, measures = tuple(data), measures_of(data)
     exponents = {}
@@ -448,7 +480,7 @@ def transfer_of(over: str, data: Mapping[int, xr.Dataset], rule: str, notes: Seq
     (first, words), *_, (last, others) = 2 * [(size, each.attrs["optimizer"]) for size, each in data.items()]
     if words != others:
         words = f"at {over} {first} {words}, at {over} {last} {others}"
-    return Transfer(over, sizes, rule, words, data, measures, exponents, [*unmeasured(data), *notes])
+    return Transfer(over, sizes, rule, words, data, measures, exponents, [*unmeasured(data), *notes], proof)
 
 
 def unmeasured(data: Mapping[int, xr.Dataset]) -> list[str]:
@@ -467,15 +499,21 @@ def parametrised(
     model: Any, over: str, size: int, base: int, rule: str, optimizer: Any, steps: int
 ) -> tuple[Parametrisation, int, StepRules]:
     """Put the rule into effect for the optimiser of each parameter; return also the entries and the rules of steps."""
-    rules, entries = read_at(model, over, size, optimizer, steps)
+    rules, entries = read_at(model, over, size, optimizer, steps, rule)
     kinds = {key: ADAMW if each.kind == ADAM and each.decoupled else each.kind for key, each in rules.rules.items()}
     return parametrise(model, over, size, base, rule, kinds), entries, rules
 
 
-def read_at(model: Any, over: str, size: int, optimizer: Any, steps: int) -> tuple[StepRules, int]:
+def read_at(model: Any, over: str, size: int, optimizer: Any, steps: int, rule: str) -> tuple[StepRules, int]:
     """Read the optimiser of the model at a size; return also the number of the model's entries."""
     module, _ = build_without_weights(blueprint_of(at_size(model, over, size).model), torch.float32)
-    return read_optimizer(optimizer, module, steps=steps), sum(each.numel() for each in module.parameters())
+    entries = sum(each.numel() for each in module.parameters())
+    try:
+        return read_optimizer(optimizer, module, steps=steps), entries
+    except NotUnderstoodError as error:
+        require(rule == STANDARD, f"{error} The factors of the rule {rule} depend on the optimiser.")
+        rate = base_rate(made_by(optimizer, module)[0])
+        return StepRules({}, None, (), rate, "", not_understood=error.reason), entries
 
 
 def measures_of(data: Mapping[int, xr.Dataset]) -> dict[str, NDArray[np.float64]]:
@@ -497,21 +535,21 @@ def measures_of(data: Mapping[int, xr.Dataset]) -> dict[str, NDArray[np.float64]
 def measures_at(data: xr.Dataset) -> dict[str, NDArray[np.float64]]:
     """Return the measures (samples,) of one size; changes of stream and output are root mean squares."""
     last, first, start = data.isel(step=-1), data.isel(step=1), data.isel(step=0)
-    size = start.stream.isel(layer=-1)  # a rule may change it: the change itself is what must not depend on the size
-    result: dict[str, Any] = {
-        "stream at the start": start.stream.isel(layer=0),
-        "stream at the end": size,
-        "output": data.output.isel(step=0),
-        "gradient": data.gradient_norm.isel(step=0),
-        STREAM: last.stream_change.isel(layer=-1) * size,
-        OUTPUT: last.output_change,
-        FALL: data.loss.isel(step=0) - last.loss,
-        "largest activation": last.largest.max("layer"),
-    }
+    result: dict[str, Any] = {}
+    if "stream" in data:
+        size = start.stream.isel(layer=-1)  # a rule may change it: the change itself must not depend on the size
+        result |= {"stream at the start": start.stream.isel(layer=0), "stream at the end": size}
+    result |= {"output": data.output.isel(step=0), "gradient": data.gradient_norm.isel(step=0)}
+    if "stream" in data:
+        result[STREAM] = last.stream_change.isel(layer=-1) * size
+    result |= {OUTPUT: last.output_change, FALL: data.loss.isel(step=0) - last.loss}
+    if "stream" in data:
+        result["largest activation"] = last.largest.max("layer")
     if "logit_std" in data:
         result["attention logits"] = last.logit_std.mean(["block", "head"])
     if data.sizes["step"] > 2:
-        result[f"{STREAM}, first step"] = first.stream_change.isel(layer=-1) * size
+        if "stream" in data:
+            result[f"{STREAM}, first step"] = first.stream_change.isel(layer=-1) * size
         result[f"{OUTPUT}, first step"] = first.output_change
     kinds: dict[str, list[str]] = {}
     for weight in data.weight.values[data.matrix.values]:

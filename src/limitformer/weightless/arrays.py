@@ -37,8 +37,8 @@ OTHER_TOKENS = (
 def stream_arrays(measure: Measure, gradients: bool) -> Arrays:
     """Return the measures of the streams and the heads, by sample; stacks follow each other along layers and blocks."""
     parts = [stack_arrays(stack, gradients) for stack in measure.stacks]
-    if len(parts) == 1:
-        return parts[0]
+    if len(parts) < 2:
+        return parts[0] if parts else {}
     samples, arrays = measure.samples, {}
     tokens = max(part["covariance"].shape[-1] for part in parts)
     layers = [part["covariance"].shape[1] for part in parts]

@@ -366,7 +366,8 @@ class Measure(TorchFunctionMode):
             raise UnclearBlocksError
         if any(stack.changed for stack in self.stacks) and not self.layout.certain:
             raise UnclearBlocksError(measured=True)
-        require(bool(self.stacks), "no block receives tokens. Nearest: blocks='…' with the names of its blocks.")
+        found = bool(self.stacks) or not self.layout.blocks
+        require(found, "no block receives tokens. Nearest: blocks='…' with the names of its blocks.")
         for stack in self.stacks:
             self.measure_stream(stack, stack.last)
             stack.before = None

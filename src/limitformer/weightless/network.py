@@ -40,6 +40,7 @@ from limitformer.weightless.laws import CONSTANT, UNKNOWN, Law
 from limitformer.weightless.layout import (
     Call,
     Chosen,
+    Layout,
     chosen_layout,
     needs_search,
     outermost_list,
@@ -102,6 +103,7 @@ class Weightless:
         self.module = module.eval()
         self.first_layout = outermost_list(module) if blocks is None else chosen_layout(module, blocks)
         self.layout = self.first_layout  # until a pass shows another
+        self.needs_blocks = True  # whether a module without blocks is refused
         self.stacks: dict[str, StackSize] = {}  # of the last pass
         self.reasons_to_keep: dict[str, str] = {}  # by weight, for all later passes
         self.repeated: set[str] = set()  # those of them that are not kept
@@ -349,12 +351,13 @@ class Weightless:
         """Find the blocks in a pass of one sample; if there are none, those that were measured remain.
 
         Raises:
-            InputError: no module receives tokens and returns as many.
+            InputError: no module receives tokens and returns as many, and blocks are needed.
         """
         known, calls = self.recorded
         if known is not inputs.fixed:
             calls = self.calls(seed, sample, inputs, draw)
-        self.layout, self.axes = search(self.module, calls, self.layout if measured else None), None
+        otherwise = self.layout if measured else None if self.needs_blocks else Layout(())
+        self.layout, self.axes = search(self.module, calls, otherwise), None
         if self.recomputes:
             self.run_again()
 

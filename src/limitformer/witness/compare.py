@@ -89,7 +89,7 @@ def compare(simulated: Values, real: Values, disturbed: Values, delta: float, **
     """Compare a simulated pass, or training, with the real one, of which `disturbed` has weights changed by δ."""
     scales = scales_of(real)
     ratios: dict[Quantity, float] = {}
-    differences: dict[str, float] = {}
+    relative: dict[Quantity, float] = {}
     hidden = set[Quantity]()
     for key, each in real.items():
         ours, other = simulated.get(key), disturbed.get(key)
@@ -103,13 +103,19 @@ def compare(simulated: Values, real: Values, disturbed: Values, delta: float, **
             hidden.add(key)
             continue
         ratios[key] = apart / tolerance if apart and tolerance else math.inf if apart else 0.0
-        differences[key.kind] = max(differences.get(key.kind, 0.0), apart / scales[key] if scales[key] else 0.0)
+        relative[key] = apart / scales[key] if scales[key] else 0.0
     for key, each in simulated.items():
         if key not in real and each.size > 0:
             ratios[key] = math.inf
     wrong = [key for key, ratio in ratios.items() if ratio > MULTIPLE]
     status, reason = (DRAWN, first_of(wrong, simulated, real, scales)) if wrong else (WITNESSED, "")
-    if not wrong and any(key.kind == OUTPUT for key in hidden):
+    first = min((key.number for key in hidden if key.kind == OUTPUT), default=math.inf)
+    about["steps"] = int(min(about.get("steps", 0), max(first - 1, 0)))  # the later ones could not be compared
+    differences: dict[str, float] = {}
+    for key, difference in relative.items():
+        if key.kind == MODULE or key.number < first:
+            differences[key.kind] = max(differences.get(key.kind, 0.0), difference)
+    if not wrong and first == 0:
         status, reason = NOT_WITNESSED, f"weights that change by {delta:g} change its numbers too much to compare them"
     return Witness(
         status=status,

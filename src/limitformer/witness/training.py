@@ -21,7 +21,7 @@ from limitformer.weightless.inputs import call_with
 from limitformer.weightless.losses import output_of
 from limitformer.weightless.models import blueprint_of
 from limitformer.weightless.network import Weightless
-from limitformer.weightless.steps.drawn import made_by, set_base, step_at
+from limitformer.weightless.steps.drawn import made_at, step_at
 from limitformer.weightless.steps.rules import ADAM, MUON, SGD, WIDTH, StepRules, UpdateRule
 from limitformer.weightless.steps.simulate import Training
 from limitformer.weightless.steps.trajectory import Trajectory
@@ -61,7 +61,7 @@ STEPS = 2  # two show all that three did
 COPIES = 8  # of the weights: two modules, gradients, two means of the optimiser, the start
 
 
-def witness_steps(build: Callable[..., Training], optimizer: Any, how: bool | str = True) -> Witness:
+def witness_steps(build: Callable[..., Training], optimizer: Any, how: bool | str = True, copy: bool = True) -> Witness:
     """Compare the first two steps of the first network, at the first rate, with the user's own module and optimiser.
 
     Up to 20 million parameters in float64; above, by a reduced copy in float64, if the model is a configuration of
@@ -71,13 +71,14 @@ def witness_steps(build: Callable[..., Training], optimizer: Any, how: bool | st
         build: takes a `dtype`, and perhaps another `model` with other `inputs`, and returns the training.
         optimizer: as for `limitformer.steps`; one that is named is torch's, if torch has it, else its formula.
         how: "full" for the full size, whatever its memory.
+        copy: whether a reduced copy of the configuration stands for the model, as it does not under a rule's factors.
     """
     began, training = time.perf_counter(), build(dtype=torch.float32)
     size, config = training.network.table.count, training.network.blueprint.config
     if training.network.drawn:
         return drawn(training.network)
     free, needed = available_memory(), COPIES * size * torch.float32.itemsize
-    small = how != FULL and config is not None and size > MOST_IN_FLOAT64
+    small = copy and how != FULL and config is not None and size > MOST_IN_FLOAT64
     tries: list[tuple[bool, torch.dtype]] = [(True, torch.float64), (True, torch.float32)] if small else []
     tries += [(False, torch.float64)] if size <= MOST_IN_FLOAT64 else []
     tries += [(False, torch.float32)] if how == FULL or free is None or needed <= SHARE * free else []
@@ -251,10 +252,8 @@ def owner_of(optimizer: Any, rule: StepRules) -> str:
 def optimizer_of(optimizer: Any, module: nn.Module, rule: StepRules) -> list[torch.optim.Optimizer]:
     """Return the user's optimisers at the base rate of the rules; those of torch, or a formula, for one by name."""
     if callable(optimizer):
-        made = made_by(optimizer, module)
-        set_base(made, rule.base)
-        return made
-    made = []
+        return made_at(optimizer, module, rule)
+    made: list[torch.optim.Optimizer] = []
     for name, each in module.named_parameters():
         if (one := rule.rules.get(name)) is None:
             continue

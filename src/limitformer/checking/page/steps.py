@@ -74,10 +74,8 @@ def rates(report: "StepsReport") -> str:
         Line("m1", "batch, after the last step", x, table["loss_last"].values),
         Line("m3", "unseen, after the last step", x, table["unseen_last"].values),
     ]
-    changes = [
-        Line("m2", "stream at the last layer", x, table["stream_change"].values),
-        Line("m5", "output", x, table["output_change"].values),
-    ]
+    named = (("m2", "stream at the last layer", "stream_change"), ("m5", "output", "output_change"))
+    changes = [Line(kind, label, x, table[name].values) for kind, label, name in named if name in table]
     plots = plot(share) + drawn(
         [
             Panel("Loss before and after", "median of networks", "rate", tuple(loss), log=True),
@@ -188,9 +186,13 @@ def movement(data: xr.Dataset) -> str:
     """Return the plots by layer, block and weight at one rate."""
     layers, blocks = places(data, "layer"), places(data, "block")
     panels = [
-        by_step("Change of the stream", "|X_t − X_0| over |X_0|", "layer", layers, data["stream_change"]),
-        by_step("Stream", "root mean square of a coordinate", "layer", layers, data["stream"], start=True),
-        by_step("Largest activation", "largest |x| of the stream", "layer", layers, data["largest"], start=True),
+        by_step(title, note, "layer", layers, data[name], start)
+        for title, note, name, start in (
+            ("Change of the stream", "|X_t − X_0| over |X_0|", "stream_change", False),
+            ("Stream", "root mean square of a coordinate", "stream", True),
+            ("Largest activation", "largest |x| of the stream", "largest", True),
+        )
+        if name in data
     ]
     if "branch_change" in data:
         for k in range(data.sizes["sublayer"]):

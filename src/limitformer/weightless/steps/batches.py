@@ -68,7 +68,8 @@ def user_batch(value: Any, first: Inputs, network: Weightless, name: str, batch_
 def drawn_like(first: Inputs, network: Weightless, seed: int, k: int) -> Inputs:
     """Return another batch of the same shapes: ids uniform in the vocabulary, numbers of the same mean and variance.
 
-    Inputs of a `limitformer.Transformer` are drawn for each network, and so stay as they are.
+    Without a known vocabulary, whole numbers are drawn from those of the batch. Inputs of a `limitformer.Transformer`
+    are drawn for each network, and so stay as they are.
     """
     if first.tokens is not None:
         return first
@@ -86,9 +87,13 @@ def drawn_like(first: Inputs, network: Weightless, seed: int, k: int) -> Inputs:
         elif name in IDS and not floats and name not in rolled and len(ids):
             fixed[name] = ids[torch.randint(len(ids), each.shape, generator=generator)].to(each.dtype)
             changed = True
+    for name, each in first.fixed.items() if not changed else ():
+        if each.dtype == torch.long:  # whatever they number, these are valid
+            values, changed = each.unique(), True
+            fixed[name] = values[torch.randint(len(values), each.shape, generator=generator)]
     require(
         changed,
-        f"no other batch can be drawn for {first}: it has neither ids of a known vocabulary nor real numbers. Nearest: "
+        f"no other batch can be drawn for {first}: it has neither ids nor real numbers. Nearest: "
         "give the batches as a list, and unseen=….",
     )
     for name in rolled:

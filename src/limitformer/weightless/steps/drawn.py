@@ -1,6 +1,6 @@
 """Drawn networks that a user's own optimiser trains, whatever it does."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -49,12 +49,28 @@ def step_at(every: list[torch.optim.Optimizer], factor: float) -> None:
                 group["lr"] = group["lr"] / factor if factor else rate
 
 
-def set_base(every: list[torch.optim.Optimizer], base: float) -> None:
-    """Multiply all learning rates by one factor, so that the base rate is this."""
-    own = base_rate(every[0])
-    for one in every if own != base else []:
-        for group in one.param_groups:
-            group["lr"] = group["lr"] * base / own
+def made_at(optimizer: Callable[[nn.Module], Any], module: nn.Module, rules: StepRules) -> list[torch.optim.Optimizer]:
+    """Return the optimisers that a user's function makes, at the base rate and with the factors of the rules."""
+    every = made_by(optimizer, module)
+    own, factors = base_rate(every[0]), {id(each): rules.factors.get(name) for name, each in module.named_parameters()}
+    for one in every:
+        for group in one.param_groups if own != rules.base else []:
+            group["lr"] = group["lr"] * rules.base / own
+        if any(factors.values()):
+            one.param_groups = [part for group in one.param_groups for part in by_factors(group, factors)]
+    return every
+
+
+def by_factors(group: dict[str, Any], factors: Mapping[int, tuple[float, ...] | None]) -> list[dict[str, Any]]:
+    """Divide a group of parameters into groups with one factor each of the learning rate, the decay and ε."""
+    parts: dict[tuple[float, ...], list[nn.Parameter]] = {}
+    for each in group["params"]:
+        parts.setdefault(factors.get(id(each)) or (1.0, 1.0, 1.0), []).append(each)
+    keys = ("lr", "weight_decay", "eps")
+    return [
+        group | {"params": part} | {key: group[key] * by for key, by in zip(keys, each, strict=True) if key in group}
+        for each, part in parts.items()
+    ]
 
 
 class DrawnWeights(TrainedWeights):
@@ -73,8 +89,7 @@ class DrawnWeights(TrainedWeights):
 
     def put(self, module: nn.Module) -> None:
         if not self.made:
-            self.made = made_by(self.optimizer, module)
-            set_base(self.made, self.rules.base)
+            self.made = made_at(self.optimizer, module, self.rules)
             self.network.state = State(module)
         super().put(module)
 

@@ -95,6 +95,11 @@ def read_optimizer(
 class NotUnderstoodError(InputError):
     """A user's function for the optimiser is not understood; drawn networks can be trained by what it returns."""
 
+    @property
+    def reason(self) -> str:
+        """The error without its repair."""
+        return str(self).partition(" Nearest:")[0].rstrip(".")
+
 
 class UsersError(InputError):
     """An error that drawn networks would have, too: a key for a training loop, or parameters of another module."""

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from limitformer.base.errors import require
@@ -50,6 +50,9 @@ class UpdateRule:
     least_norm: float = 1e-7
 
 
+Factors = Mapping[str, tuple[float, float, float]]
+
+
 @dataclass(frozen=True)
 class StepRules:
     """The rules of all parameters.
@@ -61,6 +64,8 @@ class StepRules:
         base: the learning rate of the optimiser, to which those of its groups have ratios.
         name: of the optimiser.
         outside: embeddings and heads that Muon updates.
+        factors: what multiplies learning rate, weight decay and ε of some parameters, by their names.
+        not_understood: why the optimiser has no rules, so that drawn networks are trained; empty if it has.
     """
 
     rules: Mapping[str, UpdateRule]
@@ -69,6 +74,8 @@ class StepRules:
     base: float
     name: str
     outside: tuple[str, ...] = ()
+    factors: Factors = field(default_factory=dict)
+    not_understood: str = ""
 
     def with_rate(self, rate: float) -> "StepRules":
         """Return the rules at another learning rate; the groups keep their ratios.
@@ -81,15 +88,13 @@ class StepRules:
         scaled = {name: replace(rule, lr=rule.lr * rate / self.base) for name, rule in self.rules.items()}
         return replace(self, rules=scaled, base=rate)
 
-    def with_factors(self, factors: Mapping[str, tuple[float, float, float]]) -> "StepRules":
+    def with_factors(self, factors: Factors) -> "StepRules":
         """Return the rules with learning rate, weight decay and ε of some parameters multiplied."""
-        unknown = [name for name in factors if name not in self.rules]
-        require(not unknown, f"factors name {', '.join(unknown[:3])}, which the optimiser does not train.")
         rules = dict(self.rules)
-        for name, (lr, decay, eps) in factors.items():
-            rule = rules[name]
+        for name in factors.keys() & rules.keys():
+            (lr, decay, eps), rule = factors[name], rules[name]
             rules[name] = replace(rule, lr=rule.lr * lr, weight_decay=rule.weight_decay * decay, eps=rule.eps * eps)
-        return replace(self, rules=rules)
+        return replace(self, rules=rules, factors=factors)
 
 
 def groups_of(every: Sequence[StepRules]) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ from limitformer.weightless.simulate import named_errors, provenance, settle
 from limitformer.weightless.steps.batches import SAME, batches_of, tables
 from limitformer.weightless.steps.drawn import made_by
 from limitformer.weightless.steps.optimizers import base_rate, factors_of, read_optimizer, valid_clip
-from limitformer.weightless.steps.rules import StepRules, groups_of, in_words
+from limitformer.weightless.steps.rules import Factors, StepRules, groups_of, in_words
 from limitformer.weightless.steps.trajectory import StepBatches, Trajectory
 from limitformer.weightless.steps.weights import Forms
 
@@ -57,7 +57,7 @@ def simulate_steps(
     clip: float | None = None,
     warmup: int = 0,
     schedule: Any = None,
-    factors: Mapping[str, tuple[float, float, float]] | None = None,
+    factors: Factors | None = None,
     overrides: dict[str, Any] | None = None,
     draw: str = AUTO,
     dtype: torch.dtype = torch.float32,
@@ -107,16 +107,16 @@ def simulate_steps(
         A dataset by rate, sample and step; step t is before the step t + 1, so that there is one more than `steps`.
         `loss` of the batch of the next step, and after the last step of the last batch; `loss_unseen`; `gradient_norm`
         of all weights together, and `clipping`, the factor of all gradients. Measured on the first batch: `stream`,
-        the root mean square of its entries by layer, `stream_change` |X_t − X_0|/|X_0|, `largest` entry; `branch` and
-        `branch_change` by block and sublayer, infinite where a branch was zero; `entropy`, `logit_std`,
-        `largest_logit`, … of attention by head; `output` and `output_change`, the root mean squares of the output and
-        of its difference from the start. By weight: `weight_gradient`, `weight_change` |W_t − a W_0| with a the factor
-        of weight decay, relative to `weight_size`, the norm |W_0| in root mean square over networks (infinite for a
-        weight that was zero and moves), and its largest singular value
-        `weight_spectral` where the change has low rank, relative to the same; `update_effect`, the root mean square of
-        what the change adds to the output of the weight's linear map, times a multiplier between the head and the
-        module's output. The coordinates `matrix` and `table` say which weights have two dimensions or more, and which
-        are those of an `nn.Embedding`.
+        the root mean square of its entries by layer, `stream_change` |X_t − X_0|/|X_0|, `largest` entry, all absent if
+        the module has no blocks; `branch` and `branch_change` by block and sublayer, infinite where a branch was zero;
+        `entropy`, `logit_std`, `largest_logit`, … of attention by head; `output` and `output_change`, the root mean
+        squares of the output and of its difference from the start. By weight: `weight_gradient`, `weight_change` |W_t −
+        a W_0| with a the factor of weight decay, relative to `weight_size`, the norm |W_0| in root mean square over
+        networks (infinite for a weight that was zero and moves), and its largest singular value `weight_spectral` where
+        the change has low rank, relative to the same; `update_effect`, the root mean square of what the change adds to
+        the output of the weight's linear map, times a multiplier between the head and the module's output. The
+        coordinates `matrix` and `table` say which weights have two dimensions or more, and which are those of an
+        `nn.Embedding`.
 
     Raises:
         InputError: an argument cannot be used, or the module's code cannot run.
@@ -195,25 +195,26 @@ class Training:
 
 
 def training_of(
-    model: Any, inputs: Any, *, optimizer: Any, rates: Sequence[float] | None, steps: int, seed: int, batches: Any,
-    unseen: Any, loss: Loss | str | None, clip: float | None, warmup: int, schedule: Any,
-    factors: Mapping[str, tuple[float, float, float]] | None, overrides: dict[str, Any] | None, draw: str,
-    dtype: torch.dtype, batch_dim: int, blocks: Chosen | None, drawn: str,
+    model: Any, inputs: Any, *, optimizer: Any, rates: Sequence[float] | None, steps: int, seed: int,
+    batches: Any = SAME, unseen: Any = None, loss: Loss | str | None = None, clip: float | None = None,
+    warmup: int = 0, schedule: Any = None, factors: Factors | None = None, overrides: dict[str, Any] | None = None,
+    draw: str = AUTO, dtype: torch.dtype = torch.float32, batch_dim: int = 0, blocks: Chosen | None = None,
+    drawn: str = "",
 ) -> Training:  # fmt: skip
     """Return the training that the arguments of `simulate_steps` describe."""
     blueprint = blueprint_of(model)
     first = inputs_of(inputs, blueprint).with_batch_dim(batch_dim)
     network = Weightless(blueprint, dtype, torch.device("cpu"), overrides, blocks)
+    network.needs_blocks = False
     if drawn and not network.drawn:
         network.draw_whole({"its code": drawn})
     of_user = callable(optimizer) and bool(drawn)
     if of_user:
-        require(factors is None, f"{drawn} Its rates cannot be scaled by weight. Nearest: an optimiser of torch.")
         rules = rules_of_drawn(network, optimizer, seed, steps, clip, warmup, schedule)
     else:
         rules = rules_of(network, optimizer, steps, clip, warmup, schedule)
     if factors is not None:
-        rules = rules.with_factors({name: each for name, each in factors.items() if name in rules.rules})
+        rules = rules.with_factors(factors)
     every = [rules] if rates is None else [rules.with_rate(rate) for rate in rates]
     require(bool(every), "rates must have at least one learning rate; got none.")
     first = settle(first, network, seed, own_loss=loss is None)
@@ -286,7 +287,9 @@ def dataset(parts: list[list[Arrays]], rates: list[float], network: Weightless, 
         {key: (("rate", "sample", "step", *DIMENSIONS[key]), each) for key, each in variables.items()},
         {"rate": rates, "weight": list(network.trained)},
     )
-    coordinates: dict[str, Any] = {name: np.arange(data.sizes[name]) for name in ("sample", "step", "layer")}
+    coordinates: dict[str, Any] = {
+        name: np.arange(data.sizes[name]) for name in ("sample", "step", "layer") if name in data.dims
+    }
     coordinates["matrix"] = "weight", [dimensions >= 2 for dimensions in network.trained.values()]
     tables = {f"{name}.weight" for name, each in network.module.named_modules() if isinstance(each, nn.Embedding)}
     coordinates["table"] = "weight", [name in tables for name in network.trained]

@@ -192,19 +192,16 @@ class Trajectory:
 
     def measured(self, start: Pass, now: Pass) -> Arrays:
         """Return the measures of a pass, and how they have changed since the start."""
-        arrays, covariance = now.arrays, now.arrays["covariance"][0]
+        arrays, result = now.arrays, Arrays()
         require_same_blocks(start.arrays, arrays)
-        variances = np.diagonal(covariance, axis1=-2, axis2=-1)
-        known = ~np.isnan(variances)
-        with np.errstate(invalid="ignore", divide="ignore"):  # a stream that is not finite has no size
-            sizes = np.sqrt(np.where(known, variances, 0.0).sum(-1) / known.sum(-1))
-        result: Arrays = {
-            "stream": sizes,
-            "stream_change": np.array([ratio(a, b) for a, b in zip(now.streams, start.streams, strict=True)]),
-            "largest": arrays["largest"][0],
-            "output": number(rms(now.output)),
-            "output_change": number(rms(now.output - start.output)),
-        }
+        if "covariance" in arrays:
+            variances = np.diagonal(arrays["covariance"][0], axis1=-2, axis2=-1)
+            known = ~np.isnan(variances)
+            with np.errstate(invalid="ignore", divide="ignore"):  # a stream that is not finite has no size
+                result["stream"] = np.sqrt(np.where(known, variances, 0.0).sum(-1) / known.sum(-1))
+            moved = [ratio(a, b) for a, b in zip(now.streams, start.streams, strict=True)]
+            result |= {"stream_change": np.array(moved), "largest": arrays["largest"][0]}
+        result |= {"output": number(rms(now.output)), "output_change": number(rms(now.output - start.output))}
         result |= {key: arrays[key][0] for key in BY_HEAD if key in arrays}
         if "branch" in arrays:
             result["branch"] = arrays["branch"][0]
