@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import kstest, truncnorm, uniform
+from torch import nn
 
 import limitformer as lf
 from limitformer.weightless import laws, numbers
@@ -122,3 +123,30 @@ def test_bounds_beyond_doubles_have_an_unknown_law():
     law = lf.weightless.law(made)["0.weight"]
     assert law.kind == laws.UNKNOWN
     assert "its bounds 1 and 2 are more than 36 std" in law.reason
+
+
+class Routed(nn.Module):
+    """Tokens that a router multiplies without a gradient first."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.router = nn.Embedding(30, 24), nn.Linear(24, 24)
+        self.blocks = nn.ModuleList([nn.Linear(24, 24)])
+        for each in (self.router, *self.blocks):
+            nn.init.normal_(each.weight, std=0.2)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        with torch.no_grad():
+            gate = self.router(x).softmax(-1)
+        return x + gate * self.blocks[0](x)
+
+
+def test_tokens_may_be_multiplied_without_a_gradient_first():
+    """The backward pass has the factors of tokens that it shares with a map outside it; float64 has them anyway."""
+    ids = torch.tensor([[3, 7, 3, 9]])
+    options = {"samples": 3, "seed": 0, "draw": "never", "gradients": True, "progress": False}
+    single, double = (
+        lf.weightless.simulate(Routed, ids, dtype=dtype, **options) for dtype in (torch.float32, torch.float64)
+    )
+    np.testing.assert_allclose(single["weight_gradient"], double["weight_gradient"], rtol=1e-4)

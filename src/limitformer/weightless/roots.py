@@ -119,11 +119,11 @@ def householder(z: Tensor) -> HouseholderRoot:
     return HouseholderRoot(pad(signs * r, spare).mT, pad(signs * q.mT, spare))
 
 
-def gram_root(z: Tensor) -> GramRoot:
+def gram_root(z: Tensor, backward: bool = True) -> GramRoot:
     """Factorise Z Zᵀ by Cholesky."""
     factors = [cholesky(g) for g in gram(z).cpu().numpy()]
     inverse = None
-    if torch.is_grad_enabled():
+    if backward:
         inverse = torch.from_numpy(np.stack([inverse_of(*each) for each in factors])).to(z.device)
     roots = torch.from_numpy(np.stack([root for root, _ in factors])).to(z.device, z.dtype)
     return GramRoot(rows_of(roots, first_of(z)), inverse, z)
@@ -211,9 +211,9 @@ def inverse_of(root: Matrix, rows: Rows) -> Matrix:
     return inverse
 
 
-def root_of(z: Tensor) -> Root:
-    """Return the root by the factorisation that suits the tokens' precision."""
-    return householder_root(z) if z.dtype == torch.float64 else gram_root(z)
+def root_of(z: Tensor, backward: bool = True) -> Root:
+    """Return the root by the factorisation that suits the tokens' precision; `backward`: also for products with Q."""
+    return householder_root(z) if z.dtype == torch.float64 else gram_root(z, backward)
 
 
 def size_of(d: Tensor) -> Tensor:

@@ -130,7 +130,8 @@ class WeightlessRun:
         for tensor, then, root in self.roots:
             if same_memory(tensor, x) and now == then:
                 return root
-        root = root_of(z.detach())
+        # Code may multiply the tokens without a gradient first, as routers do.
+        root = root_of(z.detach(), torch.is_grad_enabled() or self.gradients)
         self.roots = [*self.roots[1 - ROOTS_KEPT :], (x.detach(), now, root)]
         return root
 
