@@ -8,10 +8,11 @@ projections are those of many libraries. A weight whose role is not clear has no
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
+
+from limitformer.initialisation.recipes.recipe import Weight
 
 WEIGHT = ("weight", "kernel", "w")
 GAIN, SHIFT = ("weight", "scale", "gamma", "g", "gain", "w"), ("bias", "beta", "b", "shift")
@@ -87,28 +88,9 @@ HEAD_DIMS = ("head_dim", "attention_head_size", "key_value_proj_dim", "head_size
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 
-@dataclass
-class WeightPlace:
-    """The role of a weight, its stack and its sizes.
-
-    Attributes:
-        roles: one, or several of a fused weight; empty: not clear.
-        reason: why its role is not clear.
-        stack: the list of blocks that it belongs to, such as `transformer.h`.
-        sizes: numbers for the formulas; None is not known.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    roles: tuple[str, ...] = ()
-    reason: str = ""
-    stack: str = ""
-    sizes: dict[str, float | None] = field(default_factory=dict)
-
-
 def places_of(
     module: nn.Module, shapes: Mapping[str, tuple[int, ...]], names: Mapping[str, str], config: Any
-) -> dict[str, WeightPlace]:
+) -> dict[str, Weight]:
     """Return the place of each parameter.
 
     Args:
@@ -118,7 +100,7 @@ def places_of(
         config: of transformers, or None.
     """
     owners = {name: owner_of(module, name) for name in shapes}
-    places = {name: WeightPlace(name, shape, stack=stack_of(name)[0]) for name, shape in shapes.items()}
+    places = {name: Weight(name, shape, stack=stack_of(name)[0]) for name, shape in shapes.items()}
     embedding = embeddings(places, owners)
     for name, place in places.items():
         own = next((role for role, pattern in names.items() if re.search(pattern, name)), None)
@@ -152,7 +134,7 @@ def stack_of(name: str) -> tuple[str, int | None]:
     return "", None
 
 
-def embeddings(places: Mapping[str, WeightPlace], owners: Mapping[str, nn.Module]) -> list[str]:
+def embeddings(places: Mapping[str, Weight], owners: Mapping[str, nn.Module]) -> list[str]:
     return [name for name, place in places.items() if is_embedding(owners[name]) and len(place.shape) == 2]
 
 
@@ -169,7 +151,7 @@ def words_of(name: str) -> tuple[list[str], str, str]:
     return parts[:-1], re.sub(r"_weight$|_bank$", "", leaf), leaf
 
 
-def name_roles(place: WeightPlace, owner: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
+def name_roles(place: Weight, owner: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
     """Return the roles that classes and names give a weight; none if they are not clear."""
     around, word, leaf = words_of(place.name)
     own = place.name.split(".")[-2] if "." in place.name else ""
@@ -188,7 +170,7 @@ def name_roles(place: WeightPlace, owner: nn.Module, shapes: Mapping[str, tuple[
     return projection_roles(place, around, word, shapes)
 
 
-def embedding_roles(place: WeightPlace, word: str) -> tuple[str, ...]:
+def embedding_roles(place: Weight, word: str) -> tuple[str, ...]:
     if POSITION.search(place.name):
         return ("position embedding",)
     if TYPE.search(place.name):
@@ -198,7 +180,7 @@ def embedding_roles(place: WeightPlace, word: str) -> tuple[str, ...]:
 
 
 def projection_roles(
-    place: WeightPlace, around: list[str], word: str, shapes: Mapping[str, tuple[int, ...]]
+    place: Weight, around: list[str], word: str, shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[str, ...]:
     """Return the roles of a matrix in a block."""
     lower = word.lower()
@@ -232,7 +214,7 @@ def last_match(pattern: re.Pattern[str], words: list[str]) -> int:
     return max((place for place, word in enumerate(words) if pattern.search(word)), default=-1)
 
 
-def is_router(place: WeightPlace, word: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+def is_router(place: Weight, word: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:
     """Return whether a matrix chooses experts: it is next to them, or in a router."""
     parts = place.name.split(".")
     if any("router" in part.lower() for part in parts[:-1]):
@@ -241,7 +223,7 @@ def is_router(place: WeightPlace, word: str, shapes: Mapping[str, tuple[int, ...
     return word in ("gate", "wg") and any(other.startswith(f"{parent}.experts.") for other in shapes)
 
 
-def widths_of(places: Mapping[str, WeightPlace], embeddings: list[tuple[int, ...]]) -> dict[str, int]:
+def widths_of(places: Mapping[str, Weight], embeddings: list[tuple[int, ...]]) -> dict[str, int]:
     """Return the width of each stack's stream: the length of its norms that is the embedding's, else the usual one."""
     lengths: dict[str, Counter[int]] = {}
     for place in places.values():
@@ -256,7 +238,7 @@ def widths_of(places: Mapping[str, WeightPlace], embeddings: list[tuple[int, ...
     return result
 
 
-def is_head(place: WeightPlace, owner: nn.Module, vocabulary: int | None) -> bool:
+def is_head(place: Weight, owner: nn.Module, vocabulary: int | None) -> bool:
     """Return whether a matrix outside the blocks maps the stream to the vocabulary."""
     width = place.sizes["width"]
     sizes = (vocabulary, width)
@@ -270,7 +252,7 @@ def is_head(place: WeightPlace, owner: nn.Module, vocabulary: int | None) -> boo
     )
 
 
-def fans(place: WeightPlace, owner: nn.Module) -> tuple[int, int]:
+def fans(place: Weight, owner: nn.Module) -> tuple[int, int]:
     """Return the numbers of inputs and outputs of a weight."""
     shape = place.shape
     if len(shape) < 2:
@@ -292,7 +274,7 @@ def fans(place: WeightPlace, owner: nn.Module) -> tuple[int, int]:
     return pair[1], pair[0]
 
 
-def by_shape(place: WeightPlace, owner: nn.Module, own: set[str], shapes: Mapping[str, tuple[int, ...]]) -> None:
+def by_shape(place: Weight, owner: nn.Module, own: set[str], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Correct roles by shapes, or remove those that the shape contradicts."""
     width, roles = place.sizes["width"], set(place.roles)
     if not roles or roles <= own or len(place.shape) < 2 or place.stack == "" or width is None:
@@ -312,7 +294,7 @@ def by_shape(place: WeightPlace, owner: nn.Module, own: set[str], shapes: Mappin
 
 
 def numbered_roles(
-    place: WeightPlace, word: str, into: int, out: int, width: int, shapes: Mapping[str, tuple[int, ...]]
+    place: Weight, word: str, into: int, out: int, width: int, shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[str, ...]:
     """Return the role of w1, w2 or w3: the one that ends at the stream's width writes to it."""
     if into == out:
@@ -327,7 +309,7 @@ def numbered_roles(
     return ("gate",) if word == "w1" and third in shapes else ("feed-forward in",)
 
 
-def gated(place: WeightPlace, into: int, out: int, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+def gated(place: Weight, into: int, out: int, shapes: Mapping[str, tuple[int, ...]]) -> bool:
     """Return whether a matrix holds the gate too: it has twice as many outputs as the next one has inputs."""
     parent = place.name.rpartition(".")[0].rpartition(".")[0]
     writers = [
@@ -339,7 +321,7 @@ def gated(place: WeightPlace, into: int, out: int, shapes: Mapping[str, tuple[in
     return out % 2 == 0 and any(sorted(shape[-2:]) == sorted((out // 2, into)) for shape in writers)
 
 
-def add_depths(places: Mapping[str, WeightPlace], module: nn.Module, config: Any) -> None:
+def add_depths(places: Mapping[str, Weight], module: nn.Module, config: Any) -> None:
     """Add depth and index of the block; the depth of nested or repeated blocks is not known."""
     numbers: dict[str, set[int]] = {}
     for place in places.values():
@@ -374,7 +356,7 @@ def declared_depth(config: Any) -> int | None:
     return next((value for name in DEPTHS if (value := whole_number(text, name)) is not None), None)
 
 
-def has_nested_blocks(stack: str, places: Mapping[str, WeightPlace]) -> bool:
+def has_nested_blocks(stack: str, places: Mapping[str, Weight]) -> bool:
     """Return whether an entry of the list holds several blocks with attention."""
     seen: dict[tuple[str, str], set[str]] = {}
     for place in places.values():
@@ -388,9 +370,7 @@ def has_nested_blocks(stack: str, places: Mapping[str, WeightPlace]) -> bool:
     return any(len(each) > 1 for each in seen.values())
 
 
-def add_sizes(
-    places: Mapping[str, WeightPlace], module: nn.Module, owners: Mapping[str, nn.Module], config: Any
-) -> None:
+def add_sizes(places: Mapping[str, Weight], module: nn.Module, owners: Mapping[str, nn.Module], config: Any) -> None:
     """Add fans, heads and the width of the feed-forward layer."""
     hidden: dict[tuple[str, float | None], int] = {}
     for name, place in places.items():
