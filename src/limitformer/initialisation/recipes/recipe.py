@@ -60,7 +60,7 @@ class Weight:
 
     @property
     def role(self) -> str:
-        """What it is, such as `attention output`."""
+        """The role, such as `attention output`."""
         return self.roles[0]
 
     @property
