@@ -1,7 +1,6 @@
 """Deviations from the law: of one weight, buffer or tie at a time, and of layers from their like."""
 
 import hashlib
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,18 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from limitformer.base.errors import InputError, require
-from limitformer.initialisation.bugs import Evidence, recognise
+from limitformer.initialisation.bugs import evidence_of, recognise
 from limitformer.initialisation.like_layers import outliers, pattern
-from limitformer.initialisation.lines import line_p_values
 from limitformer.initialisation.report import DEAD, UNINITIALISED, Deviation, buffer_text, entries_text
-from limitformer.initialisation.summary import LONG, TensorSummary, summarise
-from limitformer.initialisation.weight_tests import SMALLEST, p_values
+from limitformer.initialisation.summary import TensorSummary, summarise
+from limitformer.initialisation.two_builds import LEAST, dead_lines, p_of_law, same_values
+from limitformer.initialisation.weight_tests import SMALLEST
 from limitformer.weightless import laws
 from limitformer.weightless.law import LawTable
 from limitformer.weightless.laws import Law
 
 NONE = Law(laws.UNKNOWN, reason="no law")
-LEAST = 16  # entries; fewer may agree by chance where numbers are coarse
+CLOSE = 1e-5, 1e-12  # relative and absolute difference of computed numbers that is rounding
 
 
 @dataclass(frozen=True)
@@ -81,69 +80,30 @@ def memory(tensor: Tensor) -> tuple[object, ...]:
     return tensor.untyped_storage()._cdata, tensor.storage_offset(), tuple(tensor.shape)
 
 
-def evidence(name: str, weights: ModuleWeights) -> Evidence:
-    """Return what recognisers of bugs read of one weight."""
-    path, _, leaf = name.rpartition(".")
-    owner = weights.module.get_submodule(path)
-    every = weights.table.laws if weights.table is not None else weights.laws
-    alike = [other for other in every if pattern(other) == pattern(name)]
-    numbers = {next((part for part in other.split(".") if part.isdecimal()), "") for other in alike}
-    weight = getattr(owner, "weight", None) if leaf == "bias" else weights.parameters[name]
-    shape = tuple(weight.shape) if isinstance(weight, Tensor) else ()
-    fans = (shape[-1], math.prod(shape[:-1]), math.prod(shape[1:])) if len(shape) > 1 else ()
-    return Evidence(
-        name, tuple(weights.parameters[name].shape), weights.laws[name], weights.summaries[name], len(numbers),
-        embedding=isinstance(owner, nn.Embedding), norm="norm" in type(owner).__name__.lower(),
-        stds=frozenset(each.std for each in every.values()), fans=tuple(dict.fromkeys(fans)),
-    )  # fmt: skip
-
-
 def weight_p_values(name: str, weights: ModuleWeights) -> dict[str, float]:
     """Return the p-values of one weight, not corrected; 0 is what the law excludes."""
     each, law, parameter = weights.summaries[name], weights.laws[name], weights.parameters[name]
-    if each.odd:
-        return {"NaN": 0.0}
-    if not each.count or law.kind == laws.UNKNOWN:
+    if law.kind == laws.UNKNOWN and not each.odd:
         return {}
+    if law.std > 0 or each.odd or not each.count:
+        return p_of_law(parameter.detach(), each, law)
     if law.kind == laws.GIVEN:
         computed = None if weights.reference is None else dict(weights.reference.named_parameters()).get(name)
-        return {} if computed is None or computed.is_meta or same(parameter, computed) else {"values": 0.0}
-    if law.std == 0:
-        off = max(abs(each.low - law.shift), abs(each.high - law.shift))
-        rounding = each.spacing * abs(law.shift) + (SMALLEST if each.spacing > 1e-5 and law.shift else 0.0)
-        return {} if off <= rounding else {"constant": 0.0}
-    result = p_values(each, law) | line_p_values(parameter, each, law)
-    if each.constant and each.count >= LONG:
-        result["constant"] = 0.0
-    if any(dead_lines(each)):
-        result["dead rows"] = 0.0
-    if any(not bool((parameter.detach()[row] == value).all()) for row, value in law.rows.items()):
-        result["fixed rows"] = 0.0
-    return result
-
-
-def same(tensor: Tensor, reference: Tensor) -> bool:
-    """Return whether two tensors agree up to rounding to the type of the first."""
-    if tensor.shape != reference.shape:
-        return False
-    if not tensor.is_floating_point():
-        return bool(torch.equal(tensor.cpu(), reference.to("cpu", tensor.dtype)))
-    close = max(4 * torch.finfo(tensor.dtype).eps, 1e-5)
-    a, b = tensor.detach().cpu().double(), reference.detach().to("cpu", tensor.dtype).double()
-    return bool(torch.allclose(a, b, rtol=close, atol=1e-12, equal_nan=True))
-
-
-def dead_lines(each: TensorSummary) -> tuple[int, int]:
-    """Count rows and columns that are all zero; lines of few entries do not count."""
-    if each.dead or not len(each.rows):
-        return 0, 0
-    long = len(each.columns) >= LONG, len(each.rows) >= LONG
-    return int((each.rows == 0).sum()) * long[0], int((each.columns == 0).sum()) * long[1]
+        known = computed is not None and not computed.is_meta
+        return {"values": 0.0} if known and not same_values(parameter, computed, *CLOSE) else {}
+    off = max(abs(each.low - law.shift), abs(each.high - law.shift))
+    rounding = each.spacing * abs(law.shift) + (SMALLEST if each.spacing > 1e-5 and law.shift else 0.0)
+    return {} if off <= rounding else {"constant": 0.0}
 
 
 def weight_deviation(name: str, corrected: dict[str, float], weights: ModuleWeights) -> Deviation:
     """Describe how one weight deviates from its law, and the bug that it looks like."""
-    e = evidence(name, weights)
+    path, _, leaf = name.rpartition(".")
+    owner, own = weights.module.get_submodule(path), weights.parameters[name]
+    every = weights.table.laws if weights.table is not None else weights.laws
+    beside = getattr(owner, "weight", None) if leaf == "bias" else own
+    shape = beside.shape if isinstance(beside, Tensor) else ()
+    e = evidence_of(name, own.shape, weights.laws[name], weights.summaries[name], owner, every, shape)
     bug, detail = recognise(e)
     excluded = ("NaN", "constant", "values", "fixed rows", "dead rows", "orthogonal")
     certain = [test for test in excluded if test in corrected]
@@ -177,7 +137,7 @@ def buffer_deviations(weights: ModuleWeights) -> list[Deviation]:
         twin = expected.get(name)
         if buffer.is_meta or not buffer.numel() or (twin is not None and twin.is_meta):
             continue
-        if same(buffer, twin) if twin is not None else not bool(buffer.isnan().any()):
+        if same_values(buffer, twin, *CLOSE) if twin is not None else not bool(buffer.isnan().any()):
             continue
         running = isinstance(weights.module.get_submodule(name.rpartition(".")[0]), nn.modules.batchnorm._NormBase)
         kind = "statistics" if running and bool(buffer.isfinite().all()) else "buffer"

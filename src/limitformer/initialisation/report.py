@@ -12,7 +12,7 @@ import xarray as xr
 from torch import Tensor
 
 from limitformer.initialisation.bugs import BUGS, Bug
-from limitformer.initialisation.like_layers import pattern
+from limitformer.initialisation.like_layers import listed, pattern
 from limitformer.initialisation.summary import TensorSummary
 from limitformer.weightless.laws import Law
 
@@ -171,7 +171,7 @@ def finding(group: list[Deviation]) -> Finding:
     why, mend = (d.bug.why, d.bug.mend) if d.bug else UNNAMED[d.kind]
     why = f"{d.detail[0].upper()}{d.detail[1:]}. {why}" if d.detail else why
     names = tuple(name for each in group for name in (each.name, *each.others))
-    short = pattern(d.name) if len(group) > 1 else ", ".join(names[:3]) + ", …" * (len(names) > 3)
+    short = pattern(d.name) if len(group) > 1 else listed(names)
     return Finding(short, names, d.kind, d.entries, d.law, d.p, d.bug.title if d.bug else "", why, mend)
 
 

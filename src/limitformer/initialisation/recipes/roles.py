@@ -35,51 +35,36 @@ OTHER = re.compile(
     r"router|projector|merger|norm|adapter|compress|indexer|pool|quantiz|codebook|sampl|(^|\.)gate\.(?!weight|bias)",
     re.IGNORECASE,
 )
-HEAD = {
-    *("lm_head", "head", "output", "output_layer", "embed_out", "logits", "logits_dense", "to_logits", "unembed"),
-    *("unembedding", "output_projection", "decoder", "ff_out", "proj_out", "final_layer", "word_predictions"),
-}
-PROJECTIONS = {
-    ("query",): "q q_proj q_lin query wq to_q c_q linear_q query_proj queries q_linear query_projection",
-    ("key",): "k k_proj k_lin key wk to_k c_k linear_k key_proj keys k_linear key_projection",
-    ("value",): "v v_proj v_lin value wv to_v c_v linear_v value_proj values v_linear value_projection",
-    ("query", "key", "value"): "qkv qkv_proj c_attn query_key_value wqkv att_proj in_proj to_qkv linear_qkv w_pack "
-    "qkv_linear c_qkv qkvw attn_qkv",
-    ("key", "value"): "kv kv_proj to_kv key_value linear_kv c_kv wkv",
-    (
-        "attention output",
-    ): "o o_proj out_proj out_lin wo c_proj dense proj output to_out linear_proj attn_out output_proj "
+HEAD = (
+    "lm_head head output output_layer embed_out logits logits_dense to_logits unembed unembedding output_projection "
+    "decoder ff_out proj_out final_layer word_predictions"
+)
+PROJECTIONS = {  # roles, joined by +, and the names of a matrix
+    "query": "q q_proj q_lin query wq to_q c_q linear_q query_proj queries q_linear query_projection",
+    "key": "k k_proj k_lin key wk to_k c_k linear_k key_proj keys k_linear key_projection",
+    "value": "v v_proj v_lin value wv to_v c_v linear_v value_proj values v_linear value_projection",
+    "query+key+value": "qkv qkv_proj c_attn query_key_value wqkv att_proj in_proj to_qkv linear_qkv w_pack qkv_linear "
+    "c_qkv qkvw attn_qkv",
+    "key+value": "kv kv_proj to_kv key_value linear_kv c_kv wkv",
+    "attention output": "o o_proj out_proj out_lin wo c_proj dense proj output to_out linear_proj attn_out output_proj "
     "out projection projection_layer",
 }
 FORWARD_NAMES = {
-    (
-        "feed-forward out",
-    ): "down_proj w2 wo fc2 c_proj fc_out dense_4h_to_h lin2 linear2 linear_2 linear_fc2 ff_out proj "
+    "feed-forward out": "down_proj w2 wo fc2 c_proj fc_out dense_4h_to_h lin2 linear2 linear_2 linear_fc2 ff_out proj "
     "out_proj down output_linear output_dense net_2 w_2 ff2",
-    ("gate",): "gate_proj wi_0 linear_gate gate",
-    (
-        "feed-forward in",
-    ): "up_proj w3 wi wi_1 fc1 c_fc fc_in dense_h_to_4h lin1 linear1 linear_1 linear_fc1 w1 fc up w_1 "
+    "gate": "gate_proj wi_0 linear_gate gate",
+    "feed-forward in": "up_proj w3 wi wi_1 fc1 c_fc fc_in dense_h_to_4h lin1 linear1 linear_1 linear_fc1 w1 fc up w_1 "
     "input_linear intermediate_dense ff_proj ff1",
-    ("gate", "feed-forward in"): "gate_up_proj w12",
+    "gate+feed-forward in": "gate_up_proj w12",
 }
-UNAMBIGUOUS = {  # names of feed-forward layers that blocks hold themselves
-    *("fc1", "fc2", "lin1", "lin2", "linear1", "linear2", "ff_proj", "ff_out", "c_fc", "fc_in", "fc_out", "gate_proj"),
-    *(
-        "up_proj",
-        "down_proj",
-        "dense_h_to_4h",
-        "dense_4h_to_h",
-        "gate_up_proj",
-        "w1",
-        "w2",
-        "w3",
-        "linear_fc1",
-        "linear_fc2",
-    ),
-}
-OF_ATTENTION = {name: roles for roles, names in PROJECTIONS.items() for name in names.split()}
-OF_FORWARD = {name: roles for roles, names in FORWARD_NAMES.items() for name in names.split()}
+UNAMBIGUOUS = (  # names of feed-forward layers that blocks hold themselves
+    "fc1 fc2 lin1 lin2 linear1 linear2 ff_proj ff_out c_fc fc_in fc_out gate_proj up_proj down_proj dense_h_to_4h "
+    "dense_4h_to_h gate_up_proj w1 w2 w3 linear_fc1 linear_fc2"
+)
+OF_ATTENTION, OF_FORWARD = (
+    {name: tuple(roles.split("+")) for roles, names in table.items() for name in names.split()}
+    for table in (PROJECTIONS, FORWARD_NAMES)
+)
 READS = {"query", "key", "value", "feed-forward in", "gate", "router", "head"}  # from the stream
 WRITES = {"attention output", "feed-forward out"}  # to the stream
 NUMBERED = {"w1", "w2", "w3"}
@@ -101,13 +86,16 @@ def places_of(
     """
     owners = {name: owner_of(module, name) for name in shapes}
     places = {name: Weight(name, shape, stack=stack_of(name)[0]) for name, shape in shapes.items()}
-    embedding = embeddings(places, owners)
     for name, place in places.items():
         own = next((role for role, pattern in names.items() if re.search(pattern, name)), None)
         place.roles = (own,) if own else name_roles(place, owners[name], shapes)
         if not place.roles:
             place.reason = "its role is not known"
-    rows = [places[name].shape for name in embedding if places[name].roles == ("embedding",)]
+    rows = [
+        place.shape
+        for name, place in places.items()
+        if place.roles == ("embedding",) and is_embedding(owners[name]) and len(place.shape) == 2
+    ]
     vocabulary = max((shape[0] for shape in rows), default=None)
     widths = {place.stack: None for place in places.values()} | widths_of(places, rows)
     for place in places.values():
@@ -132,10 +120,6 @@ def stack_of(name: str) -> tuple[str, int | None]:
         if part.isdecimal():
             return ".".join(parts[:place]), int(part)
     return "", None
-
-
-def embeddings(places: Mapping[str, Weight], owners: Mapping[str, nn.Module]) -> list[str]:
-    return [name for name, place in places.items() if is_embedding(owners[name]) and len(place.shape) == 2]
 
 
 def is_embedding(owner: nn.Module) -> bool:
@@ -203,7 +187,7 @@ def projection_roles(
     if forward > attention and lower in OF_FORWARD:
         return OF_FORWARD[lower]
     if attention < 0 and forward < 0 and inside.count(".") <= 3:  # the block holds it itself, or in a mixer
-        if lower in UNAMBIGUOUS:
+        if lower in UNAMBIGUOUS.split():
             return OF_FORWARD[lower]
         if lower in ("attn_out", "att_proj", "q_proj", "k_proj", "v_proj", "qkv_proj"):
             return OF_ATTENTION[lower]
@@ -244,7 +228,7 @@ def is_head(place: Weight, owner: nn.Module, vocabulary: int | None) -> bool:
     sizes = (vocabulary, width)
     return (
         place.stack == ""
-        and words_of(place.name)[1].lower() in HEAD
+        and words_of(place.name)[1].lower() in HEAD.split()
         and len(place.shape) == 2
         and not is_embedding(owner)
         and place.shape in (sizes, sizes[::-1])
