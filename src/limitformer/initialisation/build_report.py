@@ -1,6 +1,5 @@
 """The report on two builds of one model: a table of tensors, findings, and a screen of text."""
 
-import textwrap
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import xarray as xr
 
 from limitformer.base.errors import InputError, nearest
 from limitformer.initialisation.like_layers import pattern
+from limitformer.initialisation.report import aligned, screen, with_reason
 
 KINDS = {  # why it matters, and the usual fix
     "uninitialised": "It holds whatever was in that memory. Write it in the initialisation that runs after to_empty.",
@@ -71,10 +71,9 @@ class Difference:
 
     def __str__(self) -> str:
         """Return one line of facts, then the reason and the fix."""
-        p = "" if self.p == 0 else f" (p {self.p:.0e})"
         detail = f"{self.detail[0].upper()}{self.detail[1:]}. " if self.detail else ""
-        reason = textwrap.fill(f"{detail}{KINDS[self.kind]}", 110, initial_indent="    ", subsequent_indent="    ")
-        return f"{self.kind}: {self.pattern}  A: {self.in_a}; B: {self.in_b}{p}\n{reason}"
+        line = f"{self.kind}: {self.pattern}  A: {self.in_a}; B: {self.in_b}"
+        return with_reason(line, self.p, f"{detail}{KINDS[self.kind]}")
 
 
 @dataclass(frozen=True)
@@ -154,8 +153,7 @@ class BuildComparison:
         for (short, *rest), names in rows.items():
             lines.append((f"{short} ×{len(names)}" if len(names) > 1 else names[0], *rest))  # type: ignore[arg-type]
         widths = [max(len(line[k]) for line in lines) for k in range(len(lines[0]))]
-        padded = ("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) for line in lines)
-        return "\n".join(line.rstrip() for line in padded)
+        return "\n".join(aligned(line, widths) for line in lines)
 
     def record(self) -> dict[str, Any]:
         """Return the report as plain values, for JSON."""
@@ -166,10 +164,7 @@ class BuildComparison:
 
     def __str__(self) -> str:
         """Return the summary, and at most a screen of findings."""
-        lines = [f"A: {self.a}, B: {self.b}: {self.summary}"]
-        lines += [f"  {each}" for each in self.findings[:SHOWN]]
-        rest = len(self.findings) - SHOWN
-        lines += [f"  and {rest} more"] if rest > 0 else []
+        lines = screen(f"A: {self.a}, B: {self.b}: {self.summary}", self.findings, SHOWN)
         return "\n".join([*lines, *(f"  {each}" for each in self.notes)])
 
 

@@ -149,43 +149,27 @@ def buffer_deviations(weights: ModuleWeights) -> list[Deviation]:
 
 def sharing_deviations(weights: ModuleWeights) -> list[Deviation]:
     """Return ties that are broken or new, and copies."""
-    broken = [] if weights.table is None else broken_ties(weights.parameters, weights.table)
-    new = [] if weights.table is None else new_ties(weights.parameters, weights.table)
-    return [*broken, *new, *copies(weights, [(d.name, *d.others) for d in broken])]
-
-
-def tie_groups(law: LawTable) -> list[tuple[str, ...]]:
-    """Return groups of names that should be one parameter."""
-    return [(first, *others) for first, others in law.tied.items()]
-
-
-def broken_ties(parameters: Mapping[str, nn.Parameter], law: LawTable) -> list[Deviation]:
-    """Return ties of the law between parameters that are separate in the module."""
+    parameters = weights.parameters
+    groups = [] if weights.table is None else [(first, *others) for first, others in weights.table.tied.items()]
     result = []
-    for group in tie_groups(law):
+    for group in groups:
         names = [name for name in group if name in parameters]
         if len({memory(parameters[name]) for name in names}) > 1:
-            first, *others = (parameters[name].detach() for name in names)
-            equal = all(first.shape == other.shape and bool(torch.equal(first, other)) for other in others)
+            equal = all(torch.equal(parameters[names[0]], parameters[name]) for name in names[1:])
             text = f"{len(names)} parameters with {'equal' if equal else 'different'} numbers"
-            result.append(
-                Deviation(names[0], "broken tie", 0.0, text, "one parameter", DEAD, "a tie is broken", tuple(names[1:]))
-            )
-    return result
-
-
-def new_ties(parameters: Mapping[str, nn.Parameter], law: LawTable) -> list[Deviation]:
-    """Return parameters that share memory in the module and are separate in the law."""
-    source = {name: group[0] for group in tie_groups(law) for name in group}
+            rest = tuple(names[1:])
+            result.append(Deviation(names[0], "broken tie", 0.0, text, "one parameter", DEAD, "a tie is broken", rest))
+    apart = [(d.name, *d.others) for d in result]
+    source = {name: group[0] for group in groups for name in group}
     shared: dict[tuple[object, ...], list[str]] = {}
-    for name, parameter in parameters.items():
+    for name, parameter in parameters.items() if weights.table is not None else ():
         if parameter.numel():
             shared.setdefault(memory(parameter), []).append(name)
-    return [
-        Deviation(names[0], "new tie", 0.0, "one parameter", "parameters of their own", None, "", tuple(names[1:]))
-        for names in shared.values()
-        if len({source.get(name, name) for name in names}) > 1
-    ]
+    for names in shared.values():
+        if len({source.get(name, name) for name in names}) > 1:
+            text, law = "one parameter", "parameters of their own"
+            result.append(Deviation(names[0], "new tie", 0.0, text, law, None, "", tuple(names[1:])))
+    return [*result, *copies(weights, apart)]
 
 
 def copies(weights: ModuleWeights, apart: Iterable[tuple[str, ...]]) -> list[Deviation]:
@@ -194,13 +178,11 @@ def copies(weights: ModuleWeights, apart: Iterable[tuple[str, ...]]) -> list[Dev
     One draw of the law may be copied, such as to a network that averages another; not to the next trained layer.
     """
     law = weights.table
-    alike: dict[tuple[int, str], list[str]] = {}
+    alike: dict[tuple[int, bytes], list[str]] = {}
     for name, each in weights.summaries.items():
         drawn = law is None or (name in law.laws and law.laws[name].random and law.laws[name].source >= 0)
         if each.count >= LEAST and not each.constant and each.std > 0 and drawn:
-            digest = hashlib.sha256(each.sample.tobytes()).hexdigest()
-            alike.setdefault((each.count, digest), []).append(name)
-    known = [set(group) for group in apart]
+            alike.setdefault((each.count, hashlib.sha256(each.sample.tobytes()).digest()), []).append(name)
     result = []
     for names in alike.values():
         sources: set[Any] = {law.laws[name].source for name in names} if law is not None else {-1, -2}
@@ -209,7 +191,7 @@ def copies(weights: ModuleWeights, apart: Iterable[tuple[str, ...]]) -> list[Dev
             count = Counter(pattern(name) for name in trained)
             names = [name for name in trained if count[pattern(name)] > 1]
             sources = set(range(len(names)))
-        if len(names) > 1 and len(sources) > 1 and not any(set(names) <= group for group in known):
+        if len(names) > 1 and len(sources) > 1 and not any(set(names) <= set(group) for group in apart):
             text = f"{len(names)} times the same numbers"
             result.append(Deviation(names[0], "copies", 0.0, text, "independent draws", None, "", tuple(names[1:])))
     return result

@@ -20,6 +20,7 @@ from limitformer.initialisation.like_layers import pattern as like_pattern
 from limitformer.initialisation.recipes.law import SORTED, ComparedLaw, compared_law
 from limitformer.initialisation.recipes.recipe import Recipe, Weight, recipe_of
 from limitformer.initialisation.recipes.roles import is_embedding, owner_of, places_of
+from limitformer.initialisation.report import aligned
 from limitformer.initialisation.summary import summarise
 from limitformer.weightless import laws
 from limitformer.weightless.building import build_sample, drawn_module
@@ -140,14 +141,13 @@ class RecipeComparison:
         widths[1] = min(widths[1], max(columns - 11 - sum(widths[2:]), 18))
         lines = []
         for row in [head, *cells] if cells else []:
-            first = f"  {row[0]:1}  {row[1]:<{widths[1]}}"
-            rest = "  ".join(f"{each:<{width}}" for each, width in zip(row[2:], widths[2:], strict=True))
-            both = f"{first}  {rest}".rstrip()
+            first, rest = f"  {aligned(row[:2], (1, widths[1]))}", aligned(row[2:], widths[2:])
+            both = f"  {aligned(row, (1, *widths[1:]))}"
             if len(row[1]) <= widths[1] and len(both) <= columns:
                 lines.append(both)
                 continue
-            parts = [rest.rstrip()] if len(rest.rstrip()) <= columns - LEFT else [each for each in row[2:] if each]
-            lines += [first.rstrip(), *(f"{'':{LEFT}}{each}" for each in parts)]
+            parts = [rest] if len(rest) <= columns - LEFT else [each for each in row[2:] if each]
+            lines += [first, *(f"{'':{LEFT}}{each}" for each in parts)]
         return lines
 
     def __str__(self) -> str:
