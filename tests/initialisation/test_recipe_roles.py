@@ -208,4 +208,3 @@ def test_head_maps_the_stream_to_the_vocabulary():
 def test_gate_and_input_in_one_matrix_are_seen_by_its_size():
     seen = places(lambda: Named({"mlp.ff_proj": (48, 160), "mlp.ff_out": (80, 48)}))
     assert seen["layers.0.mlp.ff_proj.weight"].roles == ("gate", "feed-forward in")
-    assert seen["layers.0.mlp.ff_out.weight"].sizes["hidden"] == 80

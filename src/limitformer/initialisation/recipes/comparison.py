@@ -7,7 +7,8 @@ form, such as that of an orthogonal matrix, the model's code builds a few networ
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -240,8 +241,10 @@ def compare_law(
         if first in codes and isinstance(law, ComparedLaw):
             one = compare_sizes(name, "head", codes[first], law)
             single.append(replace(one, remark="; ".join(filter(None, (f"tied to {first}", one.remark)))))
+    groups = Counter((pattern(name), "×".join(map(str, table.shapes[name])), reason) for name, reason in missing)
+    uncovered = tuple(Uncovered(name, count, shape, reason) for (name, shape, reason), count in groups.items())
     remarks = tie_remarks(heads, recipe, single, untied)
-    return RecipeComparison(table.name, recipe, rows_of(single), uncovered_of(missing, table.shapes), remarks)
+    return RecipeComparison(table.name, recipe, rows_of(single), uncovered, remarks)
 
 
 def published_laws(place: Weight, recipe: Recipe) -> dict[str, ComparedLaw] | str:
@@ -459,14 +462,6 @@ def span(texts: list[str], sizes: list[float]) -> str:
     if len(words) == len(others) == 2 and words[0] == others[0]:
         return f"{first} to {others[1]}"
     return first if first == last else f"{first} to {last}"
-
-
-def uncovered_of(missing: list[tuple[str, str]], shapes: Mapping[str, tuple[int, ...]]) -> tuple[Uncovered, ...]:
-    groups: dict[tuple[str, str, str], int] = {}
-    for name, reason in missing:
-        key = (pattern(name), "×".join(map(str, shapes[name])), reason)
-        groups[key] = groups.get(key, 0) + 1
-    return tuple(Uncovered(name, count, shape, reason) for (name, shape, reason), count in groups.items())
 
 
 def over(size: float, published: float) -> float:

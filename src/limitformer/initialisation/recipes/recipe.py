@@ -24,7 +24,6 @@ SIZES = {
     "layer": "index of its block, from 0",
     "heads": "number of heads",
     "head_dim": "dimension of a head",
-    "hidden": "width of the feed-forward layer of its block",
     "fan_in": "inputs of the weight",
     "fan_out": "outputs of the weight",
     "rows": "of the tensor",

@@ -5,9 +5,10 @@ w2 and w3 the one that ends at the stream's width writes to it) and lists of blo
 projections are those of many libraries. A weight whose role is not clear has none, and a reason.
 """
 
+import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -101,7 +102,9 @@ def places_of(
     for place in places.values():
         place.sizes = {"vocabulary": vocabulary, "width": widths[place.stack] or (rows[0][1] if rows else None)}
     for name, place in places.items():
-        if is_head(place, owners[name], vocabulary):
+        width, outside = place.sizes["width"], place.stack == "" and place.roles in ((), ("bias",))
+        maps = place.shape in ((vocabulary, width), (width, vocabulary)) and not is_embedding(owners[name])
+        if outside and maps and words_of(name)[1].lower() in HEAD.split():
             place.roles, place.reason = ("head",), ""
         by_shape(place, owners[name], set(names), shapes)
     add_depths(places, module, config)
@@ -147,20 +150,16 @@ def name_roles(place: Weight, owner: nn.Module, shapes: Mapping[str, tuple[int, 
     if leaf == "bias" or re.search(r"_proj_bias$|^in_proj_bias$", leaf):
         return ("bias",) if len(place.shape) == 1 else ()
     if is_embedding(owner) or (place.stack == "" and raw and POSITION.search(leaf) and len(place.shape) >= 2):
-        return embedding_roles(place, word)
+        if POSITION.search(place.name):
+            return ("position embedding",)
+        if TYPE.search(place.name):
+            return ("type embedding",)
+        tokens = len(place.shape) == 2 and place.stack == "" and TOKENS.match(word) and not OTHER.search(place.name)
+        return ("embedding",) if tokens else ()
     own_name = not raw or leaf.endswith(("proj", "_weight", "_bank")) or leaf in NUMBERED
     if len(place.shape) not in (2, 3) or place.stack == "" or not own_name:
         return ()
     return projection_roles(place, around, word, shapes)
-
-
-def embedding_roles(place: Weight, word: str) -> tuple[str, ...]:
-    if POSITION.search(place.name):
-        return ("position embedding",)
-    if TYPE.search(place.name):
-        return ("type embedding",)
-    tokens = len(place.shape) == 2 and place.stack == "" and TOKENS.match(word) and not OTHER.search(place.name)
-    return ("embedding",) if tokens else ()
 
 
 def projection_roles(
@@ -170,7 +169,10 @@ def projection_roles(
     lower = word.lower()
     if lower == "linear" and around:  # a wrapper that is named like the projection
         around, lower = around[:-1], around[-1].lower()
-    attention, forward = (last_match(pattern, around) for pattern in (ATTENTION, FORWARD))
+    attention, forward = (
+        max((place for place, each in enumerate(around) if pattern.search(each)), default=-1)
+        for pattern in (ATTENTION, FORWARD)
+    )
     if lower in ("router", "gate", "wg", "classifier", "layer") and is_router(place, lower, shapes):
         return ("router",)
     inside = place.name.removeprefix(f"{place.stack}.")
@@ -192,10 +194,6 @@ def projection_roles(
         if lower in ("attn_out", "att_proj", "q_proj", "k_proj", "v_proj", "qkv_proj"):
             return OF_ATTENTION[lower]
     return ()
-
-
-def last_match(pattern: re.Pattern[str], words: list[str]) -> int:
-    return max((place for place, word in enumerate(words) if pattern.search(word)), default=-1)
 
 
 def is_router(place: Weight, word: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:
@@ -222,20 +220,6 @@ def widths_of(places: Mapping[str, Weight], embeddings: list[tuple[int, ...]]) -
     return result
 
 
-def is_head(place: Weight, owner: nn.Module, vocabulary: int | None) -> bool:
-    """Return whether a matrix outside the blocks maps the stream to the vocabulary."""
-    width = place.sizes["width"]
-    sizes = (vocabulary, width)
-    return (
-        place.stack == ""
-        and words_of(place.name)[1].lower() in HEAD.split()
-        and len(place.shape) == 2
-        and not is_embedding(owner)
-        and place.shape in (sizes, sizes[::-1])
-        and place.roles in ((), ("bias",))
-    )
-
-
 def fans(place: Weight, owner: nn.Module) -> tuple[int, int]:
     """Return the numbers of inputs and outputs of a weight."""
     shape = place.shape
@@ -246,9 +230,7 @@ def fans(place: Weight, owner: nn.Module) -> tuple[int, int]:
     if isinstance(owner, nn.Linear) or (len(shape) == 2 and not place.roles):
         return shape[1], shape[0]
     if isinstance(owner, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-        field_size = 1
-        for length in shape[2:]:
-            field_size *= length
+        field_size = math.prod(shape[2:])
         return shape[1] * field_size, shape[0] * field_size
     pair, width = shape[-2:], place.sizes.get("width")
     reads = bool(set(place.roles) & READS)
@@ -355,31 +337,25 @@ def has_nested_blocks(stack: str, places: Mapping[str, Weight]) -> bool:
 
 
 def add_sizes(places: Mapping[str, Weight], module: nn.Module, owners: Mapping[str, nn.Module], config: Any) -> None:
-    """Add fans, heads and the width of the feed-forward layer."""
-    hidden: dict[tuple[str, float | None], int] = {}
+    """Add fans and heads."""
     for name, place in places.items():
         into, out = fans(place, owners[name])
-        pair = (1, 1, *place.shape)[-2:]
-        place.sizes |= {"fan_in": into, "fan_out": out, "rows": pair[0], "columns": pair[1]}
-        if place.roles == ("feed-forward out",):
-            hidden.setdefault((place.stack, stack_of(name)[1]), into)
-    for name, place in places.items():
+        rows, columns = (1, 1, *place.shape)[-2:]
         heads = attribute(module, name, HEADS, config)
         size = attribute(module, name, HEAD_DIMS, config)
         width = place.sizes["width"]
         if size is None and heads and width and width % heads == 0:
             size = width / heads
-        place.sizes |= {"heads": heads, "head_dim": size, "hidden": hidden.get((place.stack, stack_of(name)[1]))}
+        place.sizes |= {"fan_in": into, "fan_out": out, "rows": rows, "columns": columns, "heads": heads}
+        place.sizes["head_dim"] = size
 
 
 def attribute(module: nn.Module, name: str, names: tuple[str, ...], config: Any) -> float | None:
     """Return a whole number that the innermost module around a weight has under one of these names, or its config."""
-    for owner in (*ancestors(module, name), config):
-        for each in names:
-            value = whole_number(owner, each)
-            if value is not None:
-                return value
-    return None
+    parts = name.split(".")[:-1]
+    around = (module.get_submodule(".".join(parts[:length])) for length in range(len(parts), 0, -1))
+    every = (whole_number(owner, each) for owner in (*around, config) for each in names)
+    return next((value for value in every if value is not None), None)
 
 
 def whole_number(owner: Any, name: str) -> int | None:
@@ -389,10 +365,3 @@ def whole_number(owner: Any, name: str) -> int | None:
     except Exception:  # noqa: BLE001  a user's module or configuration may raise anything
         return None
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
-
-
-def ancestors(module: nn.Module, name: str) -> Iterator[nn.Module]:
-    """Return the modules around a weight, inner ones first."""
-    parts = name.split(".")[:-1]
-    for length in range(len(parts), 0, -1):
-        yield module.get_submodule(".".join(parts[:length]))
