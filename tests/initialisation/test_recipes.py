@@ -325,20 +325,6 @@ def test_wrong_twin_of_another_architecture_is_named(name, ending, role):
     assert {row.kind for row in compare_with_recipe(wrong, name).differences} == {role}
 
 
-def test_recipe_names_depth_given_to_the_wrong_matrix():
-    """The w3 of a gated layer is divided by depth, and w2 is not."""
-    draws, form = DRAWS["llama-depth-init"]
-    swapped = {**draws, "feed-forward in": draws["feed-forward out"], "feed-forward out": draws["feed-forward in"]}
-    from recipe_models import Transformer
-
-    form = {"gated": True, "bias": False, "tied": False, "relative": False, **form}
-    comparison = compare_with_recipe(lambda: Transformer(swapped, **form), "llama-depth-init")
-    ratios = {row.kind: row.ratio for row in comparison.differences}
-    assert ratios["feed-forward in"] == pytest.approx((6**-0.5, 2**-0.5))
-    assert ratios["feed-forward out"] == pytest.approx((2**0.5, 6**0.5))
-    assert ratios.keys() == {"feed-forward in", "feed-forward out"}
-
-
 def test_truncation_at_a_hundred_std_is_a_normal_law_and_is_said():
     comparison = compare_with_recipe(factory("torchtitan"), "megatron")
     row = next(row for row in comparison.rows if row.kind == "query")
@@ -377,48 +363,6 @@ def test_settings_change_the_numbers():
     assert "std = 0.006" in str(recipe_of("megatron,std=0.006"))
     comparison = compare_with_recipe(factory("megatron"), "megatron,std=0.006")
     assert {row.ratio_text for row in comparison.differences} == {"3.333"}
-
-
-def test_shape_decides_which_of_three_numbered_matrices_writes_to_the_stream():
-    class Swapped(nn.Module):
-        """Names of w1 and w2 exchanged."""
-
-        def __init__(self):
-            super().__init__()
-            self.embed_tokens = nn.Embedding(96, 48)
-            self.layers = nn.ModuleList()
-            for _ in range(2):
-                block = nn.Module()
-                block.attention_norm, block.feed_forward = nn.LayerNorm(48), nn.Module()
-                for name, pair in {"w1": (80, 48), "w2": (48, 80), "w3": (48, 80)}.items():
-                    linear = nn.Linear(*pair, bias=False)
-                    nn.init.normal_(linear.weight, std=0.01 if name == "w1" else 0.02)
-                    setattr(block.feed_forward, name, linear)
-                self.layers.append(block)
-            nn.init.normal_(self.embed_tokens.weight, std=0.02)
-
-    comparison = compare_with_recipe(Swapped, "megatron")
-    row = next(row for row in comparison.rows if row.kind == "feed-forward out")
-    assert (row.names, row.mark) == (("layers.*.feed_forward.w1.weight",), "=")
-    assert comparison.differences == ()
-
-
-def test_unknown_roles_and_unclear_depths_are_listed_and_not_guessed():
-    class Odd(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embed_tokens = nn.Embedding(96, 48)
-            self.layers = nn.ModuleList()
-            for _ in range(2):
-                block = nn.Module()
-                block.mystery, block.mlp = nn.Linear(48, 48), nn.Module()
-                block.mlp.down_proj, block.norm = nn.Linear(48, 32), nn.LayerNorm(48)  # does not end at the stream
-                self.layers.append(block)
-
-    comparison = compare_with_recipe(Odd, "megatron")
-    reasons = {each.names: each.reason for each in comparison.uncovered}
-    assert reasons["layers.*.mystery.weight"] == "its role is not known"
-    assert reasons["layers.*.mlp.down_proj.weight"] == "48 inputs and 32 outputs do not fit its name at width 48"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from limitformer.base.errors import InputError, require
 from limitformer.initialisation.bugs import evidence_of, recognise
+from limitformer.initialisation.builds import memory_of
 from limitformer.initialisation.like_layers import outliers, pattern
 from limitformer.initialisation.report import DEAD, UNINITIALISED, Deviation, buffer_text, entries_text
 from limitformer.initialisation.summary import TensorSummary, summarise
@@ -51,7 +52,7 @@ def measure_weights(module: nn.Module, table: LawTable | None, reference: nn.Mod
     meta = next((name for name, parameter in parameters.items() if parameter.is_meta), None)
     require(meta is None, f"the module has no numbers: {meta} is on the meta device. Load or draw its weights first.")
     seen: dict[object, str] = {}
-    first = {n: p for n, p in parameters.items() if p.is_floating_point() and seen.setdefault(memory(p), n) == n}
+    first = {n: p for n, p in parameters.items() if p.is_floating_point() and seen.setdefault(memory_of(p), n) == n}
     each = dict.fromkeys(first, NONE) if table is None else laws_of(first, table)
     summaries = {name: summarise(parameter, each[name].rows) for name, parameter in first.items()}
     return ModuleWeights(module, parameters, summaries, each, table, reference)
@@ -73,11 +74,6 @@ def laws_of(parameters: Mapping[str, nn.Parameter], table: LawTable) -> dict[str
             f"the law is of another module: {name} is {tuple(parameter.shape)}, and its law of {expected}.",
         )
     return {name: table.laws[first[name]] if name in first else NONE for name in parameters}
-
-
-def memory(tensor: Tensor) -> tuple[object, ...]:
-    """Return a key that is equal for tensors that share memory."""
-    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tuple(tensor.shape)
 
 
 def weight_p_values(name: str, weights: ModuleWeights) -> dict[str, float]:
@@ -154,7 +150,7 @@ def sharing_deviations(weights: ModuleWeights) -> list[Deviation]:
     result = []
     for group in groups:
         names = [name for name in group if name in parameters]
-        if len({memory(parameters[name]) for name in names}) > 1:
+        if len({memory_of(parameters[name]) for name in names}) > 1:
             equal = all(torch.equal(parameters[names[0]], parameters[name]) for name in names[1:])
             text = f"{len(names)} parameters with {'equal' if equal else 'different'} numbers"
             rest = tuple(names[1:])
@@ -164,7 +160,7 @@ def sharing_deviations(weights: ModuleWeights) -> list[Deviation]:
     shared: dict[tuple[object, ...], list[str]] = {}
     for name, parameter in parameters.items() if weights.table is not None else ():
         if parameter.numel():
-            shared.setdefault(memory(parameter), []).append(name)
+            shared.setdefault(memory_of(parameter), []).append(name)
     for names in shared.values():
         if len({source.get(name, name) for name in names}) > 1:
             text, law = "one parameter", "parameters of their own"
