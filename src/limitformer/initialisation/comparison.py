@@ -92,7 +92,7 @@ class TwoBuilds:
         self.p: dict[tuple[str, str], float] = {}
         self.verdicts: dict[str, str] = {}
         self.sampled: list[str] = []  # random in one build at least, without a law on both sides
-        self.estimates: dict[tuple[str, str], Estimate] = {}  # of the std of sampled tensors, by side and name
+        self.estimates: dict[tuple[int, str], Estimate] = {}  # of the std of sampled tensors, by build and name
 
     def report(self, level: float) -> BuildComparison:
         """Compare everything, and correct the p-values."""
@@ -115,13 +115,16 @@ class TwoBuilds:
             if p <= level:
                 self.note(name, "law")
         self.name_causes()
-        self.leave_out_untied()
+        for name, every in self.certain.items():  # that an untied copy has another law follows from the lost tie
+            first = self.a.ties.get(name, name)
+            if first != name and self.b.ties.get(name) != self.b.ties.get(first):
+                self.certain[name] = [each for each in every if each.kind not in ("law", "values", "untouched")]
         differences = [
             replace(each, p=least[name]) if least.get(name, 1.0) <= level else each
             for name, every in self.certain.items()
             for each in every
         ]
-        differences += [*self.lost_ties(), *self.equal_layers()]
+        differences += self.lost_ties()
         joint = [each for each in differences if each.kind in ("lost tie", "equal layers")]
         tied = {name: each.kind for each in joint for name in each.names}
         tensors = tuple(self.row(name, least.get(name, 1.0), tied.get(name)) for name in self.names)
@@ -172,14 +175,13 @@ class TwoBuilds:
         """Compare shape, type and flags; return whether numbers can be compared."""
         a, b = self.a.tensors[name], self.b.tensors[name]
         if a.value.dtype != b.value.dtype:
-            self.note(name, "dtype", texts=(plain(a.value.dtype), plain(b.value.dtype)))
+            self.note(name, "dtype", texts=tuple(str(each.value.dtype).removeprefix("torch.") for each in (a, b)))
         if self.a.module and self.b.module:
             if a.role == b.role == PARAMETER and a.requires_grad != b.requires_grad:
-                texts = ("trained", "not trained")
-                self.note(name, "requires_grad", texts=texts if a.requires_grad else texts[::-1])
+                texts = ("trained", "not trained")[:: 1 if a.requires_grad else -1]
+                self.note(name, "requires_grad", texts=texts)
             if a.role == b.role == BUFFER and a.persistent != b.persistent:
-                texts = ("saved", "not saved")
-                self.note(name, "persistence", texts=texts if a.persistent else texts[::-1])
+                self.note(name, "persistence", texts=("saved", "not saved")[:: 1 if a.persistent else -1])
         if a.shape == b.shape:
             return True
         part = slice_of(b.shape, a.shape)
@@ -286,7 +288,7 @@ class TwoBuilds:
         for name in self.sampled:
             one, other = (each[name] for each in summaries)
             self.test(name, p_of_builds(one, other))
-            self.estimates |= {("a", name): estimate_of(one), ("b", name): estimate_of(other)}
+            self.estimates |= {(id(self.a), name): estimate_of(one), (id(self.b), name): estimate_of(other)}
 
     def several(self, build: Build, names: set[str], count: int) -> dict[str, list[TensorSummary]]:
         """Return summaries of several builds of random tensors, and one of others."""
@@ -307,45 +309,27 @@ class TwoBuilds:
             self.note(name, "equal shards", f"{found[0]} equal slices along dimension {found[1]} in B")
 
     def lost_ties(self) -> list[Difference]:
-        """Return groups that are tied in one build only."""
+        """Return what is tied, and trained random weights of like layers that begin equal, in one build only."""
         result = []
-        for here, other, tied_in_a in ((self.a, self.b, True), (self.b, self.a, False)):
+        for here, other, order in ((self.a, self.b, 1), (self.b, self.a, -1)):
             groups: dict[str, list[str]] = {}
             for name, first in here.ties.items():
                 if name in other.ties:
                     groups.setdefault(first, []).append(name)
             for names in groups.values():
-                if len({other.ties[name] for name in names}) < 2:
-                    continue
                 values = [other.tensors[name].value for name in names]
                 equal = all(same_values(values[0], each) for each in values[1:])
-                if equal and not other.module:
+                if len({other.ties[name] for name in names}) < 2 or (equal and not other.module):
                     continue  # a file holds copies
-                one, several = "one parameter", f"{len(names)} with {'equal' if equal else 'different'} numbers"
-                in_a, in_b = (one, several) if tied_in_a else (several, one)
-                result.append(Difference(listed(names), tuple(names), "lost tie", in_a, in_b, 0.0, ""))
+                texts = "one parameter", f"{len(names)} with {'equal' if equal else 'different'} numbers"
+                result.append(Difference(listed(names), tuple(names), "lost tie", *texts[::order], 0.0, ""))
+        for here, other, order in ((self.a, self.b, 1), (self.b, self.a, -1)):
+            apart = equal_groups(other)
+            for alike in equal_groups(here):
+                if not any(len(set(alike) & set(each)) > 1 for each in apart):
+                    texts = f"{len(alike)} times the same numbers", "numbers of their own"
+                    result.append(Difference(listed(alike), alike, "equal layers", *texts[::order], 0.0, ""))
         return result
-
-    def equal_layers(self) -> list[Difference]:
-        """Return trained random weights of like layers that begin equal in one build only."""
-        result = []
-        every = [equal_groups(build) for build in (self.a, self.b)]
-        for groups, other, in_a in ((every[0], every[1], True), (every[1], every[0], False)):
-            for names in groups:
-                if any(len(set(names) & set(each)) > 1 for each in other):
-                    continue
-                texts = f"{len(names)} times the same numbers", "numbers of their own"
-                result.append(
-                    Difference(listed(names), names, "equal layers", *(texts if in_a else texts[::-1]), 0.0, "")
-                )
-        return result
-
-    def leave_out_untied(self) -> None:
-        """Leave out that a copy which should be tied has another law: that follows from the lost tie."""
-        for name, every in self.certain.items():
-            first = self.a.ties.get(name, name)
-            if first != name and self.b.ties.get(name) != self.b.ties.get(first):
-                self.certain[name] = [each for each in every if each.kind not in ("law", "values", "untouched")]
 
     # Causes
 
@@ -366,8 +350,12 @@ class TwoBuilds:
             if clear and new.kind in ("law", "second initialisation"):  # a constructor may have drawn the same law
                 detail = f"the std is √({likely[0].formula}) of one of {likely[0].number} slices"
                 new = replace(each, kind="after sharding", detail=detail)
-            elif new.kind == "law":
-                new = self.with_bug(name, new)
+            law, b = self.a.laws.get(name), self.b.tensors[name]
+            if new.kind == "law" and law is not None and not b.value.is_meta:
+                every = {other_name: self.a.laws.get(other_name, law) for other_name in self.both}
+                summary = summarise(b.value, law.rows)
+                bug, detail = recognise(evidence_of(name, b.value.shape, law, summary, b.owner, every, b.value.shape))
+                new = replace(new, detail=f"{bug.title}: {detail}") if bug is not None else new
             self.certain[name] = [new if one is each else one for one in self.certain[name]]
 
     def cause(self, name: str, each: Difference, mine: tuple[Law, ...], other: tuple[Law, ...]) -> Difference:
@@ -398,26 +386,15 @@ class TwoBuilds:
             return []
         if len({build.summary(name).kurtosis < FLAT for build in (self.a, self.b)}) == 2:
             return []  # one is uniform, the other is not
-        shards = shards_of(tuple(a.shape), self.std_of("a", name), self.std_of("b", name))
+        shards = shards_of(tuple(a.shape), self.std_of(self.a, name), self.std_of(self.b, name))
         part = slice_of(tuple(b.shape), tuple(a.shape))
         return [each for each in shards if part is None or (each.number, each.dimension) == part]
 
-    def std_of(self, side: str, name: str) -> Estimate:
+    def std_of(self, build: Build, name: str) -> Estimate:
         """Return the std of a tensor, from its law if it is known."""
-        build = self.a if side == "a" else self.b
         if name in build.laws:
             return Estimate(build.laws[name].std, 0.0)
-        return self.estimates.get((side, name)) or estimate_of([build.summary(name)])
-
-    def with_bug(self, name: str, each: Difference) -> Difference:
-        """Name the bug that B looks like, if A's law is known."""
-        law, b = self.a.laws.get(name), self.b.tensors[name]
-        if law is None or b.value.is_meta:
-            return each
-        every = {other: self.a.laws.get(other, law) for other in self.both}
-        evidence = evidence_of(name, b.value.shape, law, summarise(b.value, law.rows), b.owner, every, b.value.shape)
-        bug, detail = recognise(evidence)
-        return replace(each, detail=f"{bug.title}: {detail}") if bug is not None else each
+        return self.estimates.get((id(build), name)) or estimate_of([build.summary(name)])
 
 
 def equal_groups(build: Build) -> list[tuple[str, ...]]:
@@ -535,7 +512,3 @@ def estimate_of(summaries: Sequence[TensorSummary]) -> Estimate:
         return Estimate(0.0, 0.0)
     error = max(each.log_error() for each in summaries) / math.sqrt(len(logs))
     return Estimate(math.exp(statistics.fmean(logs)), error)
-
-
-def plain(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
