@@ -57,12 +57,12 @@ class Evidence:
 
 
 def evidence_of(
-    name: str, shape: Any, law: Law, summary: TensorSummary, owner: Any, every: Mapping[str, Law], beside: Any
+    name: str, shape: Any, law: Law, summary: TensorSummary, owner: Any, every: Mapping[str, Law], matrix: Any
 ) -> Evidence:
-    """Return what recognisers read of a weight; `every` has all laws, and `beside` is the shape of a bias's weight."""
+    """Return what recognisers read of a weight; `every` has all laws, and `matrix` is the shape of a bias's weight."""
     alike = [other for other in every if pattern(other) == pattern(name)]
     layers = {next((part for part in other.split(".") if part.isdecimal()), "") for other in alike}
-    fans = (beside[-1], math.prod(beside[:-1]), math.prod(beside[1:])) if len(beside) > 1 else ()
+    fans = (matrix[-1], math.prod(matrix[:-1]), math.prod(matrix[1:])) if len(matrix) > 1 else ()
     stds = frozenset(each.std for each in every.values())
     kinds = isinstance(owner, nn.Embedding), "norm" in type(owner).__name__.lower()
     return Evidence(name, tuple(shape), law, summary, len(layers), *kinds, stds, tuple(dict.fromkeys(fans)))

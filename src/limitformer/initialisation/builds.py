@@ -331,7 +331,8 @@ def tied(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 def memory_of(tensor: Tensor) -> Any:
     """Return a key that is equal for tensors of the same memory; tensors without memory are their own."""
-    local: Any = tensor.to_local() if is_distributed(tensor) else tensor  # type: ignore[operator]
+    local: Any = tensor
+    local = local.to_local() if is_distributed(tensor) else local
     if tensor.is_meta or not local.numel() or local.layout != torch.strided:
         return id(tensor)
     return storage(local), local.storage_offset(), local.numel()

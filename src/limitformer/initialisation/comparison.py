@@ -207,7 +207,7 @@ class TwoBuilds:
             self.note(name, "erased buffer" if role != PARAMETER and unwritten == [False, True] else "uninitialised")
             return False
         odd = [each.is_floating_point() and not bool(comparable(each).isfinite().all()) for each in values]
-        if any(odd) and not same_values(*values):
+        if any(odd) and not same_values(values[0], values[1]):
             self.note(name, "not finite")
             return False
         if name in self.b.replicas:

@@ -84,9 +84,10 @@ def weight_p_values(name: str, weights: ModuleWeights) -> dict[str, float]:
     if law.std > 0 or each.odd or not each.count:
         return p_of_law(parameter.detach(), each, law)
     if law.kind == laws.GIVEN:
-        computed = None if weights.reference is None else dict(weights.reference.named_parameters()).get(name)
-        known = computed is not None and not computed.is_meta
-        return {"values": 0.0} if known and not same_values(parameter, computed, *CLOSE) else {}
+        references = {} if weights.reference is None else dict(weights.reference.named_parameters())
+        computed = references.get(name)
+        differs = computed is not None and not computed.is_meta and not same_values(parameter, computed, *CLOSE)
+        return {"values": 0.0} if differs else {}
     off = max(abs(each.low - law.shift), abs(each.high - law.shift))
     rounding = each.spacing * abs(law.shift) + (SMALLEST if each.spacing > 1e-5 and law.shift else 0.0)
     return {} if off <= rounding else {"constant": 0.0}

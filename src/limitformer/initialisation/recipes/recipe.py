@@ -213,7 +213,9 @@ def recipe_of(recipe: "Recipe | Callable[..., ComparedLaw | None] | str", settin
         require(callable(recipe), f"recipe must be a function of a weight, or its name; got {type(recipe).__name__}.")
         name = getattr(recipe, "known_as", getattr(recipe, "__name__", "ours"))
         texts = [" ".join(each.split()) for each in (inspect.getdoc(recipe) or name).split("\n\n", 2)]
-        parts = dict(zip(("title", "source", "notes"), (texts[0].removesuffix("."), *texts[1:]), strict=False))
+        parts: dict[str, Any] = dict(
+            zip(("title", "source", "notes"), (texts[0].removesuffix("."), *texts[1:]), strict=False)
+        )
         more = {each: getattr(recipe, each) for each in ("tied", "names") if hasattr(recipe, each)}
         defaults = {each.name: each.default for each in list(inspect.signature(recipe).parameters.values())[1:]}
         recipe = Recipe(law=recipe, name=name, settings=defaults, **parts, **more).with_settings(**defaults)

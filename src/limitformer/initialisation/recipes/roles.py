@@ -8,7 +8,7 @@ projections are those of many libraries. A weight whose role is not clear has no
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -205,7 +205,7 @@ def is_router(place: Weight, word: str, shapes: Mapping[str, tuple[int, ...]]) -
     return word in ("gate", "wg") and any(other.startswith(f"{parent}.experts.") for other in shapes)
 
 
-def widths_of(places: Mapping[str, Weight], embeddings: list[tuple[int, ...]]) -> dict[str, int]:
+def widths_of(places: Mapping[str, Weight], embeddings: Sequence[tuple[int, ...]]) -> dict[str, int]:
     """Return the width of each stack's stream: the length of its norms that is the embedding's, else the usual one."""
     lengths: dict[str, Counter[int]] = {}
     for place in places.values():
