@@ -153,7 +153,7 @@ class TwoBuilds:
             lines.append("both are known by their numbers only: uninitialised memory cannot be seen in them")
         return tuple(lines)
 
-    def note(self, name: str, kind: str, detail: str = "", texts: tuple[str, str] | None = None) -> None:
+    def note(self, name: str, kind: str, detail: str = "", texts: Sequence[str] | None = None) -> None:
         """Note a certain difference; `texts`: what A and B have."""
         in_a, in_b = texts or (text_of(self.a, name), text_of(self.b, name))
         self.certain.setdefault(name, []).append(Difference(name, (name,), kind, in_a, in_b, 0.0, detail))
@@ -318,17 +318,18 @@ class TwoBuilds:
                     groups.setdefault(first, []).append(name)
             for names in groups.values():
                 values = [other.tensors[name].value for name in names]
-                equal = all(same_values(values[0], each) for each in values[1:])
-                if len({other.ties[name] for name in names}) < 2 or (equal and not other.module):
-                    continue  # a file holds copies
-                texts = "one parameter", f"{len(names)} with {'equal' if equal else 'different'} numbers"
-                result.append(Difference(listed(names), tuple(names), "lost tie", *texts[::order], 0.0, ""))
+                apart = len({other.ties[name] for name in names}) > 1
+                equal = apart and all(same_values(values[0], each) for each in values[1:])
+                if apart and (other.module or not equal):  # a file holds copies
+                    texts = "one parameter", f"{len(names)} with {'equal' if equal else 'different'} numbers"
+                    in_a, in_b = texts[::order]
+                    result.append(Difference(listed(names), tuple(names), "lost tie", in_a, in_b, 0.0, ""))
         for here, other, order in ((self.a, self.b, 1), (self.b, self.a, -1)):
-            apart = equal_groups(other)
+            there = equal_groups(other)
             for alike in equal_groups(here):
-                if not any(len(set(alike) & set(each)) > 1 for each in apart):
-                    texts = f"{len(alike)} times the same numbers", "numbers of their own"
-                    result.append(Difference(listed(alike), alike, "equal layers", *texts[::order], 0.0, ""))
+                if not any(len(set(alike) & set(each)) > 1 for each in there):
+                    in_a, in_b = (f"{len(alike)} times the same numbers", "numbers of their own")[::order]
+                    result.append(Difference(listed(alike), alike, "equal layers", in_a, in_b, 0.0, ""))
         return result
 
     # Causes
