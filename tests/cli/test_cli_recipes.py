@@ -32,7 +32,8 @@ def test_one_recipe_is_printed_with_its_settings_and_source(run):
     lines = result.stdout.splitlines()
     assert lines[0] == "megatron: Megatron-LM"
     assert "  settings: std = 0.006" in lines
-    assert "  attention output, feed-forward out: normal(std / sqrt(2 * depth))" in lines
+    assert "        return normal(std / sqrt(2 * w.depth))" in lines
+    assert "    WRITES = ('attention output', 'feed-forward out')" in lines
     assert "transformer_config.py at d98e8a64" in result.stdout
 
 
@@ -45,7 +46,7 @@ def test_one_recipe_is_printed_with_its_settings_and_source(run):
             ("check", "gpt2", "--recipe", "megatron,sd=1"),
             r"--recipe: recipe megatron has no setting 'sd'\. It has std\.",
         ),
-        (("check", "gpt2", "--recipe", ""), r"--recipe: recipe must be one of 25 names; got ''"),
+        (("check", "gpt2", "--recipe", "nowhere.py:ours"), r"there is no file nowhere\.py"),
     ],
 )
 def test_unknown_recipes_are_refused(refused, command, says):
@@ -62,3 +63,20 @@ def test_check_prints_the_comparison(run, config, tmp_path):
     assert row.split()[-1] == "2"
     record = json.loads((tmp_path / "report" / "check.json").read_text(encoding="utf-8"))
     assert record["recipe"]["settings"] == {"std": 0.01}
+
+
+def test_own_recipe_is_read_from_a_file(run, config, tmp_path):
+    file = tmp_path / "house.py"
+    file.write_text(
+        "from limitformer.initialisation.recipes.law import normal\n\n"
+        "def ours(w, std=0.02):\n    return normal(std) if w.role == 'position embedding' else None\n",
+        encoding="utf-8",
+    )
+    options = ("--tokens", 8, "--samples", 1, "--no-gradients")
+    assert (
+        "0 of 1 kinds of weight differ from recipe ours"
+        in run("check", config, "--recipe", f"{file}:ours", *options).stdout
+    )
+    result = run("check", config, "--recipe", f"{file}:ours,std=0.01", *options)
+    assert "1 of 1 kinds of weight differ from recipe ours: position embedding" in result.stdout
+    assert "settings: std = 0.01" in run("recipes", f"{file}:ours,std=0.01").stdout

@@ -191,8 +191,19 @@ class Named(nn.Module):
     ],
 )
 def test_role_of_a_name_and_shape(name, pair, role):
-    seen = places(lambda: Named({name: pair}))
-    assert seen[f"layers.0.{name}.weight"].roles == ((role,) if role else ())
+    seen = places(lambda: Named({name: pair}))[f"layers.0.{name}.weight"]
+    assert seen.roles == ((role,) if role else ())
+    misfit = f"{pair[0]} inputs and {pair[1]} outputs do not fit its name at width 48"
+    assert seen.reason == ("" if role else misfit if 48 not in pair or "q_proj" in name else "its role is not known")
+
+
+def test_shape_decides_which_of_three_numbered_matrices_writes_to_the_stream():
+    """The names of w1 and w2 are exchanged."""
+    pairs = {"feed_forward.w1": (80, 48), "feed_forward.w2": (48, 80), "feed_forward.w3": (48, 80)}
+    seen = places(lambda: Named(pairs))
+    roles = {name: seen[f"layers.1.{name}.weight"].roles for name in pairs}
+    into = ("feed-forward in",)
+    assert roles == {"feed_forward.w1": ("feed-forward out",), "feed_forward.w2": into, "feed_forward.w3": into}
 
 
 def test_head_maps_the_stream_to_the_vocabulary():
@@ -208,4 +219,3 @@ def test_head_maps_the_stream_to_the_vocabulary():
 def test_gate_and_input_in_one_matrix_are_seen_by_its_size():
     seen = places(lambda: Named({"mlp.ff_proj": (48, 160), "mlp.ff_out": (80, 48)}))
     assert seen["layers.0.mlp.ff_proj.weight"].roles == ("gate", "feed-forward in")
-    assert seen["layers.0.mlp.ff_out.weight"].sizes["hidden"] == 80

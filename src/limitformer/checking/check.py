@@ -27,6 +27,7 @@ from limitformer.checking.verdicts import TRAINED, Verdict, verdicts
 from limitformer.hf import Shaping
 from limitformer.initialisation.recipes import Recipe, RecipeComparison, recipe_of
 from limitformer.initialisation.recipes.comparison import asks_untied, compare_law
+from limitformer.initialisation.recipes.law import ComparedLaw
 from limitformer.initialisation.report import InitialisationReport
 from limitformer.initialisation.weight_by_weight import check_initialisation
 from limitformer.nn.drawn.simulate import resolve_device
@@ -114,7 +115,7 @@ def check(
     blocks: Chosen | None = None,
     trust_remote_code: bool = False,
     progress: bool = True,
-    recipe: Recipe | str | None = None,
+    recipe: Recipe | Callable[..., ComparedLaw | None] | str | None = None,
     witness: bool | str = True,
 ) -> Report:
     """Measure a Transformer by layer, compare it with its law at initialisation, and return what is wrong.
@@ -143,8 +144,8 @@ def check(
             and returns them; None finds the modules that receive the stream and return it.
         trust_remote_code: whether the Python code in the folder of a configuration (`auto_map`) may run.
         progress: whether the terminal shows the progress of work of more than two seconds.
-        recipe: a published initialisation (`limitformer.recipes()`), its name, or its name with settings, such as
-            `megatron,std=0.006`: the law of every weight is compared with it.
+        recipe: a published initialisation (`limitformer.recipes()`), its name, its name with settings, such as
+            `megatron,std=0.006`, or your own function: the law of every weight is compared with it.
         witness: whether a sample of the law is compared with the user's own module in plain PyTorch; "full" for the
             full size, whatever its memory. If they differ, the module's own code draws the networks.
 

@@ -25,7 +25,7 @@ from limitformer.cli.check_several import check_several, variants
 from limitformer.cli.endings import begin_work
 from limitformer.cli.names import complete_shape
 from limitformer.cli.report import errors_in_one_line, print_plain
-from limitformer.cli.user_code import names_code, user_inputs, user_loss, user_object
+from limitformer.cli.user_code import names_code, user_inputs, user_loss, user_object, user_recipe
 
 FAILED = 1
 SHAPED = ("gamma", "tau0", "gamma1", "gamma2", "shaped_relu", "per_head", "trained", "float32")  # of hf.Shaping
@@ -86,7 +86,8 @@ def check(
         str | None,
         typer.Option(
             metavar="NAME[,SETTING=NUMBER]",
-            help="Compare the law of every weight with a published recipe ('limitformer recipes' lists them).",
+            help="Compare the law of every weight with a published recipe ('limitformer recipes' lists them), or with "
+            "your own, FILE.py:NAME.",
         ),
     ] = None,
     witness: WitnessOption = "auto",
@@ -110,7 +111,7 @@ def check(
                 require_known(one)
         require_readable(text)
         require(text is None or inputs is None, "--text and --inputs cannot both be given.")
-        published = None if recipe is None else recipe_option(recipe)
+        published = None if recipe is None else user_recipe(recipe, "--recipe")
         require(out is None or bool(out.strip()), "--out must be a folder; got ''. Nearest: --out . for this one.")
         place = None if out is None else Path(out)
         from limitformer.base.files import check_writable
@@ -179,16 +180,6 @@ def checked_options(
         "shaping": shaping_options(shaped),
         "thresholds": thresholds,
     }
-
-
-def recipe_option(text: str) -> Any:
-    """Return the recipe of --recipe."""
-    from limitformer.initialisation.recipes.recipe import recipe_of
-
-    try:
-        return recipe_of(text)
-    except InputError as error:
-        raise InputError(f"--recipe: {error}") from error
 
 
 def show_shapes() -> None:

@@ -6,6 +6,7 @@ import typer
 
 from limitformer.cli.names import complete_recipe
 from limitformer.cli.report import errors_in_one_line, print_plain
+from limitformer.cli.user_code import user_recipe
 
 
 def recipes(
@@ -14,20 +15,19 @@ def recipes(
         typer.Argument(
             metavar="[NAME]",
             autocompletion=complete_recipe,
-            help="One recipe, with other settings as NAME,SETTING=NUMBER.",
+            help="One recipe, or your own, FILE.py:NAME; with other settings as NAME,SETTING=NUMBER.",
         ),
     ] = None,
 ) -> None:
-    """List published initialisations, or print one: its laws, settings and source.
+    """List published initialisations, or print one: its code, settings and source.
 
     For example: limitformer recipes megatron,std=0.006
     """
     with errors_in_one_line():
-        from limitformer.initialisation.recipes.recipe import recipe_of
         from limitformer.initialisation.recipes.recipe import recipes as known
 
         if name is not None:
-            print_plain(str(recipe_of(name)))
+            print_plain(str(user_recipe(name, "NAME")))
             return
         for each in known().values():
             print_plain(f"{each.name:20} {each.title}")

@@ -81,6 +81,18 @@ def user_loss(text: str | None) -> Any:
     return user_object(text, "--loss") if text is not None and names_code(text) else text
 
 
+def user_recipe(text: str, option: str) -> Any:
+    """Return the recipe that a text names: NAME or FILE.py:NAME, with settings as NAME,SETTING=NUMBER."""
+    from limitformer.initialisation.recipes.recipe import recipe_of
+
+    name, _, settings = text.partition(",")
+    function = user_object(name, option) if names_code(name) else None
+    try:
+        return recipe_of(text) if function is None else recipe_of(function, settings)
+    except InputError as error:
+        raise InputError(f"{option}: {error}") from error
+
+
 def user_inputs(text: str) -> Any:
     """Return the inputs that `--inputs` names: a number of tokens, a function's result, or a file of text."""
     if text.strip().isdigit():

@@ -7,11 +7,14 @@ law's; it counts as x within four standard errors and 0.3 %, if it is closer to 
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from torch import nn
 
+from limitformer.initialisation.like_layers import pattern
 from limitformer.initialisation.summary import TensorSummary
 from limitformer.weightless import laws
 from limitformer.weightless.laws import Law
@@ -51,6 +54,18 @@ class Evidence:
     def holds(self, std: float) -> bool:
         """Return whether the entries have this std."""
         return self.law.std > 0 and self.near(std / self.law.std)
+
+
+def evidence_of(
+    name: str, shape: Any, law: Law, summary: TensorSummary, owner: Any, every: Mapping[str, Law], matrix: Any
+) -> Evidence:
+    """Return what recognisers read of a weight; `every` has all laws, and `matrix` is the shape of a bias's weight."""
+    alike = [other for other in every if pattern(other) == pattern(name)]
+    layers = {next((part for part in other.split(".") if part.isdecimal()), "") for other in alike}
+    fans = (matrix[-1], math.prod(matrix[:-1]), math.prod(matrix[1:])) if len(matrix) > 1 else ()
+    stds = frozenset(each.std for each in every.values())
+    kinds = isinstance(owner, nn.Embedding), "norm" in type(owner).__name__.lower()
+    return Evidence(name, tuple(shape), law, summary, len(layers), *kinds, stds, tuple(dict.fromkeys(fans)))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """The report on two builds of one model: a table of tensors, findings, and a screen of text."""
 
-import textwrap
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,62 +10,37 @@ import xarray as xr
 
 from limitformer.base.errors import InputError, nearest
 from limitformer.initialisation.like_layers import pattern
+from limitformer.initialisation.report import aligned, screen, with_reason
 
-UNINITIALISED, ERASED, META = "uninitialised", "erased buffer", "no memory"
-LOST_TIE, UNTOUCHED, SECOND = "lost tie", "untouched", "second initialisation"
-AFTER_SHARDING, EQUAL_SHARDS, REPLICAS = "after sharding", "equal shards", "unequal replicas"
-NOT_LOADED = "not loaded"
-EQUAL_LAYERS = "equal layers"
-LAW, VALUES, NOT_FINITE, UNSTABLE = "law", "values", "not finite", "no seed"
-MISSING, SHAPE, DTYPE, GRADIENT, PERSISTENCE = "missing", "shape", "dtype", "requires_grad", "persistence"
 KINDS = {  # why it matters, and the usual fix
-    UNINITIALISED: (
-        "It holds whatever was in that memory.",
-        "Write it in the initialisation that runs after to_empty.",
-    ),
-    ERASED: (
-        "The constructor's table does not outlive to_empty, and the network runs without an error.",
-        "Compute the buffer again in the initialisation that runs after to_empty.",
-    ),
-    META: ("It is still on the meta device.", "Call to_empty, then initialise or load it."),
-    LOST_TIE: (
-        "One parameter is trained once; copies, equal or not, are trained apart.",
-        "If sharing is meant, tie them after to_empty, loading or sharding (tie_weights); else build each by itself.",
-    ),
-    EQUAL_LAYERS: (
-        "Layers that should be independent begin with the same numbers.",
-        "Draw each layer; do not deepcopy one, as nn.TransformerEncoder does.",
-    ),
-    UNTOUCHED: (
-        "The initialisation of the model passes it by, and an earlier one stays.",
-        "Name its module in the initialisation.",
-    ),
-    SECOND: (
-        "A later initialisation overwrites the intended one.",
-        "Run the general initialisation first, or mark what is initialised already.",
-    ),
-    AFTER_SHARDING: (
-        "The fan is that of a shard, so the std is too large.",
-        "Initialise before sharding, or pass the std of the whole matrix.",
-    ),
-    EQUAL_SHARDS: (
-        "Every rank draws the same numbers, so the heads or units of all ranks begin equal.",
-        "Give each rank its own seed for sharded weights.",
-    ),
-    REPLICAS: (
-        "Every rank should hold the same numbers of it, and they differ.",
-        "Draw unsharded weights from one seed, or broadcast them.",
-    ),
-    NOT_LOADED: ("It keeps the numbers of its initialisation.", "Compare the names in the file with the module's."),
-    LAW: ("The two builds draw it from different laws.", "See which initialisation runs last in each."),
-    VALUES: ("It is not random, and the two builds have other numbers.", "See what writes it last in each."),
-    NOT_FINITE: ("NaN or infinity spreads to everything behind it.", "See what computes it."),
-    UNSTABLE: ("Two builds from one seed differ.", "Draw from torch's global generator."),
-    MISSING: ("Only one of the builds has it.", "See what removes, renames or adds it."),
-    SHAPE: ("Its shapes differ.", "If it is one of several shards, say so: shards=…"),
-    DTYPE: ("Its types differ.", "Convert both, or pass the dtype to to_empty's module."),
-    GRADIENT: ("Only one of the builds trains it.", "Set requires_grad after to_empty or loading."),
-    PERSISTENCE: ("Only one of the builds saves it.", "Register it with the same persistent=… in both."),
+    "uninitialised": "It holds whatever was in that memory. Write it in the initialisation that runs after to_empty.",
+    "erased buffer": "The constructor's table does not outlive to_empty, and the network runs without an error. "
+    "Compute the buffer again in the initialisation that runs after to_empty.",
+    "no memory": "It is still on the meta device. Call to_empty, then initialise or load it.",
+    "lost tie": "One parameter is trained once; copies, equal or not, are trained apart. "
+    "If sharing is meant, tie them after to_empty, loading or sharding (tie_weights); else build each by itself.",
+    "equal layers": "Layers that should be independent begin with the same numbers. "
+    "Draw each layer; do not deepcopy one, as nn.TransformerEncoder does.",
+    "untouched": "The initialisation of the model passes it by, and an earlier one stays. "
+    "Name its module in the initialisation.",
+    "second initialisation": "A later initialisation overwrites the intended one. "
+    "Run the general initialisation first, or mark what is initialised already.",
+    "after sharding": "The fan is that of a shard, so the std is too large. "
+    "Initialise before sharding, or pass the std of the whole matrix.",
+    "equal shards": "Every rank draws the same numbers, so the heads or units of all ranks begin equal. "
+    "Give each rank its own seed for sharded weights.",
+    "unequal replicas": "Every rank should hold the same numbers of it, and they differ. "
+    "Draw unsharded weights from one seed, or broadcast them.",
+    "not loaded": "It keeps the numbers of its initialisation. Compare the names in the file with the module's.",
+    "law": "The two builds draw it from different laws. See which initialisation runs last in each.",
+    "values": "It is not random, and the two builds have other numbers. See what writes it last in each.",
+    "not finite": "NaN or infinity spreads to everything behind it. See what computes it.",
+    "no seed": "Two builds from one seed differ. Draw from torch's global generator.",
+    "missing": "Only one of the builds has it. See what removes, renames or adds it.",
+    "shape": "Its shapes differ. If it is one of several shards, say so: shards=…",
+    "dtype": "Its types differ. Convert both, or pass the dtype to to_empty's module.",
+    "requires_grad": "Only one of the builds trains it. Set requires_grad after to_empty or loading.",
+    "persistence": "Only one of the builds saves it. Register it with the same persistent=… in both.",
 }
 SHOWN = 8  # findings in the text
 NAMED = 3  # patterns in the title of a finding
@@ -97,11 +71,9 @@ class Difference:
 
     def __str__(self) -> str:
         """Return one line of facts, then the reason and the fix."""
-        p = "" if self.p == 0 else f" (p {self.p:.0e})"
-        why, mend = KINDS[self.kind]
         detail = f"{self.detail[0].upper()}{self.detail[1:]}. " if self.detail else ""
-        reason = textwrap.fill(f"{detail}{why} {mend}", 110, initial_indent="    ", subsequent_indent="    ")
-        return f"{self.kind}: {self.pattern}  A: {self.in_a}; B: {self.in_b}{p}\n{reason}"
+        line = f"{self.kind}: {self.pattern}  A: {self.in_a}; B: {self.in_b}"
+        return with_reason(line, self.p, f"{detail}{KINDS[self.kind]}")
 
 
 @dataclass(frozen=True)
@@ -181,8 +153,7 @@ class BuildComparison:
         for (short, *rest), names in rows.items():
             lines.append((f"{short} ×{len(names)}" if len(names) > 1 else names[0], *rest))  # type: ignore[arg-type]
         widths = [max(len(line[k]) for line in lines) for k in range(len(lines[0]))]
-        padded = ("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) for line in lines)
-        return "\n".join(line.rstrip() for line in padded)
+        return "\n".join(aligned(line, widths) for line in lines)
 
     def record(self) -> dict[str, Any]:
         """Return the report as plain values, for JSON."""
@@ -193,10 +164,7 @@ class BuildComparison:
 
     def __str__(self) -> str:
         """Return the summary, and at most a screen of findings."""
-        lines = [f"A: {self.a}, B: {self.b}: {self.summary}"]
-        lines += [f"  {each}" for each in self.findings[:SHOWN]]
-        rest = len(self.findings) - SHOWN
-        lines += [f"  and {rest} more"] if rest > 0 else []
+        lines = screen(f"A: {self.a}, B: {self.b}: {self.summary}", self.findings, SHOWN)
         return "\n".join([*lines, *(f"  {each}" for each in self.notes)])
 
 
@@ -217,9 +185,9 @@ def joined_differences(differences: Iterable[Difference]) -> tuple[Difference, .
     groups: dict[tuple[str, ...], list[Difference]] = {}
     for each in differences:
         key: tuple[str, ...] = (each.in_a, each.in_b)
-        if each.p or each.kind in (LOST_TIE, EQUAL_LAYERS):
+        if each.p or each.kind in ("lost tie", "equal layers"):
             key = (pattern(each.pattern),)
-        if each.kind in (UNINITIALISED, ERASED, AFTER_SHARDING, EQUAL_SHARDS):
+        if each.kind in ("uninitialised", "erased buffer", "after sharding", "equal shards"):
             key = ()
         groups.setdefault((each.kind, each.detail, *key), []).append(each)
     order = list(KINDS)

@@ -134,8 +134,7 @@ def build_of(what: Any, side: str) -> Build:
     if isinstance(what, Mapping) and what and all(isinstance(each, Tensor) for each in what.values()):
         return build_of_numbers("state dict", dict(what))
     if isinstance(what, nn.Module):
-        tensors = tensors_of(what)
-        return Build(type(what).__name__, tensors, ties_of(what))
+        return Build(type(what).__name__, tensors_of(what), ties_of(what))
     try:
         blueprint = blueprint_of(what)
     except InputError as error:
@@ -185,9 +184,15 @@ def build_of_factory(blueprint: Blueprint) -> Build:
     if blueprint.config is not None:
         check_size(size_of(factory, name).whole * torch.get_default_dtype().itemsize, name)
     module, memory = run(factory, 0, FINITE, name)
-    check_room(module, name)
+    every = {storage(each): each for each in (*module.parameters(), *module.buffers()) if not is_distributed(each)}
+    check_size(sum(each.untyped_storage().nbytes() for each in every.values() if not each.is_meta), name)
     build = Build(name, tensors_of(module), ties_of(module), factory=factory)
-    build.values = noted_values(module, memory)
+    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    build.values = {
+        plain_name(key): tuple(memory.history[storage(each)])
+        for key, each in named
+        if not is_distributed(each) and each.layout == torch.strided and storage(each) in memory.history
+    }
     with warnings.catch_warnings(action="ignore"):  # once is enough
         doubtful = differing(build.tensors, tensors_of(run(factory, 0, NAN, name)[0]))
         if doubtful:
@@ -212,13 +217,6 @@ def run(factory: Callable[[], nn.Module], seed: int, fill: int, name: str) -> tu
         raise
     except Exception as error:  # the user's own code, which may raise anything
         raise InputError(f"{name} cannot be built: {type(error).__name__}: {first_line(error)}") from error
-
-
-def check_room(module: nn.Module, name: str) -> None:
-    """Raise `InputError` unless another build fits the free memory."""
-    every = {storage(each): each for each in (*module.parameters(), *module.buffers()) if not is_distributed(each)}
-    size = sum(each.untyped_storage().nbytes() for each in every.values() if not each.is_meta)
-    check_size(size, name)
 
 
 def check_size(size: int, name: str) -> None:
@@ -246,17 +244,6 @@ def read_laws(build: Build) -> None:
             tests = p_of_law(each.value, summarise(each.value, law.rows), law)
             if min(tests.values(), default=0.0) > FITS:
                 build.laws[name] = law
-
-
-def noted_values(module: nn.Module, memory: EmptyMemory) -> dict[str, tuple[bytes, ...]]:
-    """Return by name the values that small tensors have had, in order."""
-    every = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
-    named = {plain_name(name): each for name, each in every if not is_distributed(each)}
-    return {
-        name: tuple(memory.history[storage(each)])
-        for name, each in named.items()
-        if each.layout == torch.strided and storage(each) in memory.history
-    }
 
 
 def differing(one: dict[str, BuiltTensor], other: dict[str, BuiltTensor]) -> dict[str, int]:
@@ -333,8 +320,8 @@ def whole(tensor: Tensor) -> Tensor:
 
 def ties_of(module: nn.Module) -> dict[str, str]:
     """Return by name of each parameter the first name that shares its memory."""
-    module = unwrapped(module)
-    return tied({plain_name(name): each for name, each in module.named_parameters(remove_duplicate=False)})
+    every = unwrapped(module).named_parameters(remove_duplicate=False)
+    return tied({plain_name(name): each for name, each in every})
 
 
 def tied(tensors: Mapping[str, Tensor]) -> dict[str, str]:
@@ -345,7 +332,7 @@ def tied(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 def memory_of(tensor: Tensor) -> Any:
     """Return a key that is equal for tensors of the same memory; tensors without memory are their own."""
     local: Any = tensor
-    local = local.to_local() if is_distributed(tensor) else tensor
+    local = local.to_local() if is_distributed(tensor) else local
     if tensor.is_meta or not local.numel() or local.layout != torch.strided:
         return id(tensor)
     return storage(local), local.storage_offset(), local.numel()

@@ -9,41 +9,16 @@ of one law have *any* finding with probability at most `level`.
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from limitformer.base.errors import require, require_count, require_real
-from limitformer.initialisation.bugs import FLAT, Evidence, recognise
-from limitformer.initialisation.build_report import (
-    AFTER_SHARDING,
-    DTYPE,
-    EQUAL_LAYERS,
-    EQUAL_SHARDS,
-    ERASED,
-    GRADIENT,
-    LAW,
-    LOST_TIE,
-    META,
-    MISSING,
-    NOT_FINITE,
-    NOT_LOADED,
-    PERSISTENCE,
-    REPLICAS,
-    SECOND,
-    SHAPE,
-    UNINITIALISED,
-    UNSTABLE,
-    UNTOUCHED,
-    VALUES,
-    BuildComparison,
-    ComparedTensor,
-    Difference,
-    joined_differences,
-)
+from limitformer.initialisation.bugs import FLAT, evidence_of, recognise
+from limitformer.initialisation.build_report import BuildComparison, ComparedTensor, Difference, joined_differences
 from limitformer.initialisation.builds import (
     ATTRIBUTE,
     BUFFER,
@@ -53,21 +28,20 @@ from limitformer.initialisation.builds import (
     Build,
     build_of,
     build_of_ranks,
+    comparable,
 )
-from limitformer.initialisation.deviations import LEAST
 from limitformer.initialisation.empty_memory import digest
-from limitformer.initialisation.like_layers import pattern
+from limitformer.initialisation.like_layers import listed, pattern
 from limitformer.initialisation.report import buffer_text
 from limitformer.initialisation.sharding import Estimate, Shards, equal_shards, shards_of, slice_of
 from limitformer.initialisation.summary import TensorSummary, summarise
-from limitformer.initialisation.two_builds import p_of_builds, p_of_law, p_of_numbers
+from limitformer.initialisation.two_builds import LEAST, p_of_builds, p_of_law, p_of_numbers, same_values
 from limitformer.initialisation.weight_tests import holm
 from limitformer.weightless import laws
 from limitformer.weightless.laws import Law
 
 EQUAL, SAME_LAW, TIED = "equal", "same law", "tied"
 CLOSE = 1e-6  # relative difference of two laws that is rounding
-WIDE = laws.CUT_NOTHING
 
 
 def compare(
@@ -105,16 +79,6 @@ def compare(
     return TwoBuilds(a, b, same, number).report(level)
 
 
-@dataclass(frozen=True)
-class Unequal:
-    """A difference in one tensor, before p-values are corrected."""
-
-    kind: str
-    in_a: str
-    in_b: str
-    detail: str = ""
-
-
 class TwoBuilds:
     """The comparison of two builds, tensor by tensor."""
 
@@ -124,17 +88,18 @@ class TwoBuilds:
         ordered = [*a.tensors, *(name for name in b.tensors if name not in a.tensors)]
         self.names = [n for n in ordered if every[n].role != ATTRIBUTE or (n in a.tensors and n in b.tensors)]
         self.both = [name for name in a.tensors if name in b.tensors]
-        self.certain: dict[str, list[Unequal]] = {}
+        self.certain: dict[str, list[Difference]] = {}
         self.p: dict[tuple[str, str], float] = {}
         self.verdicts: dict[str, str] = {}
         self.sampled: list[str] = []  # random in one build at least, without a law on both sides
-        self.estimates: dict[tuple[str, str], Estimate] = {}  # of the std of sampled tensors, by side and name
+        self.estimates: dict[tuple[int, str], Estimate] = {}  # of the std of sampled tensors, by build and name
 
     def report(self, level: float) -> BuildComparison:
         """Compare everything, and correct the p-values."""
         self.compare_presence()
         for name in self.both:
-            if self.is_repeated(name):
+            first = self.a.ties.get(name, name)
+            if first != name and first == self.b.ties.get(name, name):  # both have it under an earlier name
                 self.verdicts[name] = TIED
             elif self.compare_flags(name) and self.compare_memory(name):
                 self.compare_numbers(name)
@@ -148,23 +113,28 @@ class TwoBuilds:
         for name, p in least.items():
             self.verdicts.setdefault(name, SAME_LAW)
             if p <= level:
-                self.note(name, LAW)
+                self.note(name, "law")
         self.name_causes()
-        self.leave_out_untied()
+        for name, every in self.certain.items():  # that an untied copy has another law follows from the lost tie
+            first = self.a.ties.get(name, name)
+            if first != name and self.b.ties.get(name) != self.b.ties.get(first):
+                self.certain[name] = [each for each in every if each.kind not in ("law", "values", "untouched")]
         differences = [
-            Difference(name, (name,), each.kind, each.in_a, each.in_b,
-                       least.get(name, 0.0) if least.get(name, 1.0) <= level else 0.0, each.detail)
-            for name, every in self.certain.items() for each in every
-        ] + self.lost_ties() + self.equal_layers()  # fmt: skip
-        tied = {name: each.kind for each in differences if each.kind in (LOST_TIE, EQUAL_LAYERS) for name in each.names}
+            replace(each, p=least[name]) if least.get(name, 1.0) <= level else each
+            for name, every in self.certain.items()
+            for each in every
+        ]
+        differences += self.lost_ties()
+        joint = [each for each in differences if each.kind in ("lost tie", "equal layers")]
+        tied = {name: each.kind for each in joint for name in each.names}
         tensors = tuple(self.row(name, least.get(name, 1.0), tied.get(name)) for name in self.names)
         findings = joined_differences(differences)
         return BuildComparison(self.a.name, self.b.name, level, len(self.p), tensors, findings, self.notes())
 
     def row(self, name: str, p: float, tied: str | None) -> ComparedTensor:
-        kinds = dict.fromkeys([*(each.kind for each in self.certain.get(name, ())), *([tied] if tied else [])])
+        every = dict.fromkeys([*(each.kind for each in self.certain.get(name, ())), *([tied] if tied else [])])
         role = (self.a if name in self.a.tensors else self.b).tensors[name].role
-        verdict = ", ".join(kinds) or self.verdicts.get(name, EQUAL)
+        verdict = ", ".join(every) or self.verdicts.get(name, EQUAL)
         return ComparedTensor(name, role, text_of(self.a, name), text_of(self.b, name), verdict, p)
 
     def notes(self) -> tuple[str, ...]:
@@ -183,16 +153,13 @@ class TwoBuilds:
             lines.append("both are known by their numbers only: uninitialised memory cannot be seen in them")
         return tuple(lines)
 
-    def note(self, name: str, kind: str, detail: str = "", in_a: str | None = None, in_b: str | None = None) -> None:
-        """Note a certain difference."""
-        in_a = text_of(self.a, name) if in_a is None else in_a
-        in_b = text_of(self.b, name) if in_b is None else in_b
-        self.certain.setdefault(name, []).append(Unequal(kind, in_a, in_b, detail))
+    def note(self, name: str, kind: str, detail: str = "", texts: Sequence[str] | None = None) -> None:
+        """Note a certain difference; `texts`: what A and B have."""
+        in_a, in_b = texts or (text_of(self.a, name), text_of(self.b, name))
+        self.certain.setdefault(name, []).append(Difference(name, (name,), kind, in_a, in_b, 0.0, detail))
 
-    def is_repeated(self, name: str) -> bool:
-        """Whether both builds have the tensor under an earlier name already."""
-        first = self.a.ties.get(name, name)
-        return first != name and first == self.b.ties.get(name, name)
+    def test(self, name: str, tests: Mapping[str, float]) -> None:
+        self.p |= {(name, test): p for test, p in tests.items()}
 
     def compare_presence(self) -> None:
         """Note tensors of one build only; a state dict needs no buffers and no second names."""
@@ -202,27 +169,26 @@ class TwoBuilds:
                     continue
                 again = any(one in other.tensors for one, first in here.ties.items() if first == here.ties.get(name))
                 if other.module or (each.persistent and not again):
-                    self.note(name, MISSING)
+                    self.note(name, "missing")
 
     def compare_flags(self, name: str) -> bool:
         """Compare shape, type and flags; return whether numbers can be compared."""
         a, b = self.a.tensors[name], self.b.tensors[name]
         if a.value.dtype != b.value.dtype:
-            self.note(name, DTYPE, in_a=plain(a.value.dtype), in_b=plain(b.value.dtype))
+            self.note(name, "dtype", texts=tuple(str(each.value.dtype).removeprefix("torch.") for each in (a, b)))
         if self.a.module and self.b.module:
             if a.role == b.role == PARAMETER and a.requires_grad != b.requires_grad:
-                words = ("not trained", "trained")
-                self.note(name, GRADIENT, in_a=words[a.requires_grad], in_b=words[b.requires_grad])
+                texts = ("trained", "not trained")[:: 1 if a.requires_grad else -1]
+                self.note(name, "requires_grad", texts=texts)
             if a.role == b.role == BUFFER and a.persistent != b.persistent:
-                words = ("not saved", "saved")
-                self.note(name, PERSISTENCE, in_a=words[a.persistent], in_b=words[b.persistent])
+                self.note(name, "persistence", texts=("saved", "not saved")[:: 1 if a.persistent else -1])
         if a.shape == b.shape:
             return True
         part = slice_of(b.shape, a.shape)
-        if part is None or part[0] != self.shards:
+        if (part is None or part[0] != self.shards) and not self.shards_of(name):
             hint = f"B's is one of {part[0]} slices along dimension {part[1]}" if part else ""
-            if not self.shards_of(name):
-                self.note(name, SHAPE, hint, in_a=size_text(a.shape), in_b=size_text(b.shape))
+            texts = ("×".join(map(str, a.shape)) or "one number", "×".join(map(str, b.shape)) or "one number")
+            self.note(name, "shape", hint, texts)
         return part is not None
 
     def compare_memory(self, name: str) -> bool:
@@ -233,22 +199,22 @@ class TwoBuilds:
         role = self.a.tensors[name].role
         if any(bare):
             if bare[0] != bare[1] or any(unwritten):
-                self.note(name, META if role == PARAMETER or bare[0] else ERASED)
+                self.note(name, "no memory" if role == PARAMETER or bare[0] else "erased buffer")
             return False
         if all(unwritten) and role == ATTRIBUTE:
             return False  # memory to work in
         if any(unwritten):
-            self.note(name, ERASED if role != PARAMETER and unwritten == [False, True] else UNINITIALISED)
+            self.note(name, "erased buffer" if role != PARAMETER and unwritten == [False, True] else "uninitialised")
             return False
-        odd = [not each.is_floating_point() or bool(finite(each).all()) for each in values]
-        if not all(odd) and not same_values(*values):
-            self.note(name, NOT_FINITE)
+        odd = [each.is_floating_point() and not bool(comparable(each).isfinite().all()) for each in values]
+        if any(odd) and not same_values(values[0], values[1]):
+            self.note(name, "not finite")
             return False
         if name in self.b.replicas:
-            self.note(name, REPLICAS)
-        unstable = [build for build in (self.a, self.b) if name in build.unstable]
+            self.note(name, "unequal replicas")
+        unstable = name in self.a.unstable or name in self.b.unstable
         if unstable:
-            self.note(name, UNSTABLE)
+            self.note(name, "no seed")
         return not unstable
 
     def compare_numbers(self, name: str) -> None:
@@ -257,25 +223,38 @@ class TwoBuilds:
         law_a, law_b = self.a.laws.get(name), self.b.laws.get(name)
         lawful = law_a is not None and law_b is not None
         if lawful and not same_law(law_a, law_b):
-            self.note(name, LAW)
+            self.note(name, "law")
         elif lawful and not self.same:
             self.verdicts[name] = SAME_LAW
         elif equal_slice(a, b):
             self.verdicts[name] = EQUAL
         elif self.same:
-            self.note(name, VALUES, apart_text(a, b))
+            self.note(name, "values", apart_text(a, b))
         elif not a.is_floating_point() or a.dtype.itemsize == 1:
-            self.note(name, VALUES)
+            self.note(name, "values")
         elif self.fixed(self.a, name) and self.fixed(self.b, name):
             self.compare_values(name)
         elif law_a is not None or law_b is not None:
-            self.compare_with_law(name)
+            law, other = (law_a, self.b) if law_a is not None else (law_b, self.a)
+            values = other.tensors[name].value
+            if name in other.random or law is None:
+                self.sampled.append(name)
+            else:
+                self.test(name, p_of_law(values, summarise(values, law.rows), law))
         elif name in self.a.random and name in self.b.random:
             self.sampled.append(name)
-        elif name in self.a.random or name in self.b.random:
-            self.compare_with_builds(name)
+        elif name in self.a.random or name in self.b.random:  # the numbers of one are compared with builds of the other
+            if is_constant(b if name in self.a.random else a):
+                self.note(name, "law")
+            else:
+                self.sampled.append(name)
         else:
-            self.compare_two_numbers(name)
+            numbers = not self.fixed(self.a, name) and not self.fixed(self.b, name)
+            random = numbers and self.a.tensors[name].role == PARAMETER and a.numel() > 1
+            if random and not is_constant(a) and not is_constant(b):
+                self.test(name, p_of_numbers(summarise(a), summarise(b)))
+            else:  # a constant, or few numbers, cannot be random
+                self.compare_values(name)
 
     @staticmethod
     def fixed(build: Build, name: str) -> bool:
@@ -284,38 +263,8 @@ class TwoBuilds:
     def compare_values(self, name: str) -> None:
         """Note that fixed numbers differ; a buffer that one build leaves constant is erased."""
         a, b = self.a.tensors[name], self.b.tensors[name]
-        role = ERASED if a.role != PARAMETER and is_constant(b.value) and not is_constant(a.value) else VALUES
-        self.note(name, role, "" if role == ERASED else apart_text(a.value, b.value))
-
-    def compare_with_law(self, name: str) -> None:
-        """Test the numbers of one build against the law of the other."""
-        law, other = (self.a.laws[name], self.b) if name in self.a.laws else (self.b.laws[name], self.a)
-        if name in other.random and name not in other.laws:
-            self.sampled.append(name)
-            return
-        values = other.tensors[name].value
-        summary = summarise(values, law.rows)
-        for test, p in p_of_law(values, summary, law).items():
-            self.p[name, test] = p
-
-    def compare_with_builds(self, name: str) -> None:
-        """Test numbers against several builds, which are random without a known law."""
-        other = self.b if name in self.a.random else self.a
-        if is_constant(other.tensors[name].value):
-            self.note(name, LAW)
-        else:
-            self.sampled.append(name)
-
-    def compare_two_numbers(self, name: str) -> None:
-        """Test two sets of numbers for one law; a constant, or few numbers, cannot be random."""
-        a, b = self.a.tensors[name], self.b.tensors[name]
-        numbers = not self.fixed(self.a, name) and not self.fixed(self.b, name)
-        random = numbers and a.role == PARAMETER and a.value.numel() > 1
-        if random and not is_constant(a.value) and not is_constant(b.value):
-            for test, p in p_of_numbers(summarise(a.value), summarise(b.value)).items():
-                self.p[name, test] = p
-        else:
-            self.compare_values(name)
+        erased = a.role != PARAMETER and is_constant(b.value) and not is_constant(a.value)
+        self.note(name, "erased buffer" if erased else "values", "" if erased else apart_text(a.value, b.value))
 
     def compare_loading(self) -> None:
         """Note what only one build loads, if both load most matrices; the numbers of the other may have the law too."""
@@ -329,30 +278,25 @@ class TwoBuilds:
                 self.sampled = [each for each in self.sampled if each != name]
                 self.verdicts.pop(name, None)
                 self.certain[name] = []
-                self.note(name, NOT_LOADED)
+                self.note(name, "not loaded")
 
     def compare_samples(self) -> None:
         """Test random tensors without a law, by several builds."""
-        names = set(self.sampled)
-        if not names:
-            return
-        entries = max(self.a.entries, self.b.entries)
+        entries = max(self.a.entries, self.b.entries) if self.sampled else 0
         count = next((number for most, number in COUNTS if entries <= most), FEWEST)
-        summaries = [self.several(build, names, count) for build in (self.a, self.b)]
+        summaries = [self.several(build, set(self.sampled), count) for build in (self.a, self.b)]
         for name in self.sampled:
             one, other = (each[name] for each in summaries)
-            for test, p in p_of_builds(one, other).items():
-                self.p[name, test] = p
-            self.estimates |= {("a", name): estimate_of(one), ("b", name): estimate_of(other)}
+            self.test(name, p_of_builds(one, other))
+            self.estimates |= {(id(self.a), name): estimate_of(one), (id(self.b), name): estimate_of(other)}
 
     def several(self, build: Build, names: set[str], count: int) -> dict[str, list[TensorSummary]]:
         """Return summaries of several builds of random tensors, and one of others."""
-        random = {name for name in names if name in build.random}
+        random = names & build.random
         result = {name: [summarise(build.tensors[name].value)] for name in names - random}
-        if random:
-            for tensors in build.again(random, count):
-                for name, value in tensors.items():
-                    result.setdefault(name, []).append(summarise(value))
+        for tensors in build.again(random, count) if random else ():
+            for name, value in tensors.items():
+                result.setdefault(name, []).append(summarise(value))
         return result
 
     def compare_shards(self, name: str) -> None:
@@ -362,56 +306,38 @@ class TwoBuilds:
             return
         found = equal_shards(b.value)
         if found is not None and equal_shards(a.value) != found:
-            self.note(name, EQUAL_SHARDS, f"{found[0]} equal slices along dimension {found[1]} in B")
+            self.note(name, "equal shards", f"{found[0]} equal slices along dimension {found[1]} in B")
 
     def lost_ties(self) -> list[Difference]:
-        """Return groups that are tied in one build only."""
+        """Return what is tied, and trained random weights of like layers that begin equal, in one build only."""
         result = []
-        for here, other, tied_in_a in ((self.a, self.b, True), (self.b, self.a, False)):
+        for here, other, order in ((self.a, self.b, 1), (self.b, self.a, -1)):
             groups: dict[str, list[str]] = {}
             for name, first in here.ties.items():
                 if name in other.ties:
                     groups.setdefault(first, []).append(name)
             for names in groups.values():
-                if len({other.ties[name] for name in names}) < 2:
-                    continue
                 values = [other.tensors[name].value for name in names]
-                equal = all(same_values(values[0], each) for each in values[1:])
-                if equal and not other.module:
-                    continue  # a file holds copies
-                one, several = "one parameter", f"{len(names)} with {'equal' if equal else 'different'} numbers"
-                in_a, in_b = (one, several) if tied_in_a else (several, one)
-                title = ", ".join(names[:3]) + ", …" * (len(names) > 3)
-                result.append(Difference(title, tuple(names), LOST_TIE, in_a, in_b, 0.0, ""))
+                apart = len({other.ties[name] for name in names}) > 1
+                equal = apart and all(same_values(values[0], each) for each in values[1:])
+                if apart and (other.module or not equal):  # a file holds copies
+                    texts = "one parameter", f"{len(names)} with {'equal' if equal else 'different'} numbers"
+                    in_a, in_b = texts[::order]
+                    result.append(Difference(listed(names), tuple(names), "lost tie", in_a, in_b, 0.0, ""))
+        for here, other, order in ((self.a, self.b, 1), (self.b, self.a, -1)):
+            there = equal_groups(other)
+            for alike in equal_groups(here):
+                if not any(len(set(alike) & set(each)) > 1 for each in there):
+                    in_a, in_b = (f"{len(alike)} times the same numbers", "numbers of their own")[::order]
+                    result.append(Difference(listed(alike), alike, "equal layers", in_a, in_b, 0.0, ""))
         return result
-
-    def equal_layers(self) -> list[Difference]:
-        """Return trained random weights of like layers that begin equal in one build only."""
-        result = []
-        every = [equal_groups(build) for build in (self.a, self.b)]
-        for groups, other, in_a in ((every[0], every[1], True), (every[1], every[0], False)):
-            for names in groups:
-                if any(len(set(names) & set(each)) > 1 for each in other):
-                    continue
-                texts = f"{len(names)} times the same numbers", "numbers of their own"
-                title = ", ".join(names[:3]) + ", …" * (len(names) > 3)
-                result.append(Difference(title, names, EQUAL_LAYERS, *(texts if in_a else texts[::-1]), 0.0, ""))
-        return result
-
-    def leave_out_untied(self) -> None:
-        """Leave out that a copy which should be tied has another law: that follows from the lost tie."""
-        for name, every in self.certain.items():
-            first = self.a.ties.get(name, name)
-            if first != name and self.b.ties.get(name) != self.b.ties.get(first):
-                self.certain[name] = [each for each in every if each.kind not in (LAW, VALUES, UNTOUCHED)]
 
     # Causes
 
     def name_causes(self) -> None:
         """Replace differences of law and values by their cause, where it is known."""
-        unequal = {
-            name: each for name, every in self.certain.items() for each in every if each.kind in (LAW, VALUES, ERASED)
-        }
+        causes = ("law", "values", "erased buffer")
+        unequal = {name: each for name, every in self.certain.items() for each in every if each.kind in causes}
         if not unequal or self.same:
             return
         mine, other = (build.law_histories(set(unequal)) for build in (self.a, self.b))
@@ -422,24 +348,30 @@ class TwoBuilds:
             likely = [one for one in slices[name] if one.number == number] or slices[name]
             sliced = slice_of(tuple(self.b.tensors[name].value.shape), self.a.tensors[name].shape) is not None
             clear = bool(likely) and (not likely[0].others or likely[0].number == number or sliced)
-            if clear and new.kind in (LAW, SECOND):  # a constructor may have drawn the same law first
-                new = replace(each, kind=AFTER_SHARDING, detail=shard_text(likely))
-            elif new.kind == LAW:
-                new = self.with_bug(name, new)
+            if clear and new.kind in ("law", "second initialisation"):  # a constructor may have drawn the same law
+                detail = f"the std is √({likely[0].formula}) of one of {likely[0].number} slices"
+                new = replace(each, kind="after sharding", detail=detail)
+            law, b = self.a.laws.get(name), self.b.tensors[name]
+            if new.kind == "law" and law is not None and not b.value.is_meta:
+                every = {other_name: self.a.laws.get(other_name, law) for other_name in self.both}
+                summary = summarise(b.value, law.rows)
+                bug, detail = recognise(evidence_of(name, b.value.shape, law, summary, b.owner, every, b.value.shape))
+                new = replace(new, detail=f"{bug.title}: {detail}") if bug is not None else new
             self.certain[name] = [new if one is each else one for one in self.certain[name]]
 
-    def cause(self, name: str, each: Unequal, mine: tuple[Law, ...], other: tuple[Law, ...]) -> Unequal:
+    def cause(self, name: str, each: Difference, mine: tuple[Law, ...], other: tuple[Law, ...]) -> Difference:
         """Return the difference with the kind that the histories of both builds show."""
         a, b = self.a.tensors[name].value, self.b.tensors[name].value
         law_a, law_b = self.a.laws.get(name), self.b.laws.get(name)
         had = [law for law in other[:-1] if law_a is not None and same_law(law, law_a)]
         if had or (law_a is None and self.fixed(self.a, name) and had_values(a, self.b.values.get(name, ()))):
             detail = f"B wrote {text_of(self.a, name)} first, and {each.in_b} over it"
-            return replace(each, kind=ERASED if each.kind == ERASED else SECOND, detail=detail)
+            erased = each.kind == "erased buffer"
+            return replace(each, kind="erased buffer" if erased else "second initialisation", detail=detail)
         early = [law for law in mine[:-1] if law_b is not None and same_law(law, law_b)]
         stays = early or (law_b is None and self.fixed(self.b, name) and had_values(b, self.a.values.get(name, ())))
-        if stays and each.kind != ERASED:
-            return replace(each, kind=UNTOUCHED, detail=f"A has {each.in_b} too, and writes {each.in_a} over it")
+        if stays and each.kind != "erased buffer":
+            return replace(each, kind="untouched", detail=f"A has {each.in_b} too, and writes {each.in_a} over it")
         return each
 
     def mostly_loaded(self) -> bool:
@@ -455,35 +387,15 @@ class TwoBuilds:
             return []
         if len({build.summary(name).kurtosis < FLAT for build in (self.a, self.b)}) == 2:
             return []  # one is uniform, the other is not
-        shards = shards_of(tuple(a.shape), self.std_of("a", name), self.std_of("b", name))
+        shards = shards_of(tuple(a.shape), self.std_of(self.a, name), self.std_of(self.b, name))
         part = slice_of(tuple(b.shape), tuple(a.shape))
         return [each for each in shards if part is None or (each.number, each.dimension) == part]
 
-    def std_of(self, side: str, name: str) -> Estimate:
+    def std_of(self, build: Build, name: str) -> Estimate:
         """Return the std of a tensor, from its law if it is known."""
-        build = self.a if side == "a" else self.b
         if name in build.laws:
             return Estimate(build.laws[name].std, 0.0)
-        return self.estimates.get((side, name)) or estimate_of([build.summary(name)])
-
-    def with_bug(self, name: str, each: Unequal) -> Unequal:
-        """Name the bug that B looks like, if A's law is known."""
-        law = self.a.laws.get(name)
-        owner, b = self.b.tensors[name].owner, self.b.tensors[name]
-        if law is None or b.value.is_meta:
-            return each
-        summary = summarise(b.value, law.rows)
-        shape = tuple(b.value.shape)
-        fans = (shape[-1], math.prod(shape[:-1]), math.prod(shape[1:])) if len(shape) > 1 else ()
-        layers = len({other for other in self.both if pattern(other) == pattern(name)})
-        bug, detail = recognise(
-            Evidence(
-                name, shape, law, summary, layers, isinstance(owner, nn.Embedding),
-                owner is not None and "norm" in type(owner).__name__.lower(),
-                frozenset(one.std for one in self.a.laws.values()), tuple(dict.fromkeys(fans)),
-            )
-        )  # fmt: skip
-        return replace(each, detail=f"{bug.title}: {detail}") if bug is not None else each
+        return self.estimates.get((id(build), name)) or estimate_of([build.summary(name)])
 
 
 def equal_groups(build: Build) -> list[tuple[str, ...]]:
@@ -522,23 +434,9 @@ def plain_law(law: Law) -> Law:
     if law.scale < 0:
         flipped = law.shift + law.scale if law.kind == laws.UNIFORM else law.shift
         law = replace(law, scale=-law.scale, shift=flipped, low=-law.high, high=-law.low)
-    if law.kind == laws.TRUNCATED and -law.low > WIDE and law.high > WIDE:
+    if law.kind == laws.TRUNCATED and -law.low > laws.CUT_NOTHING and law.high > laws.CUT_NOTHING:
         law = replace(law, kind=laws.NORMAL, low=-math.inf, high=math.inf)
     return law
-
-
-def same_values(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are equal up to rounding to the coarser of their types."""
-    if a.shape != b.shape or a.is_meta or b.is_meta:
-        return False
-    if a.dtype == b.dtype and a.layout == b.layout == torch.strided and a.device == b.device and torch.equal(a, b):
-        return True
-    a, b = (each.to_dense() if each.layout != torch.strided else each for each in (a.detach().cpu(), b.detach().cpu()))
-    if not a.is_floating_point() or not b.is_floating_point():
-        return bool(torch.equal(a, b)) if a.dtype == b.dtype else bool((a == b).all())
-    accuracy = 4 * max(torch.finfo(each.dtype).eps for each in (a, b))
-    x, y = a.double(), b.double()
-    return bool(torch.allclose(x, y, rtol=accuracy, atol=0.0, equal_nan=True))
 
 
 def equal_slice(a: Tensor, b: Tensor) -> bool:
@@ -548,10 +446,6 @@ def equal_slice(a: Tensor, b: Tensor) -> bool:
         return same_values(a, b)
     size = b.shape[part[1]]
     return any(same_values(a.narrow(part[1], k * size, size), b) for k in range(part[0]))
-
-
-def finite(values: Tensor) -> Tensor:
-    return (values.float() if values.element_size() == 1 else values).isfinite()
 
 
 def is_constant(values: Tensor) -> bool:
@@ -580,21 +474,15 @@ def text_of(build: Build, name: str) -> str:
     if not each.value.numel():
         return "no entries"
     if is_constant(each.value):
-        return constant_text(each.value)
+        one = each.value.reshape(-1)[0].item()
+        text = f"{one:.6g}" if isinstance(one, float) else str(one)
+        return text if each.value.numel() == 1 else {"0": "zeros", "1": "ones"}.get(text, f"{text} everywhere")
     if each.role == BUFFER or not each.value.is_floating_point():
         return buffer_text(each.value)
     summary = build.summary(name)
     if summary.odd:
         return f"{summary.odd:,} NaN or infinite"
-    word = "random, " if name in build.random else ""
-    return f"{word}std {summary.std:.4g}"
-
-
-def constant_text(values: Tensor) -> str:
-    """Describe equal entries, or a single one."""
-    one = values.reshape(-1)[0].item()
-    text = f"{one:.6g}" if isinstance(one, float) else str(one)
-    return text if values.numel() == 1 else {"0": "zeros", "1": "ones"}.get(text, f"{text} everywhere")
+    return f"{'random, ' * (name in build.random)}std {summary.std:.4g}"
 
 
 def apart_text(a: Tensor, b: Tensor) -> str:
@@ -603,10 +491,6 @@ def apart_text(a: Tensor, b: Tensor) -> str:
         return ""
     off = (a.detach().cpu().double() - b.detach().cpu().double()).abs()
     return f"{int((off > 0).sum()):,} of {off.numel():,} entries differ, by up to {float(off.max()):.2g}"
-
-
-def shard_text(likely: list[Shards]) -> str:
-    return f"the std is √({likely[0].formula}) of one of {likely[0].number} slices"
 
 
 def common_number(candidates: Iterable[list[Shards]]) -> int | None:
@@ -629,11 +513,3 @@ def estimate_of(summaries: Sequence[TensorSummary]) -> Estimate:
         return Estimate(0.0, 0.0)
     error = max(each.log_error() for each in summaries) / math.sqrt(len(logs))
     return Estimate(math.exp(statistics.fmean(logs)), error)
-
-
-def size_text(shape: tuple[int, ...]) -> str:
-    return "×".join(map(str, shape)) or "one number"
-
-
-def plain(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -1,7 +1,6 @@
 """Deviations from the law: of one weight, buffer or tie at a time, and of layers from their like."""
 
 import hashlib
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,18 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from limitformer.base.errors import InputError, require
-from limitformer.initialisation.bugs import Evidence, recognise
+from limitformer.initialisation.bugs import evidence_of, recognise
+from limitformer.initialisation.builds import memory_of
 from limitformer.initialisation.like_layers import outliers, pattern
-from limitformer.initialisation.lines import line_p_values
 from limitformer.initialisation.report import DEAD, UNINITIALISED, Deviation, buffer_text, entries_text
-from limitformer.initialisation.summary import LONG, TensorSummary, summarise
-from limitformer.initialisation.weight_tests import SMALLEST, p_values
+from limitformer.initialisation.summary import TensorSummary, summarise
+from limitformer.initialisation.two_builds import LEAST, dead_lines, p_of_law, same_values
+from limitformer.initialisation.weight_tests import SMALLEST
 from limitformer.weightless import laws
 from limitformer.weightless.law import LawTable
 from limitformer.weightless.laws import Law
 
 NONE = Law(laws.UNKNOWN, reason="no law")
-LEAST = 16  # entries; fewer may agree by chance where numbers are coarse
+CLOSE = 1e-5, 1e-12  # relative and absolute difference of computed numbers that is rounding
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def measure_weights(module: nn.Module, table: LawTable | None, reference: nn.Mod
     meta = next((name for name, parameter in parameters.items() if parameter.is_meta), None)
     require(meta is None, f"the module has no numbers: {meta} is on the meta device. Load or draw its weights first.")
     seen: dict[object, str] = {}
-    first = {n: p for n, p in parameters.items() if p.is_floating_point() and seen.setdefault(memory(p), n) == n}
+    first = {n: p for n, p in parameters.items() if p.is_floating_point() and seen.setdefault(memory_of(p), n) == n}
     each = dict.fromkeys(first, NONE) if table is None else laws_of(first, table)
     summaries = {name: summarise(parameter, each[name].rows) for name, parameter in first.items()}
     return ModuleWeights(module, parameters, summaries, each, table, reference)
@@ -76,74 +76,31 @@ def laws_of(parameters: Mapping[str, nn.Parameter], table: LawTable) -> dict[str
     return {name: table.laws[first[name]] if name in first else NONE for name in parameters}
 
 
-def memory(tensor: Tensor) -> tuple[object, ...]:
-    """Return a key that is equal for tensors that share memory."""
-    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tuple(tensor.shape)
-
-
-def evidence(name: str, weights: ModuleWeights) -> Evidence:
-    """Return what recognisers of bugs read of one weight."""
-    path, _, leaf = name.rpartition(".")
-    owner = weights.module.get_submodule(path)
-    every = weights.table.laws if weights.table is not None else weights.laws
-    alike = [other for other in every if pattern(other) == pattern(name)]
-    numbers = {next((part for part in other.split(".") if part.isdecimal()), "") for other in alike}
-    weight = getattr(owner, "weight", None) if leaf == "bias" else weights.parameters[name]
-    shape = tuple(weight.shape) if isinstance(weight, Tensor) else ()
-    fans = (shape[-1], math.prod(shape[:-1]), math.prod(shape[1:])) if len(shape) > 1 else ()
-    return Evidence(
-        name, tuple(weights.parameters[name].shape), weights.laws[name], weights.summaries[name], len(numbers),
-        embedding=isinstance(owner, nn.Embedding), norm="norm" in type(owner).__name__.lower(),
-        stds=frozenset(each.std for each in every.values()), fans=tuple(dict.fromkeys(fans)),
-    )  # fmt: skip
-
-
 def weight_p_values(name: str, weights: ModuleWeights) -> dict[str, float]:
     """Return the p-values of one weight, not corrected; 0 is what the law excludes."""
     each, law, parameter = weights.summaries[name], weights.laws[name], weights.parameters[name]
-    if each.odd:
-        return {"NaN": 0.0}
-    if not each.count or law.kind == laws.UNKNOWN:
+    if law.kind == laws.UNKNOWN and not each.odd:
         return {}
+    if law.std > 0 or each.odd or not each.count:
+        return p_of_law(parameter.detach(), each, law)
     if law.kind == laws.GIVEN:
-        computed = None if weights.reference is None else dict(weights.reference.named_parameters()).get(name)
-        return {} if computed is None or computed.is_meta or same(parameter, computed) else {"values": 0.0}
-    if law.std == 0:
-        off = max(abs(each.low - law.shift), abs(each.high - law.shift))
-        rounding = each.spacing * abs(law.shift) + (SMALLEST if each.spacing > 1e-5 and law.shift else 0.0)
-        return {} if off <= rounding else {"constant": 0.0}
-    result = p_values(each, law) | line_p_values(parameter, each, law)
-    if each.constant and each.count >= LONG:
-        result["constant"] = 0.0
-    if any(dead_lines(each)):
-        result["dead rows"] = 0.0
-    if any(not bool((parameter.detach()[row] == value).all()) for row, value in law.rows.items()):
-        result["fixed rows"] = 0.0
-    return result
-
-
-def same(tensor: Tensor, reference: Tensor) -> bool:
-    """Return whether two tensors agree up to rounding to the type of the first."""
-    if tensor.shape != reference.shape:
-        return False
-    if not tensor.is_floating_point():
-        return bool(torch.equal(tensor.cpu(), reference.to("cpu", tensor.dtype)))
-    close = max(4 * torch.finfo(tensor.dtype).eps, 1e-5)
-    a, b = tensor.detach().cpu().double(), reference.detach().to("cpu", tensor.dtype).double()
-    return bool(torch.allclose(a, b, rtol=close, atol=1e-12, equal_nan=True))
-
-
-def dead_lines(each: TensorSummary) -> tuple[int, int]:
-    """Count rows and columns that are all zero; lines of few entries do not count."""
-    if each.dead or not len(each.rows):
-        return 0, 0
-    long = len(each.columns) >= LONG, len(each.rows) >= LONG
-    return int((each.rows == 0).sum()) * long[0], int((each.columns == 0).sum()) * long[1]
+        references = {} if weights.reference is None else dict(weights.reference.named_parameters())
+        computed = references.get(name)
+        differs = computed is not None and not computed.is_meta and not same_values(parameter, computed, *CLOSE)
+        return {"values": 0.0} if differs else {}
+    off = max(abs(each.low - law.shift), abs(each.high - law.shift))
+    rounding = each.spacing * abs(law.shift) + (SMALLEST if each.spacing > 1e-5 and law.shift else 0.0)
+    return {} if off <= rounding else {"constant": 0.0}
 
 
 def weight_deviation(name: str, corrected: dict[str, float], weights: ModuleWeights) -> Deviation:
     """Describe how one weight deviates from its law, and the bug that it looks like."""
-    e = evidence(name, weights)
+    path, _, leaf = name.rpartition(".")
+    owner, own = weights.module.get_submodule(path), weights.parameters[name]
+    every = weights.table.laws if weights.table is not None else weights.laws
+    beside = getattr(owner, "weight", None) if leaf == "bias" else own
+    shape = beside.shape if isinstance(beside, Tensor) else ()
+    e = evidence_of(name, own.shape, weights.laws[name], weights.summaries[name], owner, every, shape)
     bug, detail = recognise(e)
     excluded = ("NaN", "constant", "values", "fixed rows", "dead rows", "orthogonal")
     certain = [test for test in excluded if test in corrected]
@@ -177,7 +134,7 @@ def buffer_deviations(weights: ModuleWeights) -> list[Deviation]:
         twin = expected.get(name)
         if buffer.is_meta or not buffer.numel() or (twin is not None and twin.is_meta):
             continue
-        if same(buffer, twin) if twin is not None else not bool(buffer.isnan().any()):
+        if same_values(buffer, twin, *CLOSE) if twin is not None else not bool(buffer.isnan().any()):
             continue
         running = isinstance(weights.module.get_submodule(name.rpartition(".")[0]), nn.modules.batchnorm._NormBase)
         kind = "statistics" if running and bool(buffer.isfinite().all()) else "buffer"
@@ -189,43 +146,27 @@ def buffer_deviations(weights: ModuleWeights) -> list[Deviation]:
 
 def sharing_deviations(weights: ModuleWeights) -> list[Deviation]:
     """Return ties that are broken or new, and copies."""
-    broken = [] if weights.table is None else broken_ties(weights.parameters, weights.table)
-    new = [] if weights.table is None else new_ties(weights.parameters, weights.table)
-    return [*broken, *new, *copies(weights, [(d.name, *d.others) for d in broken])]
-
-
-def tie_groups(law: LawTable) -> list[tuple[str, ...]]:
-    """Return groups of names that should be one parameter."""
-    return [(first, *others) for first, others in law.tied.items()]
-
-
-def broken_ties(parameters: Mapping[str, nn.Parameter], law: LawTable) -> list[Deviation]:
-    """Return ties of the law between parameters that are separate in the module."""
+    parameters = weights.parameters
+    groups = [] if weights.table is None else [(first, *others) for first, others in weights.table.tied.items()]
     result = []
-    for group in tie_groups(law):
+    for group in groups:
         names = [name for name in group if name in parameters]
-        if len({memory(parameters[name]) for name in names}) > 1:
-            first, *others = (parameters[name].detach() for name in names)
-            equal = all(first.shape == other.shape and bool(torch.equal(first, other)) for other in others)
+        if len({memory_of(parameters[name]) for name in names}) > 1:
+            equal = all(torch.equal(parameters[names[0]], parameters[name]) for name in names[1:])
             text = f"{len(names)} parameters with {'equal' if equal else 'different'} numbers"
-            result.append(
-                Deviation(names[0], "broken tie", 0.0, text, "one parameter", DEAD, "a tie is broken", tuple(names[1:]))
-            )
-    return result
-
-
-def new_ties(parameters: Mapping[str, nn.Parameter], law: LawTable) -> list[Deviation]:
-    """Return parameters that share memory in the module and are separate in the law."""
-    source = {name: group[0] for group in tie_groups(law) for name in group}
+            rest = tuple(names[1:])
+            result.append(Deviation(names[0], "broken tie", 0.0, text, "one parameter", DEAD, "a tie is broken", rest))
+    apart = [(d.name, *d.others) for d in result]
+    source = {name: group[0] for group in groups for name in group}
     shared: dict[tuple[object, ...], list[str]] = {}
-    for name, parameter in parameters.items():
+    for name, parameter in parameters.items() if weights.table is not None else ():
         if parameter.numel():
-            shared.setdefault(memory(parameter), []).append(name)
-    return [
-        Deviation(names[0], "new tie", 0.0, "one parameter", "parameters of their own", None, "", tuple(names[1:]))
-        for names in shared.values()
-        if len({source.get(name, name) for name in names}) > 1
-    ]
+            shared.setdefault(memory_of(parameter), []).append(name)
+    for names in shared.values():
+        if len({source.get(name, name) for name in names}) > 1:
+            text, law = "one parameter", "parameters of their own"
+            result.append(Deviation(names[0], "new tie", 0.0, text, law, None, "", tuple(names[1:])))
+    return [*result, *copies(weights, apart)]
 
 
 def copies(weights: ModuleWeights, apart: Iterable[tuple[str, ...]]) -> list[Deviation]:
@@ -234,13 +175,11 @@ def copies(weights: ModuleWeights, apart: Iterable[tuple[str, ...]]) -> list[Dev
     One draw of the law may be copied, such as to a network that averages another; not to the next trained layer.
     """
     law = weights.table
-    alike: dict[tuple[int, str], list[str]] = {}
+    alike: dict[tuple[int, bytes], list[str]] = {}
     for name, each in weights.summaries.items():
         drawn = law is None or (name in law.laws and law.laws[name].random and law.laws[name].source >= 0)
         if each.count >= LEAST and not each.constant and each.std > 0 and drawn:
-            digest = hashlib.sha256(each.sample.tobytes()).hexdigest()
-            alike.setdefault((each.count, digest), []).append(name)
-    known = [set(group) for group in apart]
+            alike.setdefault((each.count, hashlib.sha256(each.sample.tobytes()).digest()), []).append(name)
     result = []
     for names in alike.values():
         sources: set[Any] = {law.laws[name].source for name in names} if law is not None else {-1, -2}
@@ -249,7 +188,7 @@ def copies(weights: ModuleWeights, apart: Iterable[tuple[str, ...]]) -> list[Dev
             count = Counter(pattern(name) for name in trained)
             names = [name for name in trained if count[pattern(name)] > 1]
             sources = set(range(len(names)))
-        if len(names) > 1 and len(sources) > 1 and not any(set(names) <= group for group in known):
+        if len(names) > 1 and len(sources) > 1 and not any(set(names) <= set(group) for group in apart):
             text = f"{len(names)} times the same numbers"
             result.append(Deviation(names[0], "copies", 0.0, text, "independent draws", None, "", tuple(names[1:])))
     return result

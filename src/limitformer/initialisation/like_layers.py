@@ -39,6 +39,10 @@ def pattern(name: str) -> str:
     return ".".join("*" if part.isdecimal() else part for part in name.split("."))
 
 
+def listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + ", …" * (len(names) > 3)
+
+
 def groups(summaries: Mapping[str, TensorSummary]) -> list[dict[str, TensorSummary]]:
     """Return groups of at least three weights of one pattern and one number of entries, which vary."""
     result: dict[tuple[str, int], dict[str, TensorSummary]] = {}

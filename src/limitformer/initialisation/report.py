@@ -4,7 +4,7 @@ There is one deviation for each weight, buffer or tie; findings join those of li
 """
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,7 +12,7 @@ import xarray as xr
 from torch import Tensor
 
 from limitformer.initialisation.bugs import BUGS, Bug
-from limitformer.initialisation.like_layers import pattern
+from limitformer.initialisation.like_layers import listed, pattern
 from limitformer.initialisation.summary import TensorSummary
 from limitformer.weightless.laws import Law
 
@@ -81,9 +81,8 @@ class Finding:
         """Return one line of numbers, then the reason and the fix."""
         times = f" ×{len(self.names)}" if len(self.names) > 1 else ""
         title = f"{self.bug}: " if self.bug else ""
-        p = "" if self.p == 0 else f" (p {self.p:.0e})"
-        reason = textwrap.fill(f"{self.why} {self.mend}", 110, initial_indent="    ", subsequent_indent="    ")
-        return f"{title}{self.pattern}{times} holds {self.entries}; its law: {self.law}{p}\n{reason}"
+        line = f"{title}{self.pattern}{times} holds {self.entries}; its law: {self.law}"
+        return with_reason(line, self.p, f"{self.why} {self.mend}")
 
 
 @dataclass(frozen=True)
@@ -149,16 +148,33 @@ class InitialisationReport:
 
     def __str__(self) -> str:
         """Return the summary, and at most a screen of findings."""
-        lines = [f"{self.name}: {self.summary}"]
-        lines += [f"  {each}" for each in self.findings[:SHOWN]]
-        rest = len(self.findings) - SHOWN
-        return "\n".join([*lines, f"  and {rest} more"] if rest > 0 else lines)
+        return "\n".join(screen(f"{self.name}: {self.summary}", self.findings, SHOWN))
+
+
+def with_reason(line: str, p: float, reason: str) -> str:
+    """Return the line of a finding with its p-value, and the reason below it."""
+    below = textwrap.fill(reason, 110, initial_indent="    ", subsequent_indent="    ")
+    return f"{line}{'' if p == 0 else f' (p {p:.0e})'}\n{below}"
+
+
+def screen(head: str, findings: Sequence[object], shown: int) -> list[str]:
+    """Return the lines of a report with at most `shown` findings."""
+    rest = len(findings) - shown
+    return [head, *(f"  {each}" for each in findings[:shown]), *([f"  and {rest} more"] if rest > 0 else [])]
+
+
+def aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """Return one row of a table."""
+    return "  ".join(text.ljust(width) for text, width in zip(cells, widths, strict=True)).rstrip()
 
 
 def findings_of(deviations: Iterable[Deviation]) -> tuple[Finding, ...]:
     """Join deviations of like layers with one kind and bug to one finding; those with a known bug come first."""
     groups: dict[tuple[str, ...], list[Deviation]] = {}
-    for d in one_story(list(deviations)):
+    every, wrong = list(deviations), NAMED["residual-wrong"]
+    elsewhere = any(d.bug is wrong for d in every)  # a projection lacks its scaling because another matrix has it
+    for d in every:
+        d = replace(d, bug=wrong) if elsewhere and d.bug is NAMED["residual-missing"] else d
         key = pattern(d.name), d.bug.key if d.bug else d.kind, d.law
         groups.setdefault(key, []).append(d)
     findings = [finding(group) for group in groups.values()]
@@ -171,16 +187,8 @@ def finding(group: list[Deviation]) -> Finding:
     why, mend = (d.bug.why, d.bug.mend) if d.bug else UNNAMED[d.kind]
     why = f"{d.detail[0].upper()}{d.detail[1:]}. {why}" if d.detail else why
     names = tuple(name for each in group for name in (each.name, *each.others))
-    short = pattern(d.name) if len(group) > 1 else ", ".join(names[:3]) + ", …" * (len(names) > 3)
+    short = pattern(d.name) if len(group) > 1 else listed(names)
     return Finding(short, names, d.kind, d.entries, d.law, d.p, d.bug.title if d.bug else "", why, mend)
-
-
-def one_story(deviations: list[Deviation]) -> list[Deviation]:
-    """Join two bugs: a projection lacks its scaling because another matrix has it, the bug of the wrong matrix."""
-    wrong = NAMED["residual-wrong"]
-    if not any(d.bug is wrong for d in deviations):
-        return deviations
-    return [replace(d, bug=wrong) if d.bug is NAMED["residual-missing"] else d for d in deviations]
 
 
 def entries_text(summary: TensorSummary, law: Law) -> str:

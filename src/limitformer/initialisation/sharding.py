@@ -5,7 +5,6 @@ standard deviation is up to √k too large. Shards that are drawn from one seed 
 """
 
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -58,26 +57,20 @@ def shards_of(shape: tuple[int, ...], std: Estimate, other: Estimate) -> list[Sh
     if len(shape) < 2 or not std.value > 0 or not other.value > 0 or other.value < std.value:
         return []
     sides = (shape[0] * math.prod(shape[2:]), math.prod(shape[1:]))
+    numbers = [(n, d) for d in (1, 0) for n in range(2, min(MOST, shape[d] // NARROWEST) + 1)]
+    slicings = [(number, dimension) for number, dimension in numbers if shape[dimension] % number == 0]
     found = []
     whole = variances(*sides) | {f"{text}, exchanged": each for text, each in variances(*sides[::-1]).items()}
     others = frozenset(text for text, variance in whole.items() if other.holds(variance))
     for formula, variance in variances(*sides).items():
         if not std.holds(variance) or other.holds(variance):
             continue
-        for number, dimension in slicings(shape):
+        for number, dimension in slicings:
             parts = [side / (number if dimension == k else 1) for k, side in enumerate(sides)]
             here = variances(*parts)[formula]
             if here > variance and other.holds(here):
                 found.append((other.off(here), Shards(number, dimension, formula, others)))
     return [each for _, each in sorted(found, key=lambda pair: pair[0])]
-
-
-def slicings(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Yield numbers of equal slices along the first and second dimension."""
-    for dimension in (1, 0):
-        for number in range(2, min(MOST, shape[dimension] // NARROWEST) + 1):
-            if shape[dimension] % number == 0:
-                yield number, dimension
 
 
 def slice_of(part: tuple[int, ...], full: tuple[int, ...]) -> tuple[int, int] | None:

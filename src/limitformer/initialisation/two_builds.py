@@ -12,16 +12,17 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from scipy import special, stats
 from torch import Tensor
 
-from limitformer.initialisation.deviations import LEAST, dead_lines
 from limitformer.initialisation.lines import line_p_values
 from limitformer.initialisation.summary import LONG, TensorSummary
 from limitformer.initialisation.weight_tests import p_values
 from limitformer.weightless.laws import Law
 
 STATISTICS = ("mean", "spread", "shape")
+LEAST = 16  # entries; fewer may agree by chance where numbers are coarse
 FINEST = 1e-4  # in standard deviations: smaller differences are rounding
 
 
@@ -85,3 +86,24 @@ def p_of_law(values: Tensor, summary: TensorSummary, law: Law) -> dict[str, floa
     if any(not bool((values[row] == value).all()) for row, value in law.rows.items()):
         result["fixed rows"] = 0.0
     return result
+
+
+def dead_lines(each: TensorSummary) -> tuple[int, int]:
+    """Count rows and columns that are all zero; lines of few entries do not count."""
+    if each.dead or not len(each.rows):
+        return 0, 0
+    long = len(each.columns) >= LONG, len(each.rows) >= LONG
+    return int((each.rows == 0).sum()) * long[0], int((each.columns == 0).sum()) * long[1]
+
+
+def same_values(a: Tensor, b: Tensor, rtol: float = 0.0, atol: float = 0.0) -> bool:
+    """Return whether two tensors are equal up to rounding to the coarser of their types, or up to `rtol` and `atol`."""
+    if a.shape != b.shape or a.is_meta or b.is_meta:
+        return False
+    if a.dtype == b.dtype and a.layout == b.layout == torch.strided and a.device == b.device and torch.equal(a, b):
+        return True
+    a, b = (each.to_dense() if each.layout != torch.strided else each for each in (a.detach().cpu(), b.detach().cpu()))
+    if not a.is_floating_point() or not b.is_floating_point():
+        return bool(torch.equal(a, b)) if a.dtype == b.dtype else bool((a == b).all())
+    accuracy = max(rtol, *(4 * torch.finfo(each.dtype).eps for each in (a, b)))
+    return bool(torch.allclose(a.double(), b.double(), rtol=accuracy, atol=atol, equal_nan=True))

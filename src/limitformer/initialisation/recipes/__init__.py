@@ -1,8 +1,7 @@
-"""Published initialisations as data, and the law of a model's own code compared with them.
+"""Published initialisations as functions, and the law of a model's own code compared with them.
 
-* `recipe` has the type and the table of names, `published` the recipes with their sources;
-* `formula` evaluates the text of a law, `roles` says what each weight of a model is, and `comparison` compares the
-  two laws of each weight.
+* `recipe` has what a recipe is and the table of names, `published` the recipes with their sources, `law` their laws;
+* `roles` says what each weight of a model is, and `comparison` compares the two laws of each weight.
 
 Names are imported on first use: the recipes need no torch.
 """
@@ -15,17 +14,15 @@ from limitformer.base.extras import LazyPackage as _LazyPackage
 if TYPE_CHECKING:
     from limitformer.initialisation.recipes.comparison import RecipeComparison as RecipeComparison
     from limitformer.initialisation.recipes.comparison import compare_with_recipe as compare_with_recipe
-    from limitformer.initialisation.recipes.formula import SIZES as SIZES
+    from limitformer.initialisation.recipes.recipe import SIZES as SIZES
     from limitformer.initialisation.recipes.recipe import Recipe as Recipe
+    from limitformer.initialisation.recipes.recipe import Weight as Weight
+    from limitformer.initialisation.recipes.recipe import known_as as known_as
     from limitformer.initialisation.recipes.recipe import recipe_of as recipe_of
     from limitformer.initialisation.recipes.recipe import recipes as recipes
 
 _HOMES = {
-    "RecipeComparison": "comparison",
-    "compare_with_recipe": "comparison",
-    "SIZES": "formula",
-    "Recipe": "recipe",
-    "recipe_of": "recipe",
-    "recipes": "recipe",
+    **dict.fromkeys(("RecipeComparison", "compare_with_recipe"), "comparison"),
+    **dict.fromkeys(("SIZES", "Recipe", "Weight", "known_as", "recipe_of", "recipes"), "recipe"),
 }
 _sys.modules[__name__].__class__ = _LazyPackage

@@ -7,8 +7,9 @@ form, such as that of an orthogonal matrix, the model's code builds a few networ
 
 import math
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,14 +17,16 @@ import torch
 from torch import nn
 
 from limitformer.base.errors import first_line
-from limitformer.initialisation.recipes.formula import SORTED, NotDefinedError, RecipeLaw, evaluate
-from limitformer.initialisation.recipes.recipe import Recipe, recipe_of
-from limitformer.initialisation.recipes.roles import WeightPlace, places_of
+from limitformer.initialisation.like_layers import pattern as like_pattern
+from limitformer.initialisation.recipes.law import SORTED, ComparedLaw, compared_law
+from limitformer.initialisation.recipes.recipe import Recipe, Weight, recipe_of
+from limitformer.initialisation.recipes.roles import is_embedding, owner_of, places_of
+from limitformer.initialisation.report import aligned
+from limitformer.initialisation.summary import summarise
 from limitformer.weightless import laws
 from limitformer.weightless.building import build_sample, drawn_module
 from limitformer.weightless.configurations import values_in
 from limitformer.weightless.law import LawTable, build_without_weights, table_of
-from limitformer.weightless.laws import CUT_NOTHING
 from limitformer.weightless.models import Blueprint, blueprint_of, is_config
 from limitformer.weightless.shapes import SHAPES
 
@@ -33,6 +36,7 @@ BUILDS = 4
 MOST_ESTIMATED = 2 * 10**7  # entries of unknown law, which a build computes
 LEFT = 5  # spaces before the cells of a row that takes several lines
 SAME, FORM, DIFFERS = ORDER = "=", "~", "≠"
+NO_RULE = "the recipe has no rule for "
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ class RecipeComparison:
     recipe: Recipe
     rows: tuple[RecipeRow, ...]
     uncovered: tuple[Uncovered, ...] = ()
-    remarks: tuple[str, ...] = field(default=())
+    remarks: tuple[str, ...] = ()
 
     @property
     def differences(self) -> tuple[RecipeRow, ...]:
@@ -138,14 +142,13 @@ class RecipeComparison:
         widths[1] = min(widths[1], max(columns - 11 - sum(widths[2:]), 18))
         lines = []
         for row in [head, *cells] if cells else []:
-            first = f"  {row[0]:1}  {row[1]:<{widths[1]}}"
-            rest = "  ".join(f"{each:<{width}}" for each, width in zip(row[2:], widths[2:], strict=True))
-            both = f"{first}  {rest}".rstrip()
+            first, rest = f"  {aligned(row[:2], (1, widths[1]))}", aligned(row[2:], widths[2:])
+            both = f"  {aligned(row, (1, *widths[1:]))}"
             if len(row[1]) <= widths[1] and len(both) <= columns:
                 lines.append(both)
                 continue
-            parts = [rest.rstrip()] if len(rest.rstrip()) <= columns - LEFT else [each for each in row[2:] if each]
-            lines += [first.rstrip(), *(f"{'':{LEFT}}{each}" for each in parts)]
+            parts = [rest] if len(rest) <= columns - LEFT else [each for each in row[2:] if each]
+            lines += [first, *(f"{'':{LEFT}}{each}" for each in parts)]
         return lines
 
     def __str__(self) -> str:
@@ -170,45 +173,21 @@ class ComparedWeight:
 
     name: str
     kind: str
-    code: "ComparedSize"
-    recipe: RecipeLaw
+    code: ComparedLaw
+    recipe: ComparedLaw
     ratio: float
     error: float
     mark: str
     remark: str
 
 
-@dataclass(frozen=True)
-class ComparedSize:
-    """The law of the code as it is compared.
-
-    Attributes:
-        kind: of the law, as in `limitformer.weightless.laws`.
-        mean: of an entry.
-        std: of an entry.
-        random: whether it is drawn.
-        error: relative standard error of std; 0 of a known law.
-        count: entries that mean and std were estimated from.
-        values: numbers that are not drawn.
-        cut: bounds of a truncated normal in its own standard deviations before truncation.
-    """
-
-    kind: str
-    mean: float
-    std: float
-    random: bool
-    error: float = 0.0
-    count: int = 0
-    values: np.ndarray | None = None
-    cut: tuple[float, float] = (-math.inf, math.inf)
-
-
-def compare_with_recipe(model: Any, recipe: Recipe | str) -> RecipeComparison:
+def compare_with_recipe(model: Any, recipe: Recipe | Callable[..., ComparedLaw | None] | str) -> RecipeComparison:
     """Compare the law that a model's own code draws with a published recipe.
 
     Args:
         model: a configuration of transformers, its folder, JSON or public name, or a function that builds a module.
-        recipe: a recipe, its name, or its name with settings, such as `megatron,std=0.006`.
+        recipe: a recipe, its name, its name with settings, such as `megatron,std=0.006`, or a function that takes a
+            weight and returns its law, or None where it says nothing.
 
     Raises:
         InputError: the model cannot be built, or there is no such recipe.
@@ -236,77 +215,77 @@ def compare_law(
         untied: whether the configuration asks for a head with weights of its own.
     """
     places = places_of(module, table.shapes, recipe.names, blueprint.config)
-    sizes, reasons = sizes_of(
-        module, table, blueprint, [name for name, place in places.items() if covered(place, recipe)]
-    )
+    published = {name: published_laws(place, recipe) for name, place in places.items()}
+    named = {name: each for name, each in published.items() if isinstance(each, dict)}
+    codes, reasons = codes_of(module, table, blueprint, list(named))
     single: list[ComparedWeight] = []
     missing: list[tuple[str, str]] = []
-    for name, place in places.items():
-        if not covered(place, recipe):
-            roles = " and ".join(place.roles)
-            missing.append((name, place.reason if not roles else f"the recipe has no rule for {roles}"))
+    for name, each in published.items():
+        if not isinstance(each, dict) or name not in codes:
+            missing.append((name, reasons[name] if isinstance(each, dict) else each))
             continue
-        if name not in sizes:
-            missing.append((name, reasons[name]))
-            continue
-        try:
-            single += compared(name, place, sizes[name], recipe)
-        except NotDefinedError as error:
-            missing.append((name, str(error)))
-    single += tied_heads(module, table, sizes, places, recipe)
+        part = " (part of a fused matrix)" if len(each) > 1 else ""
+        single += [compare_sizes(name, f"{role}{part}", codes[name], law) for role, law in each.items()]
     heads = [
         (first, name)
         for first, names in table.tied.items()
         if places[first].roles == ("embedding",)
-        for name in heads_among(module, names)
+        for name in names
+        if not is_embedding(owner_of(module, name))  # where it multiplies the stream, rather than being looked up
     ]
+    for first, name in heads if not recipe.tied else ():
+        rows, columns = (*places[first].shape, 1)[:2]
+        head = replace(places[first], roles=("head",))
+        head.sizes = head.sizes | {"fan_in": columns, "fan_out": rows}
+        law = recipe.law_of(head)
+        if first in codes and isinstance(law, ComparedLaw):
+            one = compare_sizes(name, "head", codes[first], law)
+            single.append(replace(one, remark="; ".join(filter(None, (f"tied to {first}", one.remark)))))
+    groups = Counter((pattern(name), "×".join(map(str, table.shapes[name])), reason) for name, reason in missing)
+    uncovered = tuple(Uncovered(name, count, shape, reason) for (name, shape, reason), count in groups.items())
     remarks = tie_remarks(heads, recipe, single, untied)
-    return RecipeComparison(table.name, recipe, rows_of(single), uncovered_of(missing, table.shapes), remarks)
+    return RecipeComparison(table.name, recipe, rows_of(single), uncovered, remarks)
 
 
-def covered(place: WeightPlace, recipe: Recipe) -> bool:
-    return bool(place.roles) and all(role in recipe.rules for role in place.roles)
+def published_laws(place: Weight, recipe: Recipe) -> dict[str, ComparedLaw] | str:
+    """Return the recipe's laws of one weight, several of a fused one if they differ; or why it has none."""
+    if not place.roles:
+        return place.reason
+    if len(place.roles) > 1:  # the shape does not tell the outputs of each part
+        place = replace(place, sizes={**place.sizes, "fan_out": None})
+    every = {role: recipe.law_of(replace(place, roles=(role,))) for role in place.roles}
+    reason = next((each for each in every.values() if isinstance(each, str)), None)
+    if reason is not None:
+        return f"{NO_RULE}{' and '.join(place.roles)}" if reason.startswith(NO_RULE) else reason
+    laws = {role: each for role, each in every.items() if isinstance(each, ComparedLaw)}
+    equal = len({(each.kind, each.mean, each.std, each.cut) for each in laws.values()}) == 1
+    return {", ".join(laws): next(iter(laws.values()))} if equal else laws
 
 
-def sizes_of(
-    module: nn.Module, table: LawTable, blueprint: Blueprint, names: Iterable[str]
-) -> tuple[dict[str, ComparedSize], dict[str, str]]:
-    """Return the law of each weight as it is compared, and reasons where it is not known."""
-    sizes: dict[str, ComparedSize] = {}
-    unknown: list[str] = []
+def codes_of(
+    module: nn.Module, table: LawTable, blueprint: Blueprint, names: list[str]
+) -> tuple[dict[str, ComparedLaw], dict[str, str]]:
+    """Return the law of each weight in the code, and reasons where it is not known."""
+    codes: dict[str, ComparedLaw] = {}
     for name in names:
-        law = table.laws[name]
-        if law.random:
-            cut = (law.low, law.high) if law.kind == laws.TRUNCATED else (-math.inf, math.inf)
-            sizes[name] = ComparedSize(law.kind, law.mean, law.std, True, cut=cut)
-        elif law.kind == laws.CONSTANT:
-            sizes[name] = ComparedSize(law.kind, law.shift, 0.0, False)
-        elif law.kind == laws.GIVEN and not module.get_parameter(name).is_meta:
-            sizes[name] = of_numbers(module.get_parameter(name))
-        else:
-            unknown.append(name)
-    estimated, reasons = estimates(table, blueprint, unknown)
-    return sizes | estimated, reasons
+        law, parameter = table.laws[name], module.get_parameter(name)
+        if law.random or law.kind == laws.CONSTANT:
+            codes[name] = compared_law(law)
+        elif law.kind == laws.GIVEN and not parameter.is_meta:
+            numbers = parameter.detach().double().cpu().numpy()
+            codes[name] = ComparedLaw(laws.GIVEN, float(numbers.mean()), float(numbers.std()), values=numbers)
+    estimated, reasons = estimates(table, blueprint, [name for name in names if name not in codes])
+    return codes | estimated, reasons
 
 
-def of_numbers(parameter: torch.Tensor) -> ComparedSize:
-    numbers = parameter.detach().double().cpu().numpy()
-    return ComparedSize(laws.GIVEN, float(numbers.mean()), float(numbers.std()), False, values=numbers)
-
-
-def estimates(
-    table: LawTable, blueprint: Blueprint, names: list[str]
-) -> tuple[dict[str, ComparedSize], dict[str, str]]:
+def estimates(table: LawTable, blueprint: Blueprint, names: list[str]) -> tuple[dict[str, ComparedLaw], dict[str, str]]:
     """Estimate mean and standard deviation of weights of unknown law from a few networks of the model's own code."""
-    if not names:
-        return {}, {}
+    reasons = {name: table.laws[name].reason for name in names if "never initialised" in table.laws[name].reason}
     count = sum(math.prod(table.shapes[name]) for name in names)
-    never = {name: table.laws[name].reason for name in names if "never initialised" in table.laws[name].reason}
     if count > MOST_ESTIMATED:
         return {}, dict.fromkeys(names, f"its law is not known, and {count:,} entries are too many to draw")
-    numbers: dict[str, list[np.ndarray]] = {name: [] for name in names if name not in never}
-    reasons = dict(never)
-    for seed in range(BUILDS):
+    numbers: dict[str, list[np.ndarray]] = {name: [] for name in names if name not in reasons}
+    for seed in range(BUILDS if names else 0):
         try:
             module, _ = build_sample(blueprint.factory, torch.float32, seed)
         except Exception:  # the user's own code cannot be watched, so that it draws all weights  # noqa: BLE001
@@ -324,60 +303,53 @@ def estimates(
     return {name: estimate(np.stack(each)) for name, each in numbers.items()}, reasons
 
 
-def estimate(draws: np.ndarray) -> ComparedSize:
-    """Return the size of a law from draws (builds × entries).
+def estimate(draws: np.ndarray) -> ComparedLaw:
+    """Return the law of draws (builds × entries).
 
     The error is the larger of that of independent entries and that of independent builds.
     """
     draws = draws.astype(np.float64)
-    mean, std, count = float(draws.mean()), float(draws.std()), draws.size
+    summary = summarise(torch.from_numpy(draws))
     if np.all(draws == draws[0]):  # nothing is random
-        constant = ComparedSize(laws.CONSTANT, mean, 0.0, False)
-        return replace(constant, kind=laws.GIVEN, std=std, values=draws[0]) if std > 0 else constant
-    kurtosis = float(((draws - mean) ** 4).mean()) / std**4
-    independent = math.sqrt(max(kurtosis - 1, 0.1) / (4 * count))
+        constant = ComparedLaw(laws.CONSTANT, summary.mean, 0.0)
+        return constant if summary.constant else replace(constant, kind=laws.GIVEN, std=summary.std, values=draws[0])
     by_build = np.log(np.maximum(draws.std(axis=1), 1e-300))
-    spread = float(by_build.std(ddof=1)) / math.sqrt(len(draws))
-    return ComparedSize(laws.UNKNOWN, mean, std, True, error=max(independent, spread), count=count)
+    error = max(summary.log_error(), float(by_build.std(ddof=1)) / math.sqrt(len(draws)))
+    return ComparedLaw(laws.UNKNOWN, summary.mean, summary.std, error=error, count=draws.size)
 
 
-def compared(name: str, place: WeightPlace, size: ComparedSize, recipe: Recipe) -> list[ComparedWeight]:
-    """Compare one weight with the recipe; a fused one with several rules if they differ."""
-    names = {**recipe.settings, **place.sizes}
-    fused = len(place.roles) > 1
-    if fused and "fan_out" in names and "fan_out" in "".join(recipe.rules[role] for role in place.roles):
-        names["fan_out"] = None  # of each part, which the shape does not tell
-    expected = {role: evaluate(recipe.rules[role], names, place.shape) for role in place.roles}
-    if fused and len({str(each) for each in expected.values()}) == 1:
-        role = ", ".join(place.roles)
-        return [compare_sizes(name, role, size, expected[place.roles[0]])]
-    part = " (part of a fused matrix)" if fused else ""
-    return [compare_sizes(name, f"{role}{part}", size, law) for role, law in expected.items()]
-
-
-def compare_sizes(name: str, kind: str, size: ComparedSize, law: RecipeLaw) -> ComparedWeight:
+def compare_sizes(name: str, kind: str, size: ComparedLaw, law: ComparedLaw) -> ComparedWeight:
     """Compare two laws."""
-    ratio, error, why = ratio_of(size, law)
+    ratio, why = ratio_of(size, law)
     form = form_of(size, law)
     mark = DIFFERS if why else FORM if form else SAME
-    return ComparedWeight(name, kind, size, law, ratio, error, mark, "; ".join(each for each in (why, form) if each))
+    error = size.error if law.random else 0.0
+    return ComparedWeight(name, kind, size, law, ratio, error, mark, "; ".join(filter(None, (why, form))))
 
 
-def ratio_of(size: ComparedSize, law: RecipeLaw) -> tuple[float, float, str]:
-    """Return the ratio of sizes, its standard error, and the difference in words; empty if there is none."""
+def ratio_of(size: ComparedLaw, law: ComparedLaw) -> tuple[float, str]:
+    """Return the ratio of sizes, and the difference in words; empty if there is none."""
     if law.values is not None and not size.random:
-        pair = (np.full(law.values.shape, size.mean) if size.values is None else size.values, law.values)
-        return ratio_of_numbers(*map(np.sort, map(np.ravel, pair)) if law.kind == SORTED else pair)
+        numbers, published = np.full(law.values.shape, size.mean) if size.values is None else size.values, law.values
+        if law.kind == SORTED:
+            numbers, published = np.sort(numbers.ravel()), np.sort(published.ravel())
+        if numbers.size != published.size:
+            return math.nan, f"{numbers.size} numbers, where the recipe has {published.size}"
+        root = float(np.sqrt((published**2).mean()))
+        off = float(np.abs(numbers.ravel() - published.ravel()).max())
+        differs = off > EXACT * max(root, off * 1e-3)
+        return over(float(np.sqrt((numbers**2).mean())), root), f"other numbers, off by up to {number(off)}" * differs
     if law.values is not None:
-        return over(rms(size.mean, size.std), rms(law.mean, law.std)), 0.0, "drawn, where the recipe has numbers"
-    drawn, published = size.random or size.values is not None, law.random
-    if not drawn and not published:
-        return ratio_of_constants(size.mean, law.mean)
-    if not published:
-        return over(rms(size.mean, size.std), abs(law.mean)), 0.0, f"drawn, where the recipe has {short(law)}"
+        return over(size.rms, law.rms), "drawn, where the recipe has numbers"
+    drawn = size.random or size.values is not None
+    if not drawn and not law.random:
+        same = math.isclose(size.mean, law.mean, rel_tol=EXACT, abs_tol=1e-12)
+        ratio = size.mean / law.mean if law.mean else 1.0 if same else math.inf
+        return ratio, "" if same else f"{number(size.mean)}, where the recipe has {number(law.mean)}"
+    if not law.random:
+        return over(size.rms, abs(law.mean)), f"drawn, where the recipe has {law}"
     if not drawn:
-        ratio = over(abs(size.mean), rms(law.mean, law.std))
-        return ratio, 0.0, f"{number(size.mean)} everywhere, where the recipe draws"
+        return over(abs(size.mean), law.rms), f"{number(size.mean)} everywhere, where the recipe draws"
     ratio = over(size.std, law.std)
     why = []
     if ratio <= 0 or not math.isfinite(ratio) or abs(math.log(ratio)) > EXACT + ERRORS * size.error:
@@ -385,82 +357,23 @@ def ratio_of(size: ComparedSize, law: RecipeLaw) -> tuple[float, float, str]:
     slack = EXACT * max(law.std, abs(law.mean)) + ERRORS * size.std / math.sqrt(size.count or math.inf)
     if abs(size.mean - law.mean) > slack:
         why.append(f"mean {number(size.mean)}, where the recipe has {number(law.mean)}")
-    return ratio, size.error, "; ".join(why)
+    return ratio, "; ".join(why)
 
 
-def ratio_of_numbers(numbers: np.ndarray, published: np.ndarray) -> tuple[float, float, str]:
-    """Compare numbers that are not random, entry by entry."""
-    if numbers.size != published.size:
-        return math.nan, 0.0, f"{numbers.size} numbers, where the recipe has {published.size}"
-    size = float(np.sqrt((published**2).mean()))
-    ratio = over(float(np.sqrt((numbers**2).mean())), size)
-    off = float(np.abs(numbers.ravel() - published.ravel()).max())
-    return ratio, 0.0, f"other numbers, off by up to {number(off)}" if off > EXACT * max(size, off * 1e-3) else ""
-
-
-def ratio_of_constants(value: float, published: float) -> tuple[float, float, str]:
-    same = math.isclose(value, published, rel_tol=EXACT, abs_tol=1e-12)
-    ratio = value / published if published else 1.0 if same else math.inf
-    return ratio, 0.0, "" if same else f"{number(value)}, where the recipe has {number(published)}"
-
-
-def form_of(size: ComparedSize, law: RecipeLaw) -> str:
+def form_of(size: ComparedLaw, law: ComparedLaw) -> str:
     """Return how the form of two random laws differs: family and truncation."""
-    low, high = size.cut
-    bounds = (law.law.low, law.law.high) if law.law is not None else size.cut
-    wide, published = is_wide(size.kind, size.cut), is_wide(law.kind, bounds)
-    noted = f"truncated at ±{number(min(-low, high))} σ, which cuts nothing: a normal" if wide and not published else ""
-    kind, expected = (laws.NORMAL if each else one for each, one in ((wide, size.kind), (published, law.kind)))
+    cuts_nothing = size.wide and not law.wide
+    noted = f"truncated at ±{number(min(-size.cut[0], size.cut[1]))} σ, which cuts nothing: a normal" * cuts_nothing
     if not size.random or not law.random:
         return "computed, not drawn" if size.values is not None and law.random else noted
+    kind, expected = (laws.NORMAL if each.wide else each.kind for each in (size, law))
     if kind == laws.UNKNOWN:  # estimated: the form is not compared
         return ""
     if kind != expected:
-        return "; ".join(each for each in (f"{kind}, where the recipe is {expected}", noted) if each)
-    if kind == laws.TRUNCATED and not math.isclose(high, bounds[1], rel_tol=1e-3):
-        return f"cut at ±{number(high)} σ, where the recipe cuts at ±{number(bounds[1])} σ"
+        return "; ".join(filter(None, (f"{kind}, where the recipe is {expected}", noted)))
+    if kind == laws.TRUNCATED and not math.isclose(size.cut[1], law.cut[1], rel_tol=1e-3):
+        return f"cut at ±{number(size.cut[1])} σ, where the recipe cuts at ±{number(law.cut[1])} σ"
     return noted
-
-
-def is_wide(kind: str, cut: tuple[float, float]) -> bool:
-    """Return whether the bounds of a truncated normal law cut nothing."""
-    return kind == laws.TRUNCATED and -cut[0] > CUT_NOTHING and cut[1] > CUT_NOTHING
-
-
-def tied_heads(
-    module: nn.Module,
-    table: LawTable,
-    sizes: Mapping[str, ComparedSize],
-    places: Mapping[str, WeightPlace],
-    recipe: Recipe,
-) -> list[ComparedWeight]:
-    """Compare the law of an embedding that is the head, too, with the recipe's rule of the head."""
-    result: list[ComparedWeight] = []
-    for first, names in table.tied.items():
-        if first not in sizes or places[first].roles != ("embedding",) or "head" not in recipe.rules:
-            continue
-        if recipe.tied:
-            continue
-        for name in heads_among(module, names):
-            sized = places[first].sizes | {"fan_in": places[first].shape[1], "fan_out": places[first].shape[0]}
-            try:
-                law = evaluate(recipe.rules["head"], {**recipe.settings, **sized}, places[first].shape)
-            except NotDefinedError:
-                continue
-            one = compare_sizes(name, "head", sizes[first], law)
-            remark = "; ".join(each for each in (f"tied to {first}", one.remark) if each)
-            result.append(ComparedWeight(name, "head", one.code, law, one.ratio, one.error, one.mark, remark))
-    return result
-
-
-def heads_among(module: nn.Module, names: Iterable[str]) -> list[str]:
-    """Return the names under which a matrix multiplies the stream, rather than being looked up."""
-    owners = {name: module.get_submodule(name.rpartition(".")[0]) for name in names}
-    return [
-        name
-        for name, owner in owners.items()
-        if not isinstance(owner, nn.Embedding) and "Embedding" not in type(owner).__name__
-    ]
 
 
 def tie_remarks(
@@ -504,28 +417,20 @@ def rows_of(single: list[ComparedWeight]) -> tuple[RecipeRow, ...]:
         by_pattern.setdefault((each.kind, pattern(each.name), each.code.kind), []).append(each)
     rows: dict[tuple[Any, ...], RecipeRow] = {}
     for (kind, name, _), group in by_pattern.items():
-        if (
-            len(group) > 1
-            and all(each.code.error for each in group)
-            and len({short(each.recipe) for each in group}) == 1
-        ):
+        one_law = len({str(each.recipe) for each in group}) == 1
+        if len(group) > 1 and one_law and all(each.code.error for each in group):
             group = [pooled(group)] * len(group)
         worst = max(group, key=lambda each: (ORDER.index(each.mark), each.remark))
         low, high = (f(each.ratio for each in group) for f in (min, max))
-        codes = span([size_text(each.code) for each in group], [each.code.std or each.code.mean for each in group])
-        published = span(
-            [short(each.recipe) for each in group], [each.recipe.std or each.recipe.mean for each in group]
-        )
+        codes = span([str(each.code) for each in group], [each.code.std or each.code.mean for each in group])
+        published = span([str(each.recipe) for each in group], [each.recipe.std or each.recipe.mean for each in group])
         remark = worst.remark
         if low != high and high - low > EXACT * abs(high):
-            remark = re.sub(
-                r"^std \S+ times the recipe's", f"std {number(low)} to {number(high)} times the recipe's", remark
-            )
+            remark = re.sub(r"^std \S+ times", f"std {number(low)} to {number(high)} times", remark)
         error = max(each.error for each in group)
         key = (kind, codes, published, round(low, 6), round(high, 6), worst.mark, remark)
         row = RecipeRow(kind, (name,), len(group), codes, published, (low, high), error, worst.mark, remark)
-        before = rows.get(key)
-        if before is not None:
+        if before := rows.get(key):
             names, count = (*before.names, name), before.count + row.count
             row = replace(row, names=names, count=count, error=max(before.error, error))
         rows[key] = row
@@ -544,9 +449,7 @@ def pooled(group: list[ComparedWeight]) -> ComparedWeight:
 
 
 def pattern(name: str) -> str:
-    return ".".join(
-        "*" if part.isdecimal() else re.sub(r"^(expert|layer|block)_\d+$", r"\1_*", part) for part in name.split(".")
-    )
+    return like_pattern(re.sub(r"(?<![^.])(expert|layer|block)_\d+(?![^.])", r"\1_*", name))
 
 
 def span(texts: list[str], sizes: list[float]) -> str:
@@ -561,52 +464,9 @@ def span(texts: list[str], sizes: list[float]) -> str:
     return first if first == last else f"{first} to {last}"
 
 
-def size_text(size: ComparedSize) -> str:
-    """Return the law of the code as short text."""
-    if size.kind == laws.CONSTANT:
-        return constant_text(size.mean)
-    if size.values is not None:
-        return f"numbers, rms {rms(size.mean, size.std):.4g}"
-    names = {laws.TRUNCATED: "truncated", laws.UNKNOWN: "drawn"}
-    return law_text("normal" if is_wide(size.kind, size.cut) else names.get(size.kind, size.kind), size.mean, size.std)
-
-
-def short(law: RecipeLaw) -> str:
-    """Return the law of a recipe as short text."""
-    if law.kind == laws.CONSTANT:
-        return constant_text(law.mean)
-    if law.values is not None:
-        return f"numbers, rms {rms(law.mean, law.std):.4g}"
-    kind = "truncated" if law.kind == laws.TRUNCATED else law.kind
-    if law.law is not None and is_wide(law.kind, (law.law.low, law.law.high)):
-        kind = laws.NORMAL
-    return law_text(kind, law.mean, law.std)
-
-
-def law_text(kind: str, mean: float, std: float) -> str:
-    centre = f"mean {mean:.3g}, " if abs(mean) > 0.02 * std else ""
-    return f"{kind} {centre}{std:.4g}"
-
-
-def constant_text(value: float) -> str:
-    return {0.0: "zeros", 1.0: "ones"}.get(value, f"constant {value:.4g}")
-
-
-def uncovered_of(missing: list[tuple[str, str]], shapes: Mapping[str, tuple[int, ...]]) -> tuple[Uncovered, ...]:
-    groups: dict[tuple[str, str, str], int] = {}
-    for name, reason in missing:
-        key = (pattern(name), "×".join(map(str, shapes[name])), reason)
-        groups[key] = groups.get(key, 0) + 1
-    return tuple(Uncovered(name, count, shape, reason) for (name, shape, reason), count in groups.items())
-
-
 def over(size: float, published: float) -> float:
     """Return the ratio of two sizes; 0/0 is 1."""
     return size / published if published else math.inf if size else 1.0
-
-
-def rms(mean: float, std: float) -> float:
-    return math.hypot(mean, std)
 
 
 def number(value: float) -> str:

@@ -1,81 +1,132 @@
-"""`Recipe`: an initialisation as its authors published it, as data; and `recipes`, the table of known ones."""
+"""`Recipe`: an initialisation as its authors published it, a function from a weight to its law; `recipes`, the table.
 
+A recipe takes a `Weight`, and returns its law or None where it says nothing. Its docstring has a title, the source and
+notes, in paragraphs; arguments after the weight are its settings, with the published defaults.
+"""
+
+import inspect
 import math
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from functools import partial
-from types import MappingProxyType
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from limitformer.base.errors import InputError, nearest, require, require_real, set_fields
-from limitformer.initialisation.recipes.formula import LAWS, SIZES, names_in, parsed
+import numpy as np
 
-# The roles of weights that are found by structure and by names of many libraries; a recipe may name others itself.
-ROLES = (
-    *("embedding", "position embedding", "type embedding", "relative bias"),
-    *("query", "key", "value", "attention output"),
-    *("feed-forward in", "gate", "feed-forward out", "router"),
-    *("head", "norm gain", "norm bias", "bias"),
-)
+from limitformer.base.errors import InputError, nearest, require, require_real
+from limitformer.base.foreign import one_line
+from limitformer.initialisation.recipes.law import ComparedLaw
+
+# The sizes of a weight that a recipe may read, and what each is.
+SIZES = {
+    "width": "of the stream of the weight's stack",
+    "depth": "number of blocks of its stack",
+    "layer": "index of its block, from 0",
+    "heads": "number of heads",
+    "head_dim": "dimension of a head",
+    "fan_in": "inputs of the weight",
+    "fan_out": "outputs of the weight",
+    "rows": "of the tensor",
+    "columns": "of the tensor",
+    "vocabulary": "rows of the embedding of tokens",
+}
+FUNCTION = "Nearest: def ours(weight): return normal(0.02) if weight.role == 'query' else None"
+
+
+class UnknownSizeError(Exception):
+    """A recipe reads a size of a weight that is not known."""
+
+
+@dataclass
+class Weight:
+    """A weight of a model, as recipes see it; its sizes are attributes too, such as `weight.depth`.
+
+    Attributes:
+        name: of the parameter.
+        shape: of the parameter.
+        roles: one, or several of a fused weight; empty: not clear.
+        reason: why its role is not clear.
+        stack: the list of blocks that it belongs to, such as `transformer.h`.
+        sizes: numbers by the names of `limitformer.initialisation.recipes.SIZES`; None is not known.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    roles: tuple[str, ...] = ()
+    reason: str = ""
+    stack: str = ""
+    sizes: dict[str, float | None] = field(default_factory=dict)
+
+    @property
+    def role(self) -> str:
+        """The role, such as `attention output`."""
+        return self.roles[0]
+
+    @property
+    def i(self) -> np.ndarray:
+        """The indices of the entries of a row."""
+        return np.arange(self.columns)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a size."""
+        if name not in SIZES:
+            raise AttributeError(f"a weight has no {name!r}.{nearest(name, SIZES)}")
+        if self.sizes.get(name) is None:
+            raise UnknownSizeError(f"its {name} is not known")
+        return self.sizes[name]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """An initialisation as its authors published it.
+    """A function from a weight to its law, and what its docstring, its arguments and `known_as` say.
 
     Attributes:
+        law: the function.
         name: for `limitformer check --recipe`.
         title: what it is.
         source: the paper's section, or files of a repository at a version.
-        rules: {role: formula of the law}; several roles are separated by commas. A formula uses the sizes of
-            `limitformer.initialisation.recipes.SIZES` and the settings.
-        settings: numbers in the formulas that its users choose, with the published defaults.
-        names: {role: pattern of weights' names} for roles that this architecture alone has: regular expressions, which
-            come before the names that every recipe shares.
-        tied: whether the head shares the weights of the embedding; None: both are published.
         notes: what the comparison of weights does not show, and what could not be verified.
+        settings: numbers that its users choose, with the published defaults.
+        tied: whether the head shares the weights of the embedding; None: both are published.
+        names: {role: pattern of weights' names} for roles that this architecture alone has.
     """
 
+    law: Callable[..., ComparedLaw | None]
     name: str
     title: str
-    source: str
-    rules: Mapping[str, str]
-    settings: Mapping[str, float] = field(default_factory=dict)
-    names: Mapping[str, str] = field(default_factory=dict)
-    tied: bool | None = None
+    source: str = ""
     notes: str = ""
+    settings: Mapping[str, float] = field(default_factory=dict)
+    tied: bool | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        roles = {role.strip(): text for key, text in self.rules.items() for role in key.split(",")}
-        count = sum(len(key.split(",")) for key in self.rules)
-        require(len(roles) == count, f"recipe {self.name} has two rules for one role. Nearest: one rule for each role.")
-        numbers = {
-            name: require_real(f"setting {name} of recipe {self.name}", each) for name, each in self.settings.items()
-        }
-        known, sizes, where = {*ROLES, *self.names}, {*SIZES, *numbers}, f"of recipe {self.name}"
-        for role, text in roles.items():
-            require(role in known, f"{role!r} {where} is not a role.{nearest(role, known)}")
-            strange = sorted(names_in(text) - sizes)
-            if strange:
-                hint = nearest(strange[0], sizes)
-                raise InputError(f"{role} {where}: {strange[0]!r} is not a size or a setting.{hint}")
-            called = getattr(getattr(parsed(text).body, "func", None), "id", None)
-            require(called in LAWS, f"{role} {where}: {text!r} is not a law. Nearest: normal(0.02).")
-        for role, pattern in self.names.items():
+    def __new__(cls, **named: Any) -> "Recipe":
+        """Refuse the formulas of earlier versions."""
+        require("rules" not in named, f"a recipe has no rules; it is a function of a weight. {FUNCTION}.")
+        return super().__new__(cls)
+
+    def law_of(self, weight: Weight) -> ComparedLaw | str:
+        """Return the law of a weight of one role, or why it has none.
+
+        Raises:
+            InputError: the function fails, or returns something else.
+        """
+        with one_line(f"recipe {self.name} fails for {weight.name}"), np.errstate(all="ignore"):
             try:
-                re.compile(pattern)
-            except re.error as error:
-                raise InputError(f"{role} {where}: {pattern!r} is not a pattern: {error}.") from error
-        names = MappingProxyType(dict(self.names))
-        set_fields(self, rules=MappingProxyType(roles), settings=MappingProxyType(numbers), names=names)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        plain: dict[str, Any] = {
-            name: dict(each) if isinstance(each, MappingProxyType) else each for name, each in values.items()
-        }
-        return partial(type(self), **plain), ()
+                law = self.law(weight, **self.settings)
+            except UnknownSizeError as error:
+                return str(error)
+            except ArithmeticError:
+                return "the recipe has no value for it"
+        if law is None:
+            return f"the recipe has no rule for {weight.role}"
+        require(isinstance(law, ComparedLaw), f"recipe {self.name} gives {law!r:.60}, which is not a law. {FUNCTION}.")
+        if not (math.isfinite(law.mean) and math.isfinite(law.std)):
+            return "the recipe has no value for it"
+        if law.values is None:
+            return law
+        rows = np.broadcast_to(law.values, (1, 1, *weight.shape)[-2:]).reshape(weight.shape[-2:])
+        return replace(law, values=np.broadcast_to(rows, weight.shape))
 
     def with_settings(self, **settings: float) -> "Recipe":
         """Return the recipe with other numbers.
@@ -86,61 +137,96 @@ class Recipe:
         >>> recipes()["megatron"].with_settings(std=0.006).settings["std"]
         0.006
         """
+        known = f"It has {', '.join(self.settings)}." if self.settings else "It has none."
         for name in settings:
-            has = name in self.settings
-            known = f" It has {', '.join(self.settings)}." if self.settings else " It has none."
-            require(has, f"recipe {self.name} has no setting {name!r}.{known if not has else ''}")
-        return replace(self, settings={**self.settings, **settings})
+            require(name in self.settings, f"recipe {self.name} has no setting {name!r}. {known}")
+        real = {name: require_real(f"setting {name} of recipe {self.name}", each) for name, each in settings.items()}
+        return replace(self, settings={**self.settings, **real})
+
+    @property
+    def code(self) -> str:
+        """The code of the law, and of what it uses of its own module."""
+        body = textwrap.dedent(inspect.getsource(self.law).split('"""')[-1]).strip("\n")
+        functions, constants = [self.law], {}
+        for function in functions:  # which grows
+            for name in function.__code__.co_names:
+                used = function.__globals__.get(name)
+                if inspect.isfunction(used) and used.__module__ == self.law.__module__ and used not in functions:
+                    functions.append(used)
+                if isinstance(used, tuple):
+                    constants[name] = f"{name} = {used}"
+        return "\n".join([body, *map(inspect.getsource, functions[1:]), *constants.values()])
 
     def __str__(self) -> str:
-        """Return title, source, rules and notes as text."""
-        lines = [f"{self.name}: {self.title}", f"  source: {self.source}"]
+        """Return title, source, settings, the code and notes as text."""
+        lines = [f"{self.name}: {self.title}", *([f"  source: {self.source}"] if self.source else [])]
         if self.settings:
             lines.append(f"  settings: {', '.join(f'{name} = {value:g}' for name, value in self.settings.items())}")
-        same: dict[str, list[str]] = {}
-        for role, text in self.rules.items():
-            same.setdefault(text, []).append(role)
-        lines += [f"  {', '.join(roles)}: {text}" for text, roles in same.items()]
+        lines += textwrap.indent(self.code, "    ").splitlines()
         if self.tied is not None:
             lines.append(f"  head: {'shares the weights of the embedding' if self.tied else 'has weights of its own'}")
         return "\n".join([*lines, *([f"  note: {self.notes}"] if self.notes else [])])
 
 
+def known_as(name: str, tied: bool | None = None, names: Mapping[str, str] | None = None) -> Callable[[Any], Any]:
+    """Return a decorator that gives a recipe a name, and what a function of one weight cannot say.
+
+    Args:
+        name: for `limitformer check --recipe`.
+        tied: whether the head shares the weights of the embedding; None: both are published.
+        names: {role: pattern of weights' names} for roles that this architecture alone has: regular expressions, which
+            come before the names that every recipe shares.
+    """
+
+    def named(law: Any) -> Any:
+        law.known_as, law.tied, law.names = name, tied, dict(names or {})
+        return law
+
+    return named
+
+
 def recipes() -> dict[str, Recipe]:
     """Return the published recipes by name.
 
-    >>> print(recipes()["megatron"].rules["feed-forward out"])
-    normal(std / sqrt(2 * depth))
+    >>> recipes()["megatron"].title
+    'Megatron-LM'
     """
     from limitformer.initialisation.recipes.published import PUBLISHED
 
-    return {each.name: each for each in PUBLISHED}
+    return {each.name: each for each in map(recipe_of, PUBLISHED)}
 
 
-def recipe_of(recipe: "Recipe | str") -> Recipe:
-    """Return a recipe from itself, its name, or its name and settings, such as `megatron,std=0.006`.
+def recipe_of(recipe: "Recipe | Callable[..., ComparedLaw | None] | str", settings: str = "") -> Recipe:
+    """Return a recipe from itself, its function, its name, or its name and settings, such as `megatron,std=0.006`.
 
     Raises:
         InputError: there is no such recipe or setting.
     """
-    if isinstance(recipe, Recipe):
-        return recipe
-    require(isinstance(recipe, str), f"recipe must be a Recipe or its name; got {type(recipe).__name__}.")
-    name, *pairs = (part.strip() for part in recipe.split(","))
-    known = recipes()
-    if name not in known:
-        hint = nearest(name, known) or f" Nearest: {', '.join(list(known)[:3])}, or another of limitformer recipes."
-        raise InputError(f"recipe must be one of {len(known)} names; got {name!r:.60}.{hint}")
-    settings = {}
-    for pair in pairs:
-        key, equals, value = (part.strip() for part in pair.partition("="))
-        require(
-            bool(equals and key), f"recipe takes NAME,SETTING=NUMBER; got {pair!r:.60}. Nearest: megatron,std=0.006."
+    if isinstance(recipe, str):
+        name, _, settings = recipe.partition(",")
+        known = recipes()
+        if name.strip() not in known:
+            hint = nearest(name, known) or f" Nearest: {', '.join(list(known)[:3])}, or another of limitformer recipes."
+            raise InputError(f"recipe must be one of {len(known)} names; got {name!r:.60}.{hint}")
+        recipe = known[name.strip()]
+    if not isinstance(recipe, Recipe):
+        require(callable(recipe), f"recipe must be a function of a weight, or its name; got {type(recipe).__name__}.")
+        name = getattr(recipe, "known_as", getattr(recipe, "__name__", "ours"))
+        texts = [" ".join(each.split()) for each in (inspect.getdoc(recipe) or name).split("\n\n", 2)]
+        parts: dict[str, Any] = dict(
+            zip(("title", "source", "notes"), (texts[0].removesuffix("."), *texts[1:]), strict=False)
         )
-        require(key not in settings, f"recipe gives {key} twice; got {recipe!r:.60}.")
+        more = {each: getattr(recipe, each) for each in ("tied", "names") if hasattr(recipe, each)}
+        defaults = {each.name: each.default for each in list(inspect.signature(recipe).parameters.values())[1:]}
+        recipe = Recipe(law=recipe, name=name, settings=defaults, **parts, **more).with_settings(**defaults)
+    numbers: dict[str, Any] = {}
+    for pair in settings.split(",") if settings else ():
+        key, equals, value = (part.strip() for part in pair.partition("="))
+        form = f"recipe takes NAME,SETTING=NUMBER; got {pair.strip()!r:.60}. Nearest: megatron,std=0.006."
+        require(bool(equals and key), form)
+        require(key not in numbers, f"recipe gives {key} twice; got {settings!r:.60}.")
         try:
-            settings[key] = float(value)
+            numbers[key] = float(value)
         except ValueError:
-            settings[key] = math.nan
-        require(math.isfinite(settings[key]), f"setting {key} of recipe {name} must be a number; got {value!r:.60}.")
-    return known[name].with_settings(**settings)
+            numbers[key] = value  # which is refused below
+    return recipe.with_settings(**numbers)

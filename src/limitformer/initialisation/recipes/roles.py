@@ -5,13 +5,15 @@ w2 and w3 the one that ends at the stream's width writes to it) and lists of blo
 projections are those of many libraries. A weight whose role is not clear has none, and a reason.
 """
 
+import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
+
+from limitformer.initialisation.recipes.recipe import Weight
 
 WEIGHT = ("weight", "kernel", "w")
 GAIN, SHIFT = ("weight", "scale", "gamma", "g", "gain", "w"), ("bias", "beta", "b", "shift")
@@ -34,51 +36,36 @@ OTHER = re.compile(
     r"router|projector|merger|norm|adapter|compress|indexer|pool|quantiz|codebook|sampl|(^|\.)gate\.(?!weight|bias)",
     re.IGNORECASE,
 )
-HEAD = {
-    *("lm_head", "head", "output", "output_layer", "embed_out", "logits", "logits_dense", "to_logits", "unembed"),
-    *("unembedding", "output_projection", "decoder", "ff_out", "proj_out", "final_layer", "word_predictions"),
-}
-PROJECTIONS = {
-    ("query",): "q q_proj q_lin query wq to_q c_q linear_q query_proj queries q_linear query_projection",
-    ("key",): "k k_proj k_lin key wk to_k c_k linear_k key_proj keys k_linear key_projection",
-    ("value",): "v v_proj v_lin value wv to_v c_v linear_v value_proj values v_linear value_projection",
-    ("query", "key", "value"): "qkv qkv_proj c_attn query_key_value wqkv att_proj in_proj to_qkv linear_qkv w_pack "
-    "qkv_linear c_qkv qkvw attn_qkv",
-    ("key", "value"): "kv kv_proj to_kv key_value linear_kv c_kv wkv",
-    (
-        "attention output",
-    ): "o o_proj out_proj out_lin wo c_proj dense proj output to_out linear_proj attn_out output_proj "
+HEAD = (
+    "lm_head head output output_layer embed_out logits logits_dense to_logits unembed unembedding output_projection "
+    "decoder ff_out proj_out final_layer word_predictions"
+)
+PROJECTIONS = {  # roles, joined by +, and the names of a matrix
+    "query": "q q_proj q_lin query wq to_q c_q linear_q query_proj queries q_linear query_projection",
+    "key": "k k_proj k_lin key wk to_k c_k linear_k key_proj keys k_linear key_projection",
+    "value": "v v_proj v_lin value wv to_v c_v linear_v value_proj values v_linear value_projection",
+    "query+key+value": "qkv qkv_proj c_attn query_key_value wqkv att_proj in_proj to_qkv linear_qkv w_pack qkv_linear "
+    "c_qkv qkvw attn_qkv",
+    "key+value": "kv kv_proj to_kv key_value linear_kv c_kv wkv",
+    "attention output": "o o_proj out_proj out_lin wo c_proj dense proj output to_out linear_proj attn_out output_proj "
     "out projection projection_layer",
 }
 FORWARD_NAMES = {
-    (
-        "feed-forward out",
-    ): "down_proj w2 wo fc2 c_proj fc_out dense_4h_to_h lin2 linear2 linear_2 linear_fc2 ff_out proj "
+    "feed-forward out": "down_proj w2 wo fc2 c_proj fc_out dense_4h_to_h lin2 linear2 linear_2 linear_fc2 ff_out proj "
     "out_proj down output_linear output_dense net_2 w_2 ff2",
-    ("gate",): "gate_proj wi_0 linear_gate gate",
-    (
-        "feed-forward in",
-    ): "up_proj w3 wi wi_1 fc1 c_fc fc_in dense_h_to_4h lin1 linear1 linear_1 linear_fc1 w1 fc up w_1 "
+    "gate": "gate_proj wi_0 linear_gate gate",
+    "feed-forward in": "up_proj w3 wi wi_1 fc1 c_fc fc_in dense_h_to_4h lin1 linear1 linear_1 linear_fc1 w1 fc up w_1 "
     "input_linear intermediate_dense ff_proj ff1",
-    ("gate", "feed-forward in"): "gate_up_proj w12",
+    "gate+feed-forward in": "gate_up_proj w12",
 }
-UNAMBIGUOUS = {  # names of feed-forward layers that blocks hold themselves
-    *("fc1", "fc2", "lin1", "lin2", "linear1", "linear2", "ff_proj", "ff_out", "c_fc", "fc_in", "fc_out", "gate_proj"),
-    *(
-        "up_proj",
-        "down_proj",
-        "dense_h_to_4h",
-        "dense_4h_to_h",
-        "gate_up_proj",
-        "w1",
-        "w2",
-        "w3",
-        "linear_fc1",
-        "linear_fc2",
-    ),
-}
-OF_ATTENTION = {name: roles for roles, names in PROJECTIONS.items() for name in names.split()}
-OF_FORWARD = {name: roles for roles, names in FORWARD_NAMES.items() for name in names.split()}
+UNAMBIGUOUS = (  # names of feed-forward layers that blocks hold themselves
+    "fc1 fc2 lin1 lin2 linear1 linear2 ff_proj ff_out c_fc fc_in fc_out gate_proj up_proj down_proj dense_h_to_4h "
+    "dense_4h_to_h gate_up_proj w1 w2 w3 linear_fc1 linear_fc2"
+)
+OF_ATTENTION, OF_FORWARD = (
+    {name: tuple(roles.split("+")) for roles, names in table.items() for name in names.split()}
+    for table in (PROJECTIONS, FORWARD_NAMES)
+)
 READS = {"query", "key", "value", "feed-forward in", "gate", "router", "head"}  # from the stream
 WRITES = {"attention output", "feed-forward out"}  # to the stream
 NUMBERED = {"w1", "w2", "w3"}
@@ -87,28 +74,9 @@ HEAD_DIMS = ("head_dim", "attention_head_size", "key_value_proj_dim", "head_size
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 
-@dataclass
-class WeightPlace:
-    """The role of a weight, its stack and its sizes.
-
-    Attributes:
-        roles: one, or several of a fused weight; empty: not clear.
-        reason: why its role is not clear.
-        stack: the list of blocks that it belongs to, such as `transformer.h`.
-        sizes: numbers for the formulas; None is not known.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    roles: tuple[str, ...] = ()
-    reason: str = ""
-    stack: str = ""
-    sizes: dict[str, float | None] = field(default_factory=dict)
-
-
 def places_of(
     module: nn.Module, shapes: Mapping[str, tuple[int, ...]], names: Mapping[str, str], config: Any
-) -> dict[str, WeightPlace]:
+) -> dict[str, Weight]:
     """Return the place of each parameter.
 
     Args:
@@ -118,20 +86,25 @@ def places_of(
         config: of transformers, or None.
     """
     owners = {name: owner_of(module, name) for name in shapes}
-    places = {name: WeightPlace(name, shape, stack=stack_of(name)[0]) for name, shape in shapes.items()}
-    embedding = embeddings(places, owners)
+    places = {name: Weight(name, shape, stack=stack_of(name)[0]) for name, shape in shapes.items()}
     for name, place in places.items():
         own = next((role for role, pattern in names.items() if re.search(pattern, name)), None)
         place.roles = (own,) if own else name_roles(place, owners[name], shapes)
         if not place.roles:
             place.reason = "its role is not known"
-    rows = [places[name].shape for name in embedding if places[name].roles == ("embedding",)]
+    rows = [
+        place.shape
+        for name, place in places.items()
+        if place.roles == ("embedding",) and is_embedding(owners[name]) and len(place.shape) == 2
+    ]
     vocabulary = max((shape[0] for shape in rows), default=None)
     widths = {place.stack: None for place in places.values()} | widths_of(places, rows)
     for place in places.values():
         place.sizes = {"vocabulary": vocabulary, "width": widths[place.stack] or (rows[0][1] if rows else None)}
     for name, place in places.items():
-        if is_head(place, owners[name], vocabulary):
+        width, outside = place.sizes["width"], place.stack == "" and place.roles in ((), ("bias",))
+        maps = place.shape in ((vocabulary, width), (width, vocabulary)) and not is_embedding(owners[name])
+        if outside and maps and words_of(name)[1].lower() in HEAD.split():
             place.roles, place.reason = ("head",), ""
         by_shape(place, owners[name], set(names), shapes)
     add_depths(places, module, config)
@@ -152,10 +125,6 @@ def stack_of(name: str) -> tuple[str, int | None]:
     return "", None
 
 
-def embeddings(places: Mapping[str, WeightPlace], owners: Mapping[str, nn.Module]) -> list[str]:
-    return [name for name, place in places.items() if is_embedding(owners[name]) and len(place.shape) == 2]
-
-
 def is_embedding(owner: nn.Module) -> bool:
     return isinstance(owner, nn.Embedding) or "Embedding" in type(owner).__name__
 
@@ -169,7 +138,7 @@ def words_of(name: str) -> tuple[list[str], str, str]:
     return parts[:-1], re.sub(r"_weight$|_bank$", "", leaf), leaf
 
 
-def name_roles(place: WeightPlace, owner: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
+def name_roles(place: Weight, owner: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
     """Return the roles that classes and names give a weight; none if they are not clear."""
     around, word, leaf = words_of(place.name)
     own = place.name.split(".")[-2] if "." in place.name else ""
@@ -181,30 +150,29 @@ def name_roles(place: WeightPlace, owner: nn.Module, shapes: Mapping[str, tuple[
     if leaf == "bias" or re.search(r"_proj_bias$|^in_proj_bias$", leaf):
         return ("bias",) if len(place.shape) == 1 else ()
     if is_embedding(owner) or (place.stack == "" and raw and POSITION.search(leaf) and len(place.shape) >= 2):
-        return embedding_roles(place, word)
+        if POSITION.search(place.name):
+            return ("position embedding",)
+        if TYPE.search(place.name):
+            return ("type embedding",)
+        tokens = len(place.shape) == 2 and place.stack == "" and TOKENS.match(word) and not OTHER.search(place.name)
+        return ("embedding",) if tokens else ()
     own_name = not raw or leaf.endswith(("proj", "_weight", "_bank")) or leaf in NUMBERED
     if len(place.shape) not in (2, 3) or place.stack == "" or not own_name:
         return ()
     return projection_roles(place, around, word, shapes)
 
 
-def embedding_roles(place: WeightPlace, word: str) -> tuple[str, ...]:
-    if POSITION.search(place.name):
-        return ("position embedding",)
-    if TYPE.search(place.name):
-        return ("type embedding",)
-    tokens = len(place.shape) == 2 and place.stack == "" and TOKENS.match(word) and not OTHER.search(place.name)
-    return ("embedding",) if tokens else ()
-
-
 def projection_roles(
-    place: WeightPlace, around: list[str], word: str, shapes: Mapping[str, tuple[int, ...]]
+    place: Weight, around: list[str], word: str, shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[str, ...]:
     """Return the roles of a matrix in a block."""
     lower = word.lower()
     if lower == "linear" and around:  # a wrapper that is named like the projection
         around, lower = around[:-1], around[-1].lower()
-    attention, forward = (last_match(pattern, around) for pattern in (ATTENTION, FORWARD))
+    attention, forward = (
+        max((place for place, each in enumerate(around) if pattern.search(each)), default=-1)
+        for pattern in (ATTENTION, FORWARD)
+    )
     if lower in ("router", "gate", "wg", "classifier", "layer") and is_router(place, lower, shapes):
         return ("router",)
     inside = place.name.removeprefix(f"{place.stack}.")
@@ -221,18 +189,14 @@ def projection_roles(
     if forward > attention and lower in OF_FORWARD:
         return OF_FORWARD[lower]
     if attention < 0 and forward < 0 and inside.count(".") <= 3:  # the block holds it itself, or in a mixer
-        if lower in UNAMBIGUOUS:
+        if lower in UNAMBIGUOUS.split():
             return OF_FORWARD[lower]
         if lower in ("attn_out", "att_proj", "q_proj", "k_proj", "v_proj", "qkv_proj"):
             return OF_ATTENTION[lower]
     return ()
 
 
-def last_match(pattern: re.Pattern[str], words: list[str]) -> int:
-    return max((place for place, word in enumerate(words) if pattern.search(word)), default=-1)
-
-
-def is_router(place: WeightPlace, word: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+def is_router(place: Weight, word: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:
     """Return whether a matrix chooses experts: it is next to them, or in a router."""
     parts = place.name.split(".")
     if any("router" in part.lower() for part in parts[:-1]):
@@ -241,7 +205,7 @@ def is_router(place: WeightPlace, word: str, shapes: Mapping[str, tuple[int, ...
     return word in ("gate", "wg") and any(other.startswith(f"{parent}.experts.") for other in shapes)
 
 
-def widths_of(places: Mapping[str, WeightPlace], embeddings: list[tuple[int, ...]]) -> dict[str, int]:
+def widths_of(places: Mapping[str, Weight], embeddings: Sequence[tuple[int, ...]]) -> dict[str, int]:
     """Return the width of each stack's stream: the length of its norms that is the embedding's, else the usual one."""
     lengths: dict[str, Counter[int]] = {}
     for place in places.values():
@@ -256,21 +220,7 @@ def widths_of(places: Mapping[str, WeightPlace], embeddings: list[tuple[int, ...
     return result
 
 
-def is_head(place: WeightPlace, owner: nn.Module, vocabulary: int | None) -> bool:
-    """Return whether a matrix outside the blocks maps the stream to the vocabulary."""
-    width = place.sizes["width"]
-    sizes = (vocabulary, width)
-    return (
-        place.stack == ""
-        and words_of(place.name)[1].lower() in HEAD
-        and len(place.shape) == 2
-        and not is_embedding(owner)
-        and place.shape in (sizes, sizes[::-1])
-        and place.roles in ((), ("bias",))
-    )
-
-
-def fans(place: WeightPlace, owner: nn.Module) -> tuple[int, int]:
+def fans(place: Weight, owner: nn.Module) -> tuple[int, int]:
     """Return the numbers of inputs and outputs of a weight."""
     shape = place.shape
     if len(shape) < 2:
@@ -280,9 +230,7 @@ def fans(place: WeightPlace, owner: nn.Module) -> tuple[int, int]:
     if isinstance(owner, nn.Linear) or (len(shape) == 2 and not place.roles):
         return shape[1], shape[0]
     if isinstance(owner, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-        field_size = 1
-        for length in shape[2:]:
-            field_size *= length
+        field_size = math.prod(shape[2:])
         return shape[1] * field_size, shape[0] * field_size
     pair, width = shape[-2:], place.sizes.get("width")
     reads = bool(set(place.roles) & READS)
@@ -292,7 +240,7 @@ def fans(place: WeightPlace, owner: nn.Module) -> tuple[int, int]:
     return pair[1], pair[0]
 
 
-def by_shape(place: WeightPlace, owner: nn.Module, own: set[str], shapes: Mapping[str, tuple[int, ...]]) -> None:
+def by_shape(place: Weight, owner: nn.Module, own: set[str], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Correct roles by shapes, or remove those that the shape contradicts."""
     width, roles = place.sizes["width"], set(place.roles)
     if not roles or roles <= own or len(place.shape) < 2 or place.stack == "" or width is None:
@@ -312,7 +260,7 @@ def by_shape(place: WeightPlace, owner: nn.Module, own: set[str], shapes: Mappin
 
 
 def numbered_roles(
-    place: WeightPlace, word: str, into: int, out: int, width: int, shapes: Mapping[str, tuple[int, ...]]
+    place: Weight, word: str, into: int, out: int, width: int, shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[str, ...]:
     """Return the role of w1, w2 or w3: the one that ends at the stream's width writes to it."""
     if into == out:
@@ -327,7 +275,7 @@ def numbered_roles(
     return ("gate",) if word == "w1" and third in shapes else ("feed-forward in",)
 
 
-def gated(place: WeightPlace, into: int, out: int, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+def gated(place: Weight, into: int, out: int, shapes: Mapping[str, tuple[int, ...]]) -> bool:
     """Return whether a matrix holds the gate too: it has twice as many outputs as the next one has inputs."""
     parent = place.name.rpartition(".")[0].rpartition(".")[0]
     writers = [
@@ -339,7 +287,7 @@ def gated(place: WeightPlace, into: int, out: int, shapes: Mapping[str, tuple[in
     return out % 2 == 0 and any(sorted(shape[-2:]) == sorted((out // 2, into)) for shape in writers)
 
 
-def add_depths(places: Mapping[str, WeightPlace], module: nn.Module, config: Any) -> None:
+def add_depths(places: Mapping[str, Weight], module: nn.Module, config: Any) -> None:
     """Add depth and index of the block; the depth of nested or repeated blocks is not known."""
     numbers: dict[str, set[int]] = {}
     for place in places.values():
@@ -374,7 +322,7 @@ def declared_depth(config: Any) -> int | None:
     return next((value for name in DEPTHS if (value := whole_number(text, name)) is not None), None)
 
 
-def has_nested_blocks(stack: str, places: Mapping[str, WeightPlace]) -> bool:
+def has_nested_blocks(stack: str, places: Mapping[str, Weight]) -> bool:
     """Return whether an entry of the list holds several blocks with attention."""
     seen: dict[tuple[str, str], set[str]] = {}
     for place in places.values():
@@ -388,34 +336,26 @@ def has_nested_blocks(stack: str, places: Mapping[str, WeightPlace]) -> bool:
     return any(len(each) > 1 for each in seen.values())
 
 
-def add_sizes(
-    places: Mapping[str, WeightPlace], module: nn.Module, owners: Mapping[str, nn.Module], config: Any
-) -> None:
-    """Add fans, heads and the width of the feed-forward layer."""
-    hidden: dict[tuple[str, float | None], int] = {}
+def add_sizes(places: Mapping[str, Weight], module: nn.Module, owners: Mapping[str, nn.Module], config: Any) -> None:
+    """Add fans and heads."""
     for name, place in places.items():
         into, out = fans(place, owners[name])
-        pair = (1, 1, *place.shape)[-2:]
-        place.sizes |= {"fan_in": into, "fan_out": out, "rows": pair[0], "columns": pair[1]}
-        if place.roles == ("feed-forward out",):
-            hidden.setdefault((place.stack, stack_of(name)[1]), into)
-    for name, place in places.items():
+        rows, columns = (1, 1, *place.shape)[-2:]
         heads = attribute(module, name, HEADS, config)
         size = attribute(module, name, HEAD_DIMS, config)
         width = place.sizes["width"]
         if size is None and heads and width and width % heads == 0:
             size = width / heads
-        place.sizes |= {"heads": heads, "head_dim": size, "hidden": hidden.get((place.stack, stack_of(name)[1]))}
+        place.sizes |= {"fan_in": into, "fan_out": out, "rows": rows, "columns": columns, "heads": heads}
+        place.sizes["head_dim"] = size
 
 
 def attribute(module: nn.Module, name: str, names: tuple[str, ...], config: Any) -> float | None:
     """Return a whole number that the innermost module around a weight has under one of these names, or its config."""
-    for owner in (*ancestors(module, name), config):
-        for each in names:
-            value = whole_number(owner, each)
-            if value is not None:
-                return value
-    return None
+    parts = name.split(".")[:-1]
+    around = (module.get_submodule(".".join(parts[:length])) for length in range(len(parts), 0, -1))
+    every = (whole_number(owner, each) for owner in (*around, config) for each in names)
+    return next((value for value in every if value is not None), None)
 
 
 def whole_number(owner: Any, name: str) -> int | None:
@@ -425,10 +365,3 @@ def whole_number(owner: Any, name: str) -> int | None:
     except Exception:  # noqa: BLE001  a user's module or configuration may raise anything
         return None
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
-
-
-def ancestors(module: nn.Module, name: str) -> Iterator[nn.Module]:
-    """Return the modules around a weight, inner ones first."""
-    parts = name.split(".")[:-1]
-    for length in range(len(parts), 0, -1):
-        yield module.get_submodule(".".join(parts[:length]))

@@ -1,0 +1,132 @@
+"""Laws as they are compared: kind, mean and standard deviation of an entry, or the entries themselves."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from limitformer.weightless import laws
+from limitformer.weightless.laws import Law
+
+if TYPE_CHECKING:
+    from limitformer.initialisation.recipes.recipe import Weight
+
+SORTED = "sorted values"  # in any order
+EVERYWHERE = (-math.inf, math.inf)
+
+
+@dataclass(frozen=True)
+class ComparedLaw:
+    """The law of a weight, in the code or in a recipe.
+
+    Attributes:
+        kind: as in `limitformer.weightless.laws`, or one of this module.
+        mean: of an entry.
+        std: of an entry; of entries that are not random, over the entries.
+        cut: the bounds of a truncated normal, in its own standard deviations before truncation.
+        values: the entries, if they are neither random nor all equal.
+        error: the relative standard error of `std`; 0 unless it was estimated.
+        count: the number of entries that it was estimated from.
+    """
+
+    kind: str
+    mean: float
+    std: float
+    cut: tuple[float, float] = EVERYWHERE
+    values: np.ndarray | None = None
+    error: float = 0.0
+    count: int = 0
+
+    @property
+    def random(self) -> bool:
+        """Whether entries are random."""
+        return self.kind not in (laws.CONSTANT, laws.GIVEN, SORTED)
+
+    @property
+    def wide(self) -> bool:
+        """Whether it is a truncated normal whose bounds cut nothing."""
+        return self.kind == laws.TRUNCATED and -self.cut[0] > laws.CUT_NOTHING and self.cut[1] > laws.CUT_NOTHING
+
+    @property
+    def rms(self) -> float:
+        """The root mean square of the entries."""
+        return math.hypot(self.mean, self.std)
+
+    def __str__(self) -> str:
+        """Return the law as short text, such as `normal 0.02`."""
+        if self.kind == laws.CONSTANT:
+            return {0.0: "zeros", 1.0: "ones"}.get(self.mean, f"constant {self.mean:.4g}")
+        if self.values is not None:
+            return f"numbers, rms {self.rms:.4g}"
+        kind = {laws.TRUNCATED: "truncated", laws.UNKNOWN: "drawn"}.get(self.kind, self.kind)
+        centre = f"mean {self.mean:.3g}, " if abs(self.mean) > 0.02 * self.std else ""
+        return f"{laws.NORMAL if self.wide else kind} {centre}{self.std:.4g}"
+
+
+def compared_law(law: Law) -> ComparedLaw:
+    """Return a law that has a mean and a standard deviation as it is compared."""
+    return ComparedLaw(law.kind, law.mean, law.std, (law.low, law.high) if law.kind == laws.TRUNCATED else EVERYWHERE)
+
+
+def normal(std: float, mean: float = 0.0) -> ComparedLaw:
+    """Return N(mean, std²)."""
+    return compared_law(laws.normal(float(std), float(mean)))
+
+
+def uniform(low: float, high: float | None = None) -> ComparedLaw:
+    """Return U(low, high), or U(−low, low)."""
+    low, high = (-low, low) if high is None else (low, high)
+    return compared_law(laws.uniform(float(low), float(high)))
+
+
+def truncated(std: float, cut: float) -> ComparedLaw:
+    """Return N(0, std²) between ±cut·std, whose standard deviation is smaller than `std`."""
+    return compared_law(laws.truncated_normal(0.0, float(std), -float(cut * std), float(cut * std)))
+
+
+def rescaled_truncated(std: float, cut: float) -> ComparedLaw:
+    """Return a normal law that is cut at ±`cut` of its own standard deviations, and then has standard deviation std."""
+    return truncated(std / laws.truncated_moments(-float(cut), float(cut))[1], cut)
+
+
+def constant(value: float) -> ComparedLaw:
+    """Return the law of entries that all are `value`."""
+    return compared_law(laws.constant(float(value)))
+
+
+def orthogonal(weight: "Weight", gain: float) -> ComparedLaw:
+    """Return the law of a Haar matrix of the weight's shape times `gain`."""
+    return compared_law(laws.orthogonal(float(gain), int(weight.rows), int(weight.columns)))
+
+
+def log_uniform(low: float, high: float) -> ComparedLaw:
+    """Return the law of log u, u ~ U(low, high)."""
+    return function_of_uniform("log of uniform", np.log, low, high)
+
+
+def softplus_log_uniform(low: float, high: float) -> ComparedLaw:
+    """Return the law of x with softplus(x) = exp(u), u ~ U(log low, log high)."""
+    return function_of_uniform("inverse softplus", lambda u: np.log(np.expm1(np.exp(u))), math.log(low), math.log(high))
+
+
+def function_of_uniform(
+    kind: str, function: Callable[[np.ndarray], np.ndarray], low: float, high: float
+) -> ComparedLaw:
+    """Return mean and standard deviation of function(u), u ~ U(low, high), by Gauss-Legendre quadrature."""
+    nodes, weights = np.polynomial.legendre.leggauss(64)
+    values = function((low + high) / 2 + (high - low) / 2 * nodes)
+    mean = float(values @ weights / 2)
+    return ComparedLaw(kind, mean, math.sqrt(float((values - mean) ** 2 @ weights / 2)))
+
+
+def values(numbers: Any) -> ComparedLaw:
+    """Return entries that are these numbers, of any shape that can be broadcast to the weight's."""
+    numbers = np.asarray(numbers, dtype=np.float64)
+    return ComparedLaw(laws.GIVEN, float(numbers.mean()), float(numbers.std()), values=numbers)
+
+
+def sorted_values(numbers: Any) -> ComparedLaw:
+    """Return entries that are these numbers, in any order."""
+    return replace(values(numbers), kind=SORTED)
