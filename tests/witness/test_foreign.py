@@ -1,0 +1,45 @@
+"""Modules of unusual code: the whole pass is that of the module in plain PyTorch, with drawn weights and without."""
+
+import pytest
+import torch
+
+import limitformer as lf
+from cases.foreign import CASES, DRAWN_WHOLE, IDS
+from limitformer.nn.drawn.simulate import torch_seed
+from limitformer.weightless.building import drawn_module
+from limitformer.weightless.inputs import inputs_of
+from limitformer.weightless.models import blueprint_of
+from limitformer.weightless.network import Weightless
+from limitformer.weightless.run import ALWAYS, NEVER
+from limitformer.weightless.simulate import settle
+from limitformer.witness import DRAWN, WITNESSED, witness_pass
+
+SEED = 0
+
+
+def loss(out, inputs):
+    """Return a number for each sequence, which is not a function of norms."""
+    return (out.tanh() * out.roll(1, -1)).flatten(1).mean(1) + out.square().flatten(1).mean(1)
+
+
+@pytest.mark.parametrize("draw", [ALWAYS, NEVER])
+@pytest.mark.parametrize("name", CASES)
+def test_module_is_witnessed(name, draw):
+    build, given = CASES[name]
+    network = Weightless(blueprint_of(build), torch.float32, torch.device("cpu"))
+    inputs = settle(inputs_of(given, network.blueprint).with_batch_dim(0), network, SEED, own_loss=False)
+    found = witness_pass(network, inputs, loss, SEED, draw)
+    assert found.status == WITNESSED, found.reason
+    assert (found.number_format, found.hidden) == ("float64", 0)
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex values to real")
+@pytest.mark.parametrize("build", DRAWN_WHOLE)
+def test_networks_of_a_module_that_cannot_be_completed_are_those_of_its_own_code(build):
+    """Each sample is a network of its own, with numbers from torch, NumPy and Python."""
+    report = lf.check(build, IDS, samples=2, seed=SEED, loss=loss, progress=False)
+    assert report.witness.status == DRAWN
+    for sample in range(2):
+        module = drawn_module(build, torch.float32, torch_seed(SEED, f"weightless build {sample}")).eval()
+        value = loss(module(IDS), {}).mean().item()
+        assert float(report.curves.loss[sample]) == pytest.approx(value, rel=1e-5)
