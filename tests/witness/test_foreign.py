@@ -22,9 +22,9 @@ def loss(out, inputs):
     return (out.tanh() * out.roll(1, -1)).flatten(1).mean(1) + out.square().flatten(1).mean(1)
 
 
-@pytest.mark.parametrize("draw", [ALWAYS, NEVER])
+@pytest.mark.parametrize(("draw", "loss"), [(ALWAYS, loss), (NEVER, loss), (NEVER, None)])
 @pytest.mark.parametrize("name", CASES)
-def test_module_is_witnessed(name, draw):
+def test_module_is_witnessed(name, draw, loss):
     build, given = CASES[name]
     network = Weightless(blueprint_of(build), torch.float32, torch.device("cpu"))
     inputs = settle(inputs_of(given, network.blueprint).with_batch_dim(0), network, SEED, own_loss=False)
