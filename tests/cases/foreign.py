@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import nn
 
+import limitformer as lf
+
 WIDTH = 8
 IDS = torch.tensor([[3, 7, 3, 9, 5], [1, 2, 3, 4, 4]])
 IMAGES = torch.rand(2, 3, 6, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -462,6 +464,10 @@ def net_after(change):
     return net
 
 
+PAPER = lf.Transformer(
+    width=12, depth=3, gamma=0.6, attention=lf.ShapedAttention(tau0=0.5), feedforward=lf.ReLU(),
+    norm=lf.LayerNorm(placement="post"),
+)  # fmt: skip
 X8, X24 = (torch.randn(1, 3, width, generator=torch.Generator().manual_seed(1)) for width in (8, 24))
 DRAWN_WHOLE = [Rotated, Listed, Closed, Scaled, Global, Complex]  # numbers in places that cannot be filled
 CASES = {each.__name__: (each, IDS) for each in [Net, Noted, Numpy, Normal, Rearranged, Asked, Summed]}
@@ -475,5 +481,6 @@ CASES |= {
     "wide and turned": (functools.partial(wide, (True, False, True)), X24),
     "Experts": (lambda: Layers(Experts(), Experts()), X24),
     "ExpertsByOperators": (lambda: Layers(ExpertsByOperators(), ExpertsByOperators()), X24),
+    "Transformer": (PAPER, lf.from_covariance([[1.0, 0.3], [0.3, 1.4]])),
     "StateSpace": (lambda: Layers(StateSpace(), StateSpace()), X8),
 }

@@ -12,9 +12,6 @@ from torch import nn
 
 import limitformer as lf
 from cases.foreign import Experts, ExpertsByOperators, Layers, wide
-from limitformer.nn.drawn.network import Network
-from limitformer.nn.drawn.simulate import TokenLaw
-from limitformer.nn.drawn.weights import draw_weights
 from limitformer.weightless.network import Weightless
 from weightless_families import CONFIGS, INPUTS, Step, weightless
 
@@ -193,39 +190,6 @@ def test_transformer_has_the_law_of_its_chain():
     assert least(chain) > 1e-4
     assert least(twin) < 1e-8
     assert mine.sizes["sublayer"] == 2
-
-
-def test_transformer_has_gradients_of_drawn_networks():
-    net = lf.Transformer(
-        width=12,
-        depth=3,
-        gamma=0.6,
-        attention=lf.ShapedAttention(tau0=0.5),
-        feedforward=lf.ReLU(),
-        norm=lf.LayerNorm(placement="post"),
-    )
-    start = lf.from_covariance([[1.0, 0.3], [0.3, 1.4]])
-    options = {"samples": 1500, "seed": 0, "dtype": torch.float64, "progress": False}
-    mine = lf.weightless.simulate(net, start, gradients=True, **options)
-    generator, norms_by_network = torch.Generator().manual_seed(1), []
-    tokens = TokenLaw(start, net).tokens(1500, generator)
-    for x in tokens:
-        network = Network(net, generator).double()
-        draw_weights(network, generator)
-        x = x.clone().requires_grad_()
-        (network(x).square().sum() / 4).backward()
-        norms = {name: float(p.grad.norm()) for name, p in network.named_parameters()}
-        norms_by_network.append([float(x.grad.norm()), *(norms[name] for name in mine.weight.values)])
-    theirs = np.array(norms_by_network)
-    assert ks_2samp(mine.stream_gradient[:, 0], theirs[:, 0]).pvalue > 1e-5
-    least = min(ks_2samp(mine.weight_gradient[:, k], theirs[:, 1 + k]).pvalue for k in range(mine.sizes["weight"]))
-    assert least > 1e-5
-    twin = lf.weightless.simulate(lf.Transformer(**{**fields_of(net), "gamma": 0.7}), start, gradients=True, **options)
-    assert min(ks_2samp(twin.weight_gradient[:, k], theirs[:, 1 + k]).pvalue for k in range(6)) < 1e-8
-
-
-def fields_of(net):
-    return {name: getattr(net, name) for name in ("width", "depth", "gamma", "attention", "feedforward", "norm")}
 
 
 def test_texts_become_numbered_words():

@@ -13,6 +13,7 @@ from limitformer.weightless.network import Weightless
 from limitformer.weightless.run import ALWAYS, NEVER
 from limitformer.weightless.simulate import settle
 from limitformer.witness import DRAWN, WITNESSED, witness_pass
+from training_networks import BATCHES, MODELS, OPTIMIZERS, UNSEEN, next_token
 
 SEED = 0
 
@@ -43,3 +44,24 @@ def test_networks_of_a_module_that_cannot_be_completed_are_those_of_its_own_code
         module = drawn_module(build, torch.float32, torch_seed(SEED, f"weightless build {sample}")).eval()
         value = loss(module(IDS), {}).mean().item()
         assert float(report.curves.loss[sample]) == pytest.approx(value, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer"),
+    [
+        ("gpt2", "muon"),
+        ("bert", "adamw"),
+        ("mixtral", "sgd"),
+        ("mixtral", "muon"),
+        ("albert", "adamw"),
+        ("custom", "sgd"),
+    ],
+)
+def test_steps_of_undrawn_matrices_are_witnessed(model, optimizer):
+    build, (make, clip) = MODELS[model][0](), OPTIMIZERS[optimizer]
+    options = {"batches": BATCHES[:2], "unseen": UNSEEN, "loss": next_token if model == "custom" else None}
+    found = lf.steps(
+        build, BATCHES[0], optimizer=make, clip=clip, steps=2, samples=1, seed=SEED, draw="never", progress=False,
+        **options,
+    ).witness  # fmt: skip
+    assert (found.status, found.number_format) == (WITNESSED, "float64"), found.reason

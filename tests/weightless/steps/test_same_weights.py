@@ -1,4 +1,4 @@
-"""300 networks that torch trains from the weights of `steps`, number by number, and wrong twins.
+"""Networks that torch trains from the weights of `steps`, number by number, and wrong twins.
 
 A matrix that is never drawn is known by products only. They are completed to a matrix with any remainder, which then
 takes torch's own steps. `test_training_steps` compares the law of the products with drawn networks.
@@ -14,7 +14,7 @@ from limitformer.weightless.steps.weights import TrainedWeights
 from own_optimizers import Lion, SingleDeviceMuonWithAuxAdam
 from training_networks import Custom, full_precision, next_token
 
-SAMPLES, STEPS = 13, 3
+SAMPLES, STEPS = 2, 3
 IDS = torch.tensor([[3, 7, 3, 9, 5], [8, 7, 4, 4, 11]])
 
 
