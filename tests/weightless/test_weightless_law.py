@@ -10,7 +10,7 @@ import transformers
 from torch import nn
 
 import limitformer as lf
-from architectures import CHEAP, logits
+from architectures import CASES, logits
 from cases.foreign import Layers, Residual, linear
 from limitformer.weightless import Law, laws, network
 from limitformer.weightless.building import build_twice
@@ -251,9 +251,8 @@ def test_reused_memory_does_not_inherit_a_law():
     assert [str(lf.weightless.law(made)[f"b.{k}"]) for k in range(4)] == ["ones"] * 4
 
 
-@pytest.mark.parametrize("family", CHEAP)
+@pytest.mark.parametrize("family", CASES)
 def test_logits_of_stock_models_follow_their_formula(family):
-    """`make laws` has the other families."""
     seen, expected = logits(family)
     assert abs(seen / expected - 1) < 0.06
 
