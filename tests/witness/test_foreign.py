@@ -1,5 +1,7 @@
 """Modules of unusual code: the whole pass is that of the module in plain PyTorch, with drawn weights and without."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -13,7 +15,8 @@ from limitformer.weightless.network import Weightless
 from limitformer.weightless.run import ALWAYS, NEVER
 from limitformer.weightless.simulate import settle
 from limitformer.witness import DRAWN, WITNESSED, witness_pass
-from training_networks import BATCHES, MODELS, OPTIMIZERS, UNSEEN, next_token
+from own_optimizers import Lion, SingleDeviceMuonWithAuxAdam
+from training_networks import BATCHES, MODELS, OPTIMIZERS, UNSEEN, Custom, next_token
 
 SEED = 0
 
@@ -65,3 +68,50 @@ def test_steps_of_undrawn_matrices_are_witnessed(model, optimizer):
         **options,
     ).witness  # fmt: skip
     assert (found.status, found.number_format) == (WITNESSED, "float64"), found.reason
+
+
+def groups(module):
+    """Return the matrices of the blocks, and all other parameters."""
+    hidden = [each for name, each in module.named_parameters() if each.dim() == 2 and "blocks" in name]
+    return hidden, [each for each in module.parameters() if all(each is not one for one in hidden)]
+
+
+def muon(module, **options):
+    hidden, rest = groups(module)
+    mine = torch.optim.Muon(hidden, lr=0.05, weight_decay=0.1, **options)
+    return [mine, torch.optim.AdamW(rest, lr=0.01)]
+
+
+def muon_with_adam(module):
+    hidden, rest = groups(module)
+    first = {"params": hidden, "use_muon": True, "lr": 0.05, "momentum": 0.9, "weight_decay": 0.1}
+    adam = {"params": rest, "use_muon": False, "lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-10, "weight_decay": 0.0}
+    return SingleDeviceMuonWithAuxAdam([first, adam])
+
+
+def of_all(kind, **options):
+    return lambda module: kind(module.parameters(), **options)
+
+
+OF_USERS = {
+    "dampening": of_all(torch.optim.SGD, lr=0.3, momentum=0.9, dampening=0.3),
+    "nesterov": of_all(torch.optim.SGD, lr=0.3, momentum=0.9, nesterov=True, weight_decay=0.1),
+    "adam": of_all(torch.optim.Adam, lr=0.02, weight_decay=0.2),
+    "adamw": of_all(torch.optim.AdamW, lr=0.02, weight_decay=0.2),
+    "lion": of_all(Lion, lr=0.01, weight_decay=0.2),
+    "muon": muon,
+    "muon without nesterov": partial(muon, nesterov=False),
+    "muon with eps": partial(muon, eps=1.0),
+    "muon with adam": muon_with_adam,
+}
+
+
+@pytest.mark.parametrize("optimizer", OF_USERS)
+def test_steps_of_an_optimiser_are_witnessed(optimizer):
+    """The steps of a simulation with torch's formulas are those of the user's own code."""
+    given = torch.tensor([[3, 7, 3, 9, 5], [8, 7, 4, 4, 11]])
+    found = lf.steps(
+        lambda: Custom(width=48, blocks=1), given, optimizer=OF_USERS[optimizer], steps=2, samples=1, seed=SEED,
+        draw="never", loss=next_token, progress=False,
+    ).witness  # fmt: skip
+    assert (found.status, found.number_format, found.steps) == (WITNESSED, "float64", 2), found.reason

@@ -31,7 +31,7 @@ from training_networks import (
 )
 from weightless_families import CONFIGS
 
-SAMPLES = 60
+SAMPLES = 30
 
 
 def drawn_module(model, seed, sample):
@@ -56,7 +56,7 @@ def by_torch(model, optimizer, seed, sample):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("model", ["llama", "gpt2", "mixtral", "albert", "custom"])
+@pytest.mark.parametrize("model", ["gpt2", "mixtral", "albert", "custom"])
 @pytest.mark.parametrize("form", [weights.ENTRIES, weights.AGAIN])
 def test_steps_of_a_drawn_network_are_those_of_torch(model, optimizer, form, monkeypatch):
     """Each step is torch's formula with entries, and products, cores and blocks if they are drawn again."""
