@@ -69,40 +69,6 @@ class Listed(Net):
         return x
 
 
-class Closed(Net):
-    """Matrices in a closure, in an object and in a dictionary."""
-
-    def __init__(self):
-        super().__init__()
-        one, two, three = (torch.randn(WIDTH, WIDTH) for _ in range(3))
-        self.first = lambda x: x @ one
-        self.second = functools.partial(torch.matmul, other=two)
-        self.third = {"deep": [Holder(three)]}
-
-    def stream(self, x):
-        return super().stream(self.first(x) + self.second(x) + x @ self.third["deep"][0].matrix)
-
-
-class Holder:
-    """An object with one slot."""
-
-    __slots__ = ("matrix",)
-
-    def __init__(self, matrix):
-        self.matrix = matrix
-
-
-class Noted(Net):
-    """A weight that is read through a list."""
-
-    def __init__(self):
-        super().__init__()
-        self.weights = [self.head.weight]
-
-    def stream(self, x):
-        return super().stream(x @ self.weights[0])
-
-
 class Numpy(Net):
     """Entries from NumPy, copied into a parameter."""
 
@@ -112,15 +78,6 @@ class Numpy(Net):
 
     def stream(self, x):
         return super().stream(self.head(x))
-
-
-class Normal(Numpy):
-    """Entries of `torch.normal`."""
-
-    def __init__(self):
-        super().__init__()
-        with torch.no_grad():
-            self.head.weight.copy_(torch.normal(0.0, 1.0, (WIDTH, WIDTH)))
 
 
 class Scaled(Net):
@@ -133,51 +90,6 @@ class Scaled(Net):
 
     def stream(self, x):
         return super().stream(self.head(x) * self.gain * (0.5 + self.factor))
-
-
-class Complex(Net):
-    """A complex parameter."""
-
-    def __init__(self):
-        super().__init__()
-        self.waves = nn.Parameter(torch.randn(WIDTH, WIDTH, dtype=torch.cfloat))
-
-    def stream(self, x):
-        return super().stream((x.to(self.waves.dtype) @ self.waves).real.to(x.dtype))
-
-
-class Rearranged(Net):
-    """Two weights from one draw, one the transpose of the other."""
-
-    def __init__(self):
-        super().__init__()
-        self.back = nn.Parameter(self.head.weight.detach().T.clone())
-
-    def stream(self, x):
-        return super().stream(x @ self.back @ self.head.weight.T * 3)
-
-
-class Asked(Net):
-    """The factory reads random entries."""
-
-    def __init__(self):
-        super().__init__()
-        with torch.no_grad():
-            self.head.weight /= float(self.head.weight.norm())
-
-    def stream(self, x):
-        return super().stream(self.head(x))
-
-
-class Summed(Net):
-    """A constant and a random matrix."""
-
-    def __init__(self):
-        super().__init__()
-        self.head.weight = nn.Parameter(torch.eye(WIDTH) + 0.3 * torch.randn(WIDTH, WIDTH))
-
-    def stream(self, x):
-        return super().stream(self.head(x))
 
 
 GLOBAL = {}
@@ -194,39 +106,94 @@ class Global(Net):
         return super().stream(x @ GLOBAL["matrix"])
 
 
-class Unbound(Net):
-    """Two independent matrices that are parts of one."""
+class Slotted:
+    """An object with one slot."""
+
+    __slots__ = ("matrix",)
+
+    def __init__(self, matrix):
+        self.matrix = matrix
+
+
+class Closed(Net):
+    """Matrices in a closure, in a partial function and in an object within a list within a dictionary."""
 
     def __init__(self):
         super().__init__()
-        self.q, self.k = (nn.Parameter(each) for each in torch.randn(2, WIDTH, WIDTH).unbind())
+        one, two, three = (torch.randn(WIDTH, WIDTH) for _ in range(3))
+        self.first = lambda x: x @ one
+        self.second = functools.partial(torch.matmul, other=two)
+        self.third = {"deep": [Slotted(three)]}
 
     def stream(self, x):
-        return super().stream(x @ (self.q - self.k))
+        return super().stream(self.first(x) + self.second(x) + x @ self.third["deep"][0].matrix)
 
 
-class Overlapping(Net):
-    """A vector and a part of it."""
+class Changed(Net):
+    """A network after `change`, whose tokens pass through `use` first."""
 
-    def __init__(self):
+    def __init__(self, change, use):
         super().__init__()
-        vector = torch.randn(2 * WIDTH)
-        self.part, self.all = nn.Parameter(vector[:WIDTH]), nn.Parameter(vector)
+        self.use = use
+        with torch.no_grad():
+            change(self)
 
     def stream(self, x):
-        return super().stream(x * (1 + self.part * self.all[:WIDTH]))
+        return super().stream(self.use(self, x))
 
 
-class Transposed(Net):
-    """A matrix and its transpose, which share their memory."""
+def parameters(**given):
+    """Return a change that adds parameters, each made by a function of the network."""
 
-    def __init__(self):
-        super().__init__()
-        self.one = nn.Parameter(torch.randn(WIDTH, WIDTH))
-        self.two = nn.Parameter(self.one.data.T)
+    def change(net):
+        for name, make in given.items():
+            setattr(net, name, nn.Parameter(make(net)))
 
-    def stream(self, x):
-        return super().stream(x @ self.one @ self.two)
+    return change
+
+
+def unbound(net):
+    net.q, net.k = (nn.Parameter(each) for each in torch.randn(2, WIDTH, WIDTH).unbind())
+
+
+def overlapping(net):
+    vector = torch.randn(2 * WIDTH)
+    net.part, net.all = nn.Parameter(vector[:WIDTH]), nn.Parameter(vector)
+
+
+def square(*_):
+    return torch.randn(WIDTH, WIDTH)
+
+
+def by_head(net, x):
+    return net.head(x)
+
+
+CHANGED = {  # the change, and the use
+    "a weight read through a list": (
+        lambda net: vars(net).update(listed=[net.head.weight]), lambda net, x: x @ net.listed[0],
+    ),
+    "entries of torch.normal": (lambda net: net.head.weight.copy_(torch.normal(0.0, 1.0, (WIDTH, WIDTH))), by_head),
+    "a matrix divided by its norm": (lambda net: net.head.weight.div_(float(net.head.weight.norm())), by_head),
+    "the identity and noise": (lambda net: net.head.weight.copy_(torch.eye(WIDTH) + 0.3 * square()), by_head),
+    "the transpose of a copy": (
+        parameters(back=lambda net: net.head.weight.detach().T.clone()),
+        lambda net, x: x @ net.back @ net.head.weight.T,
+    ),
+    "a transpose of the same memory": (
+        parameters(one=square, two=lambda net: net.one.data.T), lambda net, x: x @ net.one @ net.two,
+    ),
+    "two parts of one draw": (unbound, lambda net, x: x @ (net.q - net.k)),
+    "a vector and a part of it": (overlapping, lambda net, x: x * (1 + net.part * net.all[:WIDTH])),
+}  # fmt: skip
+
+
+def complex_waves():
+    """Return a network with a complex parameter."""
+    return Changed(
+        parameters(waves=lambda _: torch.randn(WIDTH, WIDTH, dtype=torch.cfloat)),
+        lambda net, x: (x.to(net.waves.dtype) @ net.waves).real.to(x.dtype),
+    )
 
 
 class Tossed(Net):
@@ -469,9 +436,9 @@ PAPER = lf.Transformer(
     norm=lf.LayerNorm(placement="post"),
 )  # fmt: skip
 X8, X24 = (torch.randn(1, 3, width, generator=torch.Generator().manual_seed(1)) for width in (8, 24))
-DRAWN_WHOLE = [Rotated, Listed, Closed, Scaled, Global, Complex]  # numbers in places that cannot be filled
-CASES = {each.__name__: (each, IDS) for each in [Net, Noted, Numpy, Normal, Rearranged, Asked, Summed]}
-CASES |= {each.__name__: (each, IDS) for each in [Unbound, Overlapping, Transposed, Routed, Scattered, orthogonal]}
+DRAWN_WHOLE = [Rotated, Listed, Closed, Scaled, Global, complex_waves]  # with numbers that nobody can fill in
+CASES = {each.__name__: (each, IDS) for each in [Net, Numpy, Routed, Scattered, orthogonal]}
+CASES |= {name: (functools.partial(Changed, *each), IDS) for name, each in CHANGED.items()}
 CASES |= {each.__name__: (functools.partial(Tossed, each), IDS) for each in TOSSES}
 CASES |= {each.__name__: (functools.partial(net_after, each), IDS) for each in ASKING}
 CASES |= {each.__name__: (each, X8) for each in [deep_copies, orthogonal_copies]}
