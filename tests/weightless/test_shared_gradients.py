@@ -1,6 +1,6 @@
 """Gradients by sample of parameters with entries, against autograd, for each use of a parameter."""
 
-import sys
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -132,7 +132,7 @@ def inputs():
 
 def steps(monkeypatch):
     """Record the numbers of samples side by side."""
-    module, sizes = sys.modules["limitformer.weightless.simulate"], []
+    module, sizes = import_module("limitformer.weightless.simulate"), []
     side_by_side = module.side_by_side
 
     def note(*arguments):
