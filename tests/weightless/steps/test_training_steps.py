@@ -106,7 +106,7 @@ TWINS = {  # by optimiser: the method that is wrong, and its code
 
 @pytest.mark.parametrize("optimizer", TWINS)
 def test_steps_in_law_have_the_law_of_networks_that_torch_trains(optimizer, monkeypatch):
-    """With the wrong method they do not."""
+    """The wrong twin has a method that forgets, or does not correct, or turns a matrix."""
     theirs = trained_by_torch("llama", optimizer, 3 * SAMPLES)
 
     def p_values():
