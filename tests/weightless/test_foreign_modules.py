@@ -365,12 +365,16 @@ def test_generator_among_attributes_has_unknown_law(generator):
     assert data.attrs["kept"] == "source: it is a generator of random numbers"
 
 
-def test_random_buffer_is_drawn_by_the_module():
-    def change(net):
-        net.register_buffer("b", torch.randn(WIDTH))
-
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda net: net.register_buffer("b", torch.randn(WIDTH)), "b: it is random"),
+        (lambda net: setattr(net, "b", random.random()), "b: it is random, and neither a parameter nor a buffer"),
+    ],
+)
+def test_random_buffer_or_number_is_drawn_by_the_module(change, reason):
     data = lf.weightless.simulate(functools.partial(net_after, change), IDS, samples=1, **OPTIONS)
-    assert data.attrs["kept"] == "b: it is random"
+    assert data.attrs["kept"] == reason
 
 
 def test_fixed_numbers_that_a_factory_computes_or_reads_are_known():
