@@ -5,7 +5,7 @@ OUT ?= out
 unexport PYTHONDONTWRITEBYTECODE
 APT = DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends -o Acquire::http::Timeout=20
 
-.PHONY: demo test tests check lint style types core-alone browser site gallery explorer bench zoo gpu faults laws bands alarms coverage release-check clean
+.PHONY: demo test tests check lint style types core-alone browser site gallery explorer bench zoo gpu faults bands alarms coverage release-check clean
 
 # The core alone: no torch.
 .venv/ready: pyproject.toml
@@ -78,10 +78,6 @@ explorer: .venv-test/ready
 faults: .venv-test/ready browser
 	.venv-test/bin/python tests/faults.py $(if $(ONLY),--only $(ONLY))
 	$(if $(ONLY),,.venv-test/bin/python -m tests.witness.mutants)
-
-# Weightless networks of every family against the models that transformers draws; FAMILIES="llama t5" takes some.
-laws: .venv-test/ready
-	cd tests && OMP_NUM_THREADS=1 ../.venv-test/bin/python laws.py $(FAMILIES)
 
 # Drawn networks of eight families against the bands of their laws.
 bands: .venv-test/ready

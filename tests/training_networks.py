@@ -127,20 +127,17 @@ def trained_by_law(model, optimizer, samples, seed=1, draw="never", **options):
 
 
 def trained_by_torch(model, optimizer, samples, seed=0):
-    """Return the same statistics of networks that torch draws and trains."""
+    """Return the same statistics of networks that transformers draws and torch trains."""
     torch.manual_seed(seed)
     make, stream, inner = MODELS[model]
     factory, clip = OPTIMIZERS[optimizer]
     blueprint = blueprint_of(make())
     module = blueprint.factory().double().eval()
-    loss = next_token if model == "custom" else chosen_loss(None, blueprint.task)
+    loss = chosen_loss(None, blueprint.task)
     batches = [inputs_of(each, blueprint).of(0, range(1), torch.float64) for each in [*BATCHES, UNSEEN]]
     rows = []
     for _ in range(samples):
-        if model == "custom":
-            module = Custom().double()
-        else:
-            draw_again(module)
+        draw_again(module)
         rows.append(train(module, factory(module), clip, loss, batches, stream, inner))
     return {key: np.array([row[key] for row in rows]) for key in rows[0]}
 

@@ -76,11 +76,11 @@ def weightless(family, samples, seed=1, inputs=None, **options):
     return lf.weightless.simulate(config, prepared, samples=samples, seed=seed, **options)
 
 
-def drawn(family, samples, seed=0, inputs=None):
+def drawn(family, samples, seed=0):
     """Run a model of transformers whose initialisation is repeated for each sample."""
     torch.manual_seed(seed)
     blueprint = blueprint_of(CONFIGS[family]())
-    arguments = inputs_of(inputs_for(family) if inputs is None else inputs, blueprint)
+    arguments = inputs_of(inputs_for(family), blueprint)
     model = blueprint.factory().double().eval()
     networks = []
     with parts_found_once():

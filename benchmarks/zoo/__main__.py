@@ -24,7 +24,7 @@ from benchmarks.zoo.sizes import LIMITS as LIMITS_OF_SIZES  # noqa: E402
 from benchmarks.zoo.sizes import measure_size, text_types  # noqa: E402
 from benchmarks.zoo.witness import witness_type  # noqa: E402
 
-# The twenty families of `make laws`, and the parts and wrappers of these.
+# The twenty families of `tests/weightless_families.py`, and the parts and wrappers of these.
 TESTED = {
     *("bert", "cohere", "deepseek_v3", "gemma", "gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "gpt2"),
     *("gpt_neox", "gpt_oss", "llama", "mistral", "mixtral", "modernbert", "olmo", "olmo2", "qwen2", "qwen3"),

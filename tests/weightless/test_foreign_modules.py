@@ -6,307 +6,14 @@ import random
 import numpy as np
 import pytest
 import torch
-from scipy.stats import ks_2samp
 from torch import nn
 
 import limitformer as lf
+from cases.foreign import GLOBAL, IDS, TOSSES, WIDTH, Listed, Net, Numpy, Rotated, Scaled, Tossed, net_after
 from limitformer.weightless import network, watching
+from limitformer.weightless.building import build_sample
 
-WIDTH, LEVEL = 8, 1e-4
-IDS = torch.tensor([[3, 7, 3, 9, 5], [1, 2, 3, 4, 4]])
 OPTIONS = {"seed": 0, "dtype": torch.float64, "progress": False}
-
-
-class Block(nn.Module):
-    """A hidden layer behind a norm."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 12), nn.Linear(12, WIDTH)
-
-    def forward(self, x):
-        return x + self.down(torch.tanh(self.up(self.norm(x))))
-
-
-class Net(nn.Module):
-    """An embedding, two blocks and a head."""
-
-    def __init__(self, block=Block):
-        super().__init__()
-        self.embed = nn.Embedding(12, WIDTH)
-        self.blocks = nn.ModuleList([block(), block()])
-        self.head = nn.Linear(WIDTH, WIDTH)
-
-    def stream(self, x):
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-    def forward(self, ids):
-        return self.head(self.stream(self.embed(ids)))
-
-
-class Rotated(Net):
-    """A random rotation that is an attribute instead of a buffer."""
-
-    def __init__(self):
-        super().__init__()
-        self.rotation = torch.empty(WIDTH, WIDTH)
-        nn.init.orthogonal_(self.rotation)
-
-    def stream(self, x):
-        return super().stream(x @ self.rotation * 1.5)
-
-
-class Listed(Net):
-    """Layers in a Python list."""
-
-    def __init__(self):
-        super().__init__()
-        self.extra = [nn.Linear(WIDTH, WIDTH) for _ in range(2)]
-
-    def stream(self, x):
-        for block, extra in zip(self.blocks, self.extra, strict=True):
-            x = x + extra(block(x))
-        return x
-
-
-class Closed(Net):
-    """Matrices in a closure, in an object and in a dictionary."""
-
-    def __init__(self):
-        super().__init__()
-        one, two, three = (torch.randn(WIDTH, WIDTH) for _ in range(3))
-        self.first = lambda x: x @ one
-        self.second = functools.partial(torch.matmul, other=two)
-        self.third = {"deep": [Holder(three)]}
-
-    def stream(self, x):
-        return super().stream(self.first(x) + self.second(x) + x @ self.third["deep"][0].matrix)
-
-
-class Holder:
-    """An object with one slot."""
-
-    __slots__ = ("matrix",)
-
-    def __init__(self, matrix):
-        self.matrix = matrix
-
-
-class Noted(Net):
-    """A weight that is read through a list."""
-
-    def __init__(self):
-        super().__init__()
-        self.weights = [self.head.weight]
-
-    def stream(self, x):
-        return super().stream(x @ self.weights[0])
-
-
-class Numpy(Net):
-    """Entries from NumPy, copied into a parameter."""
-
-    def __init__(self):
-        super().__init__()
-        self.head.weight.data.copy_(torch.from_numpy(np.random.randn(WIDTH, WIDTH)))
-
-    def stream(self, x):
-        return super().stream(self.head(x))
-
-
-class Normal(Numpy):
-    """Entries of `torch.normal`."""
-
-    def __init__(self):
-        super().__init__()
-        with torch.no_grad():
-            self.head.weight.copy_(torch.normal(0.0, 1.0, (WIDTH, WIDTH)))
-
-
-class Scaled(Net):
-    """Random numbers as attributes, and a scale of the initialisation that is random."""
-
-    def __init__(self):
-        super().__init__()
-        self.gain, self.factor = torch.rand(WIDTH) + 0.5, random.random()
-        nn.init.normal_(self.head.weight, std=float(torch.rand(())))
-
-    def stream(self, x):
-        return super().stream(self.head(x) * self.gain * (0.5 + self.factor))
-
-
-class Complex(Net):
-    """A complex parameter."""
-
-    def __init__(self):
-        super().__init__()
-        self.waves = nn.Parameter(torch.randn(WIDTH, WIDTH, dtype=torch.cfloat))
-
-    def stream(self, x):
-        return super().stream((x.to(self.waves.dtype) @ self.waves).real.to(x.dtype))
-
-
-class Rearranged(Net):
-    """Two weights from one draw, one the transpose of the other."""
-
-    def __init__(self):
-        super().__init__()
-        self.back = nn.Parameter(self.head.weight.detach().T.clone())
-
-    def stream(self, x):
-        return super().stream(x @ self.back @ self.head.weight.T * 3)
-
-
-class Asked(Net):
-    """The factory reads random entries."""
-
-    def __init__(self):
-        super().__init__()
-        with torch.no_grad():
-            self.head.weight /= float(self.head.weight.norm())
-
-    def stream(self, x):
-        return super().stream(self.head(x))
-
-
-class Summed(Net):
-    """A constant and a random matrix."""
-
-    def __init__(self):
-        super().__init__()
-        self.head.weight = nn.Parameter(torch.eye(WIDTH) + 0.3 * torch.randn(WIDTH, WIDTH))
-
-    def stream(self, x):
-        return super().stream(self.head(x))
-
-
-GLOBAL = {}
-
-
-class Global(Net):
-    """A matrix in a dictionary of the file."""
-
-    def __init__(self):
-        super().__init__()
-        GLOBAL["matrix"] = torch.randn(WIDTH, WIDTH)
-
-    def stream(self, x):
-        return super().stream(x @ GLOBAL["matrix"])
-
-
-class Unbound(Net):
-    """Two independent matrices that are parts of one."""
-
-    def __init__(self):
-        super().__init__()
-        self.q, self.k = (nn.Parameter(each) for each in torch.randn(2, WIDTH, WIDTH).unbind())
-
-    def stream(self, x):
-        return super().stream(x @ (self.q - self.k))
-
-
-class Expanded(Net):
-    """A matrix with equal rows."""
-
-    def __init__(self):
-        super().__init__()
-        self.rows = nn.Parameter(torch.randn(1, WIDTH).expand(WIDTH, WIDTH))
-
-    def stream(self, x):
-        return super().stream(x @ self.rows)
-
-
-class Overlapping(Net):
-    """A vector and a part of it."""
-
-    def __init__(self):
-        super().__init__()
-        vector = torch.randn(2 * WIDTH)
-        self.part, self.all = nn.Parameter(vector[:WIDTH]), nn.Parameter(vector)
-
-    def stream(self, x):
-        return super().stream(x * (1 + self.part * self.all[:WIDTH]))
-
-
-class Transposed(Net):
-    """A matrix and its transpose, which share their memory."""
-
-    def __init__(self):
-        super().__init__()
-        self.one = nn.Parameter(torch.randn(WIDTH, WIDTH))
-        self.two = nn.Parameter(self.one.data.T)
-
-    def stream(self, x):
-        return super().stream(x @ self.one @ self.two)
-
-
-class Tossed(Net):
-    """A coin that the factory tosses, which is likely to fall on one side in both builds."""
-
-    def __init__(self, toss):
-        super().__init__()
-        toss(self)
-
-    def stream(self, x):
-        return super().stream(x * (20.0 if self.side() else 1.0))
-
-    def side(self):
-        return bool(self.coin) if isinstance(self.coin, torch.Tensor) else self.coin == "heads"
-
-
-def by_bool(net):
-    net.coin = "heads" if torch.rand(()) < 0.5 else None
-
-
-def by_list(net):
-    net.coin = "heads" if torch.rand(1).tolist()[0] < 0.5 else None
-
-
-def by_comparison(net):
-    net.register_buffer("coin", torch.rand(1) < 0.25)
-
-
-def by_whole_number(net):
-    net.register_buffer("coin", torch.randint(0, 5, (1,)) // 4)
-
-
-def by_choice(net):
-    net.coin = random.choice(["heads", "tails"])
-
-
-def by_numpy(net):
-    net.coin = "heads" if np.random.rand() < 0.5 else "tails"
-
-
-def by_parameter(net):
-    net.coin = nn.Parameter((torch.rand(1) < 0.25).to(torch.get_default_dtype()), requires_grad=False)
-
-
-TOSSES = [by_bool, by_list, by_comparison, by_whole_number, by_choice, by_numpy, by_parameter]
-STRANGE = [Rotated, Listed, Closed, Noted, Numpy, Normal, Scaled, Complex, Rearranged, Asked, Summed, Global]
-STRANGE += [Unbound, Expanded, Overlapping, Transposed, *(functools.partial(Tossed, toss) for toss in TOSSES)]
-
-
-def drawn(factory, count):
-    """Return V at the stream's end, (samples, T, T), and gradient norms of the first gain, of drawn modules."""
-    ends, norms = [], []
-    with torch.random.fork_rng():
-        for k in range(count):
-            torch.manual_seed(k), np.random.seed(k), random.seed(k)
-            torch.set_default_dtype(torch.float64)
-            module = factory().double() if factory is not Complex else factory()
-            torch.set_default_dtype(torch.float32)
-            end = []
-            hook = module.blocks[-1].register_forward_hook(lambda part, given, out, end=end: end.append(out.detach()))
-            (module(IDS).square().sum(-1).mean() / 2).backward()
-            hook.remove()
-            if factory is Listed:  # whose stream is the sum after the block
-                end = [module.stream(module.embed(IDS)).detach()]
-            ends.append(end[0].reshape(-1, WIDTH).numpy())
-            norms.append(float(module.blocks[0].norm.weight.grad.norm()))
-    return np.array(ends) @ np.array(ends).swapaxes(1, 2) / WIDTH, np.array(norms)
 
 
 def sizes(v):
@@ -314,33 +21,22 @@ def sizes(v):
     return np.log(np.trace(v, axis1=1, axis2=2) / v.shape[1])
 
 
-def correlations(v):
-    """Return the correlations of six pairs of different words, in one sequence or two, by sample: (pairs, samples)."""
-    pairs = [(0, 1), (0, 3), (1, 4), (0, 5), (4, 6), (7, 9)]
-    return np.array([v[:, i, j] / np.sqrt(v[:, i, i] * v[:, j, j]) for i, j in pairs])
+SHARES = dict(zip(TOSSES, (0.5, 0.5, 0.25, 0.2, 0.5, 0.5, 0.25), strict=True))  # of heads
 
 
-def name_of(factory):
-    return factory.args[0].__name__ if isinstance(factory, functools.partial) else factory.__name__
+@pytest.mark.parametrize("toss", TOSSES)
+def test_coin_of_the_factory_is_tossed_in_each_build(toss):
+    """A coin that falls on one side in all builds is too far from its share."""
+    builds, share = 64, SHARES[toss]
+    heads = sum(build_sample(functools.partial(Tossed, toss), torch.float32, seed)[0].side() for seed in range(builds))
+    assert abs(heads - builds * share) < 3.5 * (builds * share * (1 - share)) ** 0.5 < builds * share
 
 
-@pytest.mark.parametrize("factory", STRANGE, ids=name_of)
-def test_whole_networks_have_the_law_of_drawn_modules(factory):
-    samples = 300
-    data = lf.weightless.simulate(factory, IDS, samples=samples, gradients=True, **OPTIONS)
+def test_networks_of_a_factory_that_tosses_a_coin_are_built_one_by_one():
+    """The stream is 20 times as large by heads."""
+    data = lf.weightless.simulate(functools.partial(Tossed, TOSSES[0]), IDS, samples=12, **OPTIONS)
     assert "drawn by the model's own code" in data.attrs["weights"]
-    theirs, gradient = drawn(factory, samples)
-    v, mine = data.covariance.values[:, -1], data.weight_gradient.sel(weight="blocks.0.norm.weight").values
-    assert ks_2samp(sizes(v), sizes(theirs)).pvalue > LEVEL
-    assert ks_2samp(mine, gradient).pvalue > LEVEL
-    assert ks_2samp(correlations(v), correlations(theirs), axis=1).pvalue.min() > LEVEL
-    equal = np.ravel(IDS)[:, None] == np.ravel(IDS)
-    diagonal = np.broadcast_to(np.einsum("sii->si", v)[..., None], v.shape)
-    np.testing.assert_allclose(v[:, equal], diagonal[:, equal], rtol=1e-9)
-    # Wrong twins: a stream and a gradient of another size, and tokens with another correlation.
-    assert ks_2samp(sizes(v), sizes(1.5**2 * theirs)).pvalue < LEVEL
-    assert ks_2samp(mine, 4 * gradient).pvalue < LEVEL
-    assert ks_2samp(correlations(v), correlations(theirs) + 0.4, axis=1).pvalue.max() < LEVEL
+    assert 2 < (sizes(data.covariance.values[:, 0]) > 3.0).sum() < 10
 
 
 def test_whole_networks_do_not_depend_on_the_number_of_samples():
@@ -391,7 +87,7 @@ def test_simulate_refuses_drawn_parts_larger_than_memory(factory, message, monke
 def test_simulate_refuses_whole_networks_larger_than_memory(monkeypatch):
     monkeypatch.setattr(network, "available_memory", lambda: 10**4)
     with pytest.raises(lf.InputError, match=r"the code that makes it is not understood: .*whole takes 9\.8 KiB"):
-        lf.weightless.simulate(net_with(seeded), IDS, samples=1, **OPTIONS)
+        lf.weightless.simulate(functools.partial(net_after, seeded), IDS, samples=1, **OPTIONS)
 
 
 def only_with_entries():
@@ -627,17 +323,6 @@ def another_generator_of_a_truncated_normal(net):
     nn.init.trunc_normal_(net.head.weight, generator=torch.Generator().manual_seed(3))
 
 
-def net_with(change):
-    """Return a factory of networks that `change` changes."""
-
-    def factory():
-        net = Net()
-        change(net)
-        return net
-
-    return factory
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -651,7 +336,7 @@ def net_with(change):
     ],
 )
 def test_factories_that_set_seeds_draw_whole_networks(change, reason):
-    data = lf.weightless.simulate(net_with(change), IDS, samples=3, **OPTIONS)
+    data = lf.weightless.simulate(functools.partial(net_after, change), IDS, samples=3, **OPTIONS)
     assert "drawn by the model's own code" in data.attrs["weights"]
     assert reason in data.attrs["kept"]
 
@@ -674,16 +359,22 @@ def test_factory_that_seeds_all_draws_has_one_network():
 
 @pytest.mark.parametrize("generator", [torch.Generator, np.random.default_rng, random.Random])
 def test_generator_among_attributes_has_unknown_law(generator):
-    data = lf.weightless.simulate(net_with(lambda net: setattr(net, "source", generator())), IDS, samples=1, **OPTIONS)
+    data = lf.weightless.simulate(
+        lambda: net_after(lambda net: setattr(net, "source", generator())), IDS, samples=1, **OPTIONS
+    )
     assert data.attrs["kept"] == "source: it is a generator of random numbers"
 
 
-def test_random_buffer_is_drawn_by_the_module():
-    def change(net):
-        net.register_buffer("b", torch.randn(WIDTH))
-
-    data = lf.weightless.simulate(net_with(change), IDS, samples=1, **OPTIONS)
-    assert data.attrs["kept"] == "b: it is random"
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda net: net.register_buffer("b", torch.randn(WIDTH)), "b: it is random"),
+        (lambda net: setattr(net, "b", random.random()), "b: it is random, and neither a parameter nor a buffer"),
+    ],
+)
+def test_random_buffer_or_number_is_drawn_by_the_module(change, reason):
+    data = lf.weightless.simulate(functools.partial(net_after, change), IDS, samples=1, **OPTIONS)
+    assert reason in data.attrs["kept"].split("; ")
 
 
 def test_fixed_numbers_that_a_factory_computes_or_reads_are_known():
@@ -698,7 +389,8 @@ def test_fixed_numbers_that_a_factory_computes_or_reads_are_known():
         assert table.tolist()[0] == 0
 
     plain, changed = (
-        lf.weightless.simulate(net_with(each), IDS, samples=2, **OPTIONS) for each in (lambda net: None, change)
+        lf.weightless.simulate(functools.partial(net_after, each), IDS, samples=2, **OPTIONS)
+        for each in (lambda net: None, change)
     )
     assert "drawn by" not in changed.attrs["weights"]
     np.testing.assert_array_equal(changed.covariance, plain.covariance)
@@ -730,7 +422,7 @@ def test_embedding_that_renormalises_its_weight_is_refused():
         net.embed = nn.Embedding(12, WIDTH, max_norm=1.0)
 
     with pytest.raises(lf.InputError, match=r"changes its parameter embed\.weight when it runs"):
-        lf.weightless.simulate(net_with(change), IDS, samples=1, gradients=True, **OPTIONS)
+        lf.weightless.simulate(functools.partial(net_after, change), IDS, samples=1, gradients=True, **OPTIONS)
 
 
 class NeedsSizes(nn.Module):

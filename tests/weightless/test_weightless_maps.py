@@ -1,5 +1,7 @@
 """Linear maps with a weight that is never drawn: roots of tokens, and the joint law of outputs and gradients."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -22,6 +24,7 @@ from limitformer.weightless.roots import (
 )
 
 SAMPLES, TOKENS, INPUTS, OUTPUTS, STD = 4000, 3, 7, 5, 0.4
+REPEATED = 1200  # samples of repeated maps, whose products are computed one sample at a time
 
 
 class FromTorch:
@@ -99,15 +102,16 @@ def test_wrong_twin_without_one_token_is_rejected():
 
 
 def chain_of_uses(products):
-    """Statistics of three uses of one square weight, each with tokens that depend on the answers before it."""
-    z = tokens(torch.float32).detach()
-    first, second = products[0](z), products[1](z.flip(1) * 0.5)
-    u = products[2](torch.tanh(first) + 0.3 * z + second.roll(1, -2))
-    u, first = u.double(), first.double()
+    """Statistics of uses of one square weight, the second by its transpose, each with tokens that depend on others."""
+    z = tokens(torch.float32).detach()[:REPEATED]
+    first, second = products[0](z, False), products[1](z.flip(1) * 0.5, True)
+    u = products[2](torch.tanh(first) + 0.3 * z + second.roll(1, -2), False)
+    u, first, second = u.double(), first.double(), second.double()
     return {
         "an output": u[:, 1, 2],
         "an inner product": (u[:, 0] * u[:, 1]).sum(-1),
         "along an earlier output": (u[:, 1] * first[:, 2]).sum(-1),
+        "of the transpose along the tokens": (second[:, 0] * z[:, 1]).sum(-1),
         "sizes": u.square().sum((-1, -2)),
     }
 
@@ -116,7 +120,7 @@ class ByRow:
     """Numbers for repeated maps, from torch's own generator."""
 
     def __init__(self, seed):
-        self.generator, self.scale, self.samples = torch.Generator().manual_seed(seed), STD, SAMPLES
+        self.generator, self.scale, self.samples = torch.Generator().manual_seed(seed), STD, REPEATED
 
     def rows_of(self, sample, purpose, rows, columns):
         return torch.randn(len(rows), columns, generator=self.generator)
@@ -125,20 +129,20 @@ class ByRow:
 def repeated_maps(number, seed=5):
     numbers = ByRow(seed)
     maps = [RepeatedMap().of_samples(numbers, (INPUTS, INPUTS), torch.float32) for _ in range(number)]
-    return [lambda z, one=maps[k % number]: products_of(one, z, False) for k in range(3)]
+    return [partial(products_of, maps[k % number]) for k in range(3)]
 
 
 def test_repeated_map_has_the_joint_law_of_a_drawn_weight():
-    w = STD * torch.randn(SAMPLES, INPUTS, INPUTS, generator=torch.Generator().manual_seed(11))
-    theirs = chain_of_uses([lambda z: z @ w] * 3)
+    w = STD * torch.randn(REPEATED, INPUTS, INPUTS, generator=torch.Generator().manual_seed(11))
+    theirs = chain_of_uses([lambda z, transpose: z @ (w.mT if transpose else w)] * 3)
     mine, twin = chain_of_uses(repeated_maps(1)), chain_of_uses(repeated_maps(3))
     assert min(ks_2samp(mine[key], theirs[key]).pvalue for key in mine) > 1e-4
     assert min(ks_2samp(twin[key], theirs[key]).pvalue for key in mine) < 1e-10  # three weights
 
 
 def test_repeated_map_is_linear_once_all_directions_are_known():
-    product = repeated_maps(1)[0]
-    z = torch.randn(SAMPLES, 9, INPUTS, generator=torch.Generator().manual_seed(2))
+    product = partial(repeated_maps(1)[0], transpose=False)
+    z = torch.randn(REPEATED, 9, INPUTS, generator=torch.Generator().manual_seed(2))
     z[:, 5], z[:, 6] = z[:, 2], 0.0
     u = product(z)
     torch.testing.assert_close(u[:, 5], u[:, 2])
@@ -148,9 +152,9 @@ def test_repeated_map_is_linear_once_all_directions_are_known():
 
 
 def test_repeated_map_treats_tokens_that_collapse_as_a_matrix_would():
-    product = repeated_maps(1)[0]
-    z = torch.randn(1, 1, INPUTS, generator=torch.Generator().manual_seed(2)).repeat(SAMPLES, 5, 1)
-    z = z + 1e-5 * torch.randn(SAMPLES, 5, INPUTS, generator=torch.Generator().manual_seed(3))
+    product = partial(repeated_maps(1)[0], transpose=False)
+    z = torch.randn(1, 1, INPUTS, generator=torch.Generator().manual_seed(2)).repeat(REPEATED, 5, 1)
+    z = z + 1e-5 * torch.randn(REPEATED, 5, INPUTS, generator=torch.Generator().manual_seed(3))
     first, again = product(z), product(z.flip(1))
     torch.testing.assert_close(again.flip(1), first, rtol=0, atol=1e-5)
     apart = (first[:, 1:] - first[:, :1]).square().mean().sqrt()
@@ -158,8 +162,8 @@ def test_repeated_map_treats_tokens_that_collapse_as_a_matrix_would():
 
 
 def test_repeated_map_keeps_numbers_that_are_not_finite_to_their_tokens():
-    product = repeated_maps(1)[0]
-    z = tokens(torch.float32).detach()
+    product = partial(repeated_maps(1)[0], transpose=False)
+    z = tokens(torch.float32).detach()[:REPEATED]
     z[:, 1, 0] = torch.inf
     for _ in range(2):
         u = product(z)

@@ -26,7 +26,7 @@ from limitformer.weightless.steps.rules import ADAM, MUON, SGD, WIDTH, StepRules
 from limitformer.weightless.steps.simulate import Training
 from limitformer.weightless.steps.trajectory import Trajectory
 from limitformer.weightless.steps.updates import TensorUpdate
-from limitformer.weightless.steps.weights import TrainedWeights, decay
+from limitformer.weightless.steps.weights import TrainedRows, TrainedWeights
 from limitformer.witness.compare import DELTA, DRAWN, NOT_WITNESSED, WITNESSED, Witness, compare
 from limitformer.witness.complete import weights_of_training
 from limitformer.witness.real import (
@@ -137,7 +137,7 @@ class SimulatedTraining(Trajectory):
         super().__init__(
             training.network, rule, training.forms, training.loss, training.batches, training.seed, sample=0
         )
-        self.values, self.updates = Values(), dict[Quantity, tuple[float, Sketch, Tensor | None]]()
+        self.values, self.updates = Values(), dict[Quantity, tuple[float, Sketch] | TrainedRows]()
         self.completed: dict[str, Tensor | dict[int | None, Tensor]] = {}
         self.steps = steps
 
@@ -161,13 +161,13 @@ class SimulatedTraining(Trajectory):
 
     def make_updates(self, module: nn.Module) -> None:
         """Make the sketches of W_t − W₀ from those of U_t and of the weights at the start."""
-        for key, (factor, change, known) in self.updates.items():
-            sums = change.sums
-            if factor != 1.0:
-                start = module.get_parameter(key.name).detach().clone()
-                if known is not None:
-                    start[known] = 0.0
-                sums = sums + (factor - 1.0) * sketch(start).sums
+        for key, found in self.updates.items():
+            start = module.get_parameter(key.name).detach()
+            if isinstance(found, TrainedRows):
+                self.values[key] = sketch(found.now(torch.arange(len(start)), start.clone()) - start)
+                continue
+            factor, change = found
+            sums = change.sums + (factor - 1.0) * sketch(start).sums if factor != 1.0 else change.sums
             self.values[key] = Sketch(sums, float(sums.norm()), change.entries)
 
 
@@ -187,18 +187,16 @@ def noted_calls(network: Weightless, values: Values) -> Iterator[None]:
         del vars(network)["call"]
 
 
-def update_of(weights: TrainedWeights, name: str, shape: tuple[int, ...]) -> tuple[float, Sketch, Tensor | None] | None:
-    """Return a and the sketch of U of W_t = a W₀ + U; of a table the sketch of the rows that were read, and these."""
+def update_of(weights: TrainedWeights, name: str, shape: tuple[int, ...]) -> tuple[float, Sketch] | TrainedRows | None:
+    """Return a and the sketch of U of W_t = a W₀ + U; of a table its gradients so far, since they may move any row."""
     if name in weights.entries:
         one = weights.entries[name]
-        return 1.0, sketch((one.value - one.initial).reshape(shape)), None
-    total = torch.zeros(shape, dtype=weights.dtype)
+        return 1.0, sketch((one.value - one.initial).reshape(shape))
     if name in weights.rows:
-        table = weights.rows[name]
-        ids = torch.tensor(sorted(table.read))
-        start = torch.stack([table.read[int(k)] for k in ids])
-        total[ids] = table.now(ids, start) - start
-        return decay(table.rule, [each is not None for each in table.gradients], table.factors), sketch(total), ids
+        table = TrainedRows(weights.rows[name].rule)
+        table.gradients, table.factors = list(weights.rows[name].gradients), list(weights.rows[name].factors)
+        return table
+    total = torch.zeros(shape, dtype=weights.dtype)
     factor = 1.0
     for part, each in weights.matrices.get(name, {}).items():
         target = total if part is None else total[part]
@@ -211,7 +209,7 @@ def update_of(weights: TrainedWeights, name: str, shape: tuple[int, ...]) -> tup
         elif each.history is not None:
             factor = each.history.decay
             target.copy_(each.history.times(torch.eye(each.initial.shape[0], dtype=total.dtype)).reshape(target.shape))
-    return (factor, sketch(total), None) if name in weights.matrices else None
+    return (factor, sketch(total)) if name in weights.matrices else None
 
 
 def real_training(module: nn.Module, training: Training, rule: StepRules, optimizer: Any, steps: int) -> Values:

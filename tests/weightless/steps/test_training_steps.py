@@ -10,7 +10,6 @@ from scipy.stats import ks_2samp
 from torch import nn
 
 import limitformer as lf
-import training_networks
 from limitformer.base.errors import InputError
 from limitformer.weightless.inputs import inputs_of
 from limitformer.weightless.losses import chosen_loss
@@ -32,8 +31,7 @@ from training_networks import (
 )
 from weightless_families import CONFIGS
 
-SAMPLES = 60
-COMBINATIONS = [("llama", "adamw"), ("mixtral", "sgd"), ("custom", "muon")]
+SAMPLES = 30
 
 
 def drawn_module(model, seed, sample):
@@ -58,7 +56,7 @@ def by_torch(model, optimizer, seed, sample):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("model", ["llama", "gpt2", "mixtral", "albert", "custom"])
+@pytest.mark.parametrize("model", ["gpt2", "mixtral", "albert", "custom"])
 @pytest.mark.parametrize("form", [weights.ENTRIES, weights.AGAIN])
 def test_steps_of_a_drawn_network_are_those_of_torch(model, optimizer, form, monkeypatch):
     """Each step is torch's formula with entries, and products, cores and blocks if they are drawn again."""
@@ -71,14 +69,6 @@ def test_steps_of_a_drawn_network_are_those_of_torch(model, optimizer, form, mon
         for name, value in by_torch(model, optimizer, 4, sample).items():
             if name in mine:
                 assert mine[name][sample] == pytest.approx(value, rel=1e-7), name
-
-
-@pytest.mark.parametrize(("model", "optimizer"), COMBINATIONS)
-def test_steps_in_law_have_the_law_of_networks_that_torch_trains(model, optimizer):
-    mine, theirs = trained_by_law(model, optimizer, SAMPLES), trained_by_torch(model, optimizer, 3 * SAMPLES)
-    p = {name: ks_2samp(mine[name], theirs[name]).pvalue for name in mine}
-    assert len(p) >= 12
-    assert min(p.values()) > 1e-4, min(p, key=p.get)
 
 
 def forgetting(self, q, rows, side, other):
@@ -107,67 +97,32 @@ def transposed(self, gradient, factor):
 STEP = CoreUpdate.step
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "target", "name", "wrong"),
-    [
-        ("sgd", "limitformer.weightless.products.UndrawnMatrix", "image_of", forgetting),
-        ("adamw", "limitformer.weightless.steps.entrywise.EntrywiseHistory", "recursion", uncorrected),
-        ("muon", "limitformer.weightless.steps.updates.CoreUpdate", "step", transposed),
-    ],
-)
-def test_wrong_twins_are_rejected(optimizer, target, name, wrong, monkeypatch):
+TWINS = {  # by optimiser: the method that is wrong, and its code
+    "sgd": ("limitformer.weightless.products.UndrawnMatrix.image_of", forgetting),
+    "adamw": ("limitformer.weightless.steps.entrywise.EntrywiseHistory.recursion", uncorrected),
+    "muon": ("limitformer.weightless.steps.updates.CoreUpdate.step", transposed),
+}
+
+
+@pytest.mark.parametrize("optimizer", TWINS)
+def test_steps_in_law_have_the_law_of_networks_that_torch_trains(optimizer, monkeypatch):
+    """The wrong twin has a method that forgets, or does not correct, or turns a matrix."""
     theirs = trained_by_torch("llama", optimizer, 3 * SAMPLES)
-    monkeypatch.setattr(f"{target}.{name}", wrong)
-    twin = trained_by_law("llama", optimizer, SAMPLES)
-    assert min(ks_2samp(twin[key], theirs[key]).pvalue for key in twin) < 1e-6
 
+    def p_values():
+        mine = trained_by_law("llama", optimizer, SAMPLES)
+        return {name: ks_2samp(mine[name], theirs[name]).pvalue for name in mine}
 
-def test_coupled_decay_is_another_law():
-    theirs = trained_by_torch("gpt2", "adamw", 3 * SAMPLES)
-    coupled = (lambda module: torch.optim.Adam(module.parameters(), lr=0.02, betas=(0.9, 0.95), weight_decay=0.5), 1.0)
-    twin = trained_by_law("gpt2", coupled, SAMPLES, draw="auto")
-    assert min(ks_2samp(twin[key], theirs[key]).pvalue for key in twin) < 1e-6
-
-
-CLIPPED_SGD = (lambda module: torch.optim.SGD(module.parameters(), lr=0.3), 1.0)
-CLIP_EACH = 1.0, 1e-6  # the largest norm, and torch's addition to the denominator
-
-
-def clipped_by_weight(self, squares, scale, factor):
-    """The step of a wrong twin: the gradient of each weight is clipped by its own norm."""
-    most, small = CLIP_EACH
-    scales = {name: min(1.0, most / (square**0.5 + small)) for name, square in squares.items()}
-    for name, parts in self.matrices.items():
-        step = scales.get(name, 1.0), factor, name in squares
-        self.steps.setdefault(name, []).append(step)
-        for each in parts.values():
-            each.step(*step)
-    for name, each in (self.rows | self.entries).items():
-        each.step(self.gradients.get(name), scales.get(name, 1.0), factor)
-    self.gradients = {}
-
-
-def test_wrong_twin_that_clips_each_weight_by_itself_is_rejected(monkeypatch):
-    """Clipping by the norm of all gradients together has torch's law; clipping by each weight's own norm has not.
-
-    The steps are those of SGD, since Adam hardly depends on the size of gradients.
-    """
-    monkeypatch.setitem(training_networks.OPTIMIZERS, "clipped", CLIPPED_SGD)
-    theirs = trained_by_torch("llama", "clipped", 3 * SAMPLES)
-
-    def least_p():
-        mine = trained_by_law("llama", "clipped", SAMPLES)
-        assert len(mine) >= 12
-        return min(ks_2samp(mine[name], theirs[name]).pvalue for name in mine)
-
-    assert least_p() > 1e-4
-    monkeypatch.setattr(weights.TrainedWeights, "step", clipped_by_weight)
-    assert least_p() < 1e-20
+    p = p_values()
+    assert len(p) >= 12
+    assert min(p.values()) > 1e-4, min(p, key=p.get)
+    monkeypatch.setattr(*TWINS[optimizer])
+    assert min(p_values().values()) < 1e-6
 
 
 def test_clipping_is_by_the_norm_of_all_weights_together():
     """The step of plain SGD has the length lr · clip; clipping each weight by itself gives a longer one."""
-    options = {"optimizer": CLIPPED_SGD[0], "clip": 1.0, "dtype": torch.float64, "draw": "never"}
+    options = {"optimizer": {"name": "sgd", "lr": 0.3}, "clip": 1.0, "dtype": torch.float64, "draw": "never"}
     data = simulate(CONFIGS["gpt2"](), samples=3, **options).isel(rate=0)
     assert (data.gradient_norm[:, 0] > 2.0).all()
     np.testing.assert_allclose(data.clipping[:, 0], 1 / (data.gradient_norm[:, 0] + 1e-6))
