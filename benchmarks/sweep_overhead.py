@@ -46,10 +46,11 @@ def run(sweep: lf.Sweep, **options: Any) -> float:
 
 def on_dask(sweep: lf.Sweep, workers: int) -> float:
     """Return the seconds of a run on a Dask cluster of this machine, without the start of the cluster."""
-    from limitformer.sweep.cluster import local_cluster
+    from distributed import LocalCluster
 
-    with local_cluster(workers) as cluster:
-        return run(sweep, cluster=cluster.scheduler_address)
+    loopback = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}  # the default is port 8787, open to all
+    with LocalCluster(n_workers=workers, threads_per_worker=1, **loopback) as cluster:
+        return run(sweep, dask=cluster.scheduler_address)
 
 
 def overhead(cells: int, workers: int) -> list[dict[str, Any]]:

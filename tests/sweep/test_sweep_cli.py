@@ -5,11 +5,8 @@ Runs are in this process, for speed; `test_sweep_processes.py` tests Ctrl-C.
 
 import csv
 import re
-import subprocess
-import sys
+from importlib import import_module
 from itertools import product
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,25 +16,11 @@ from typer.testing import CliRunner
 import limitformer as lf
 from limitformer.cli.app import app
 from limitformer.cli.sweep import ROWS
-from limitformer.sweep import cluster as cluster_module
-from limitformer.sweep import work as work_module
-from limitformer.sweep.run import compute_sweep, load_sweep
 from limitformer.sweep.show import MOST_CURVES, duration, interval, picture, selected
-from sweep_grids import (
-    GRID,
-    assert_same_bits,
-    done_cells,
-    environment,
-    slow_sweep,
-    slurm_is,
-    sweep,
-    values_equal,
-    wait_until,
-)
-from sweep_grids import (
-    run as run_here,
-)
+from sweep_grids import GRID, assert_same_bits, cell_path, sweep, values_equal
+from sweep_grids import run as run_here
 
+work = import_module("limitformer.sweep.run")
 TEXT = """
 [model]
 kind = "StochasticTransformer"
@@ -120,7 +103,7 @@ def test_run_extends_with_the_option_extend(run, refused, tmp_path):
 
 
 def test_run_lists_failed_cells_and_exits_with_one(run, store, tmp_path, monkeypatch):
-    honest = work_module.compute
+    honest = work.compute
 
     def compute(description, cell, **options):
         if cell.model.beta == 0.5:
@@ -128,7 +111,7 @@ def test_run_lists_failed_cells_and_exits_with_one(run, store, tmp_path, monkeyp
         return honest(description, cell, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(work_module, "compute", compute)
+        patch.setattr(work, "compute", compute)
         result = run("run", "sweep.toml", "--store", "s.sweep", "--workers", 1)
     assert (result.exit_code, result.stdout) == (1, "4 of 6 cells are done: s.sweep\n")
     assert result.stderr.startswith("2 cells have failed:\n  (0, 1): RuntimeError: [bold]no[/bold]")
@@ -148,17 +131,10 @@ def test_run_lists_failed_cells_and_exits_with_one(run, store, tmp_path, monkeyp
     ("arguments", "says"),
     [
         (("--workers", "0"), "workers must be at least 1; got 0."),
-        (("--cluster", "local", "--slurm", "2"), "Choose one of --cluster and --slurm."),
-        (
-            ("--cluster", "tcp://127.0.0.1:1", "--workers", "2"),
-            "--workers would change nothing: the cluster has",
-        ),
-        (("--slurm", "2", "--workers", "2"), "--workers would change nothing: the cluster has its own."),
-        (("--slurm", "0"), "--slurm must be at least 1 job; got 0."),
-        (("--cores", "0"), "--cores must be at least 1 core of a SLURM job; got 0."),
-        (("--cluster", "tcp://nowhere"), "No Dask scheduler answers at tcp://nowhere: missing port number"),
+        (("--dask", "tcp://127.0.0.1:1", "--workers", "2"), "--workers would change nothing: Dask has its own."),
+        (("--dask", "tcp://nowhere"), "No Dask scheduler answers at tcp://nowhere: missing port number"),
         (("--store", "sweep.toml"), "sweep.toml is there and is not the store of a sweep. Choose another folder."),
-        (("--store", "/proc/s.sweep"), "Cannot write into the folder /proc: "),
+        (("--store", "s3://a/b"), "s3:/a/b is an address, and only paths of this machine can be used."),
     ],
     ids=str,
 )
@@ -185,67 +161,6 @@ def test_run_refuses_a_bad_file_in_one_line(refused, tmp_path, run, old, new, sa
     refused("run", "sweep.toml", "--store", "s.sweep", says=says)
 
 
-def test_run_refuses_a_silent_scheduler_and_makes_no_store(refused, monkeypatch):
-    monkeypatch.setattr(cluster_module, "CONNECT_SECONDS", 0.2)
-    address = "tcp://127.0.0.1:9"
-    refused(
-        "run", "sweep.toml", "--store", "s.sweep", "--cluster", address, says=f"No Dask scheduler answers at {address}"
-    )
-
-
-def test_run_starts_and_closes_a_local_cluster(run, store, monkeypatch):
-    """`test_sweep_cluster.py` tests the engine itself."""
-    asked = []
-
-    def made(workers):
-        asked.append(workers)
-        return SimpleNamespace(scheduler_address="tcp://a:1", close=lambda: asked.append("closed"))
-
-    def run_sweep(description, path, **options):
-        asked.append(options["cluster"])
-        return run_here(description, path)
-
-    monkeypatch.setattr(cluster_module, "local_cluster", made)
-    monkeypatch.setattr("limitformer.sweep.run_sweep", run_sweep)
-    result = run("run", "sweep.toml", "--store", "s.sweep", "--cluster", "local", "--workers", 3)
-    assert result.exit_code == 0
-    assert asked == [3, "tcp://a:1", "closed"]
-
-
-def test_run_passes_its_options_to_slurm(run, monkeypatch):
-    asked = []
-
-    class Made(SimpleNamespace):
-        scheduler_address = "tcp://a:1"
-
-        def scale(self, **options):
-            asked.append(options)
-
-        def wait_for_workers(self, count):
-            asked.append(count)
-
-        def close(self):
-            asked.append("closed")
-
-    def run_sweep(*_, cluster, **__):
-        asked.append(cluster)
-        raise lf.InputError("stop here")
-
-    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
-    slurm_is(monkeypatch, lambda **options: asked.append(options) or Made())
-    monkeypatch.setattr("limitformer.sweep.run_sweep", run_sweep)
-    job = ("--slurm", 4, "--cores", 2, "--memory", "3GB", "--walltime", "00:30:00", "--queue", "short")
-    result = run("run", "sweep.toml", "--store", "s.sweep", *job)
-    assert (result.exit_code, result.stderr) == (2, "Error: stop here\n")
-    expected = {"cores": 2, "processes": 2, "memory": "3GB", "walltime": "00:30:00", "queue": "short"}
-    assert asked == [expected, {"jobs": 4}, 1, "tcp://a:1", "closed"]
-
-
-def test_run_without_slurm_is_one_line(refused, monkeypatch):
-    monkeypatch.setattr("shutil.which", lambda _: None)
-    refused("run", "sweep.toml", "--store", "s.sweep", "--slurm", 1, says="There is no sbatch here. Nearest: ")
-
-
 # status.
 
 
@@ -254,33 +169,6 @@ def test_status_counts_the_cells_of_a_finished_sweep(run, store):
     assert (found["cells"], found["done"], found["failed"], found["left"]) == ("6", "6 (100.0%)", "0", "0")
     assert re.fullmatch(r".* cells a second", found["rate"])
     assert found["time left, at this rate"] == "0 s"
-
-
-def test_status_follows_a_sweep_that_runs_in_another_process(run, tmp_path):
-    """The data can be loaded meanwhile; the rate is that of the clock."""
-    path, program = tmp_path / "s.sweep", str(Path(__file__).parents[1] / "sweep_program.py")
-    process = subprocess.Popen([sys.executable, program, str(path), "600", "4000"], env=environment())
-    try:
-        wait_until(lambda: done_cells(path) >= 20)
-        first = dict(rows(run("status", path).stdout))
-        loaded = lf.load_sweep(path)
-        wait_until(lambda: done_cells(path) >= 60)
-        second = dict(rows(run("status", path).stdout))
-    finally:
-        process.kill()
-        process.wait()
-    done = [int(found["done"].split()[0].replace(",", "")) for found in (first, second)]
-    assert 20 <= done[0] < done[1] < 600
-    assert first["cells"] == "600"
-    assert int(first["left"].replace(",", "")) == 600 - done[0]
-    assert 1 < float(second["rate"].split()[0]) < 2000
-    assert re.fullmatch(r"\d+ (s|min)", second["time left, at this rate"])
-    finished = loaded["status"].values == 1
-    assert finished.sum() >= done[0]
-    assert np.isfinite(loaded["overlap_mean"].values[finished]).all()
-    expected = compute_sweep(slow_sweep(10), progress=False)["overlap_mean"].values
-    assert finished[:10].any()
-    assert values_equal(loaded["overlap_mean"].values[:10][finished[:10]], expected[finished[:10]])
 
 
 def test_duration_is_in_seconds_minutes_or_hours():
@@ -373,7 +261,7 @@ def test_show_draws_curves_and_maps(run, store, tmp_path):
     ],
 )
 def test_pictures_have_the_interval_of_a_mean_or_probability(store, variable, low, high):
-    data = load_sweep(store)
+    data = lf.load_sweep(store)
     at = ["dim=4", *(["outcome=antipodal pair"] if variable == "probability" else [])]
     within = interval(data, variable, at)
     figure = picture(selected(data, variable, at), within)
@@ -447,26 +335,34 @@ def test_export_leaves_a_folder_in_its_way_alone(refused, store, tmp_path):
     assert [(path.name, path.read_text()) for path in (tmp_path / "mine.csv").iterdir()] == [("notes.txt", "mine")]
 
 
-@pytest.mark.parametrize("name", ["out.txt", "out"])
-def test_export_refuses_other_endings(refused, store, name):
-    refused("export", store, name, says=f"exported as .nc (NetCDF), .zarr or .csv (a table); got '{name}'.")
+def test_export_refuses_other_endings(refused, store):
+    refused("export", store, "out.txt", says="exported as .nc (NetCDF), .zarr or .csv (a table); got 'out.txt'.")
 
 
-@pytest.mark.parametrize("command", [("export",), ("show", "--at", "dim=4", "--out")], ids=" ".join)
-@pytest.mark.parametrize("ending", ["csv", "nc", "zarr", "png"])
-@pytest.mark.parametrize("address", ["s3://bucket/out", "s3://out"])
-def test_addresses_are_refused_as_outputs(refused, store, tmp_path, command, ending, address):
-    name, *options = command
-    says = f"{address.replace('//', '/')}.{ending} is an address, and only paths of this machine can be used."
-    refused(name, store, *options, f"{address}.{ending}", says=says)
+@pytest.mark.parametrize("arguments", [("export", "s3://a/out.nc"), ("show", "--at", "dim=4", "--out", "s3://a/b.png")])
+def test_addresses_are_refused_as_outputs(refused, store, tmp_path, arguments):
+    refused(arguments[0], store, *arguments[1:], says=" is an address, and only paths of this machine can be used.")
     assert not (tmp_path / "s3:").exists()
 
 
 def test_export_refuses_numbers_that_netcdf_cannot_hold(refused, run, tmp_path):
     run_here(sweep({"seed": [1, 2**62]}, keep={"moments": True}), tmp_path / "s.sweep")
-    refused("export", "s.sweep", "out.nc", says="seed does not fit NetCDF's whole numbers; use .zarr.")
+    refused("export", "s.sweep", "out.nc", says="out.nc cannot store some of the data: ")
     assert run("export", "s.sweep", "out.zarr").exit_code == 0
     assert lf.load("out.zarr")["seed"].values.tolist() == [1, 2**62]
+
+
+def test_show_and_export_name_damaged_cells_and_warn_of_mixed_code(run, refused, store, tmp_path, monkeypatch):
+    monkeypatch.setattr("limitformer.sweep.store.origin", lambda: "limitformer 9.9")
+    cell_path(store, (0, 0)).unlink()
+    run_here(sweep(), store)
+    line = f"Careful: 2 different codes made the cells of {store}: limitformer 0.*; limitformer 9.9.\n"
+    for arguments in (("show", store, "--variable", "overlap_mean"), ("export", store, "a.nc")):
+        assert re.fullmatch(line, run(*arguments).stderr)
+    cell_path(store, (0, 0)).write_bytes(b"junk")
+    refused(
+        "show", store, says=f"{store} has damaged cells. Nearest: delete them and run the sweep again: {store}/cells/"
+    )
 
 
 def test_export_writes_dotted_axes_and_words(run, tmp_path):

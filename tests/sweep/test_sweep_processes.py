@@ -1,252 +1,139 @@
-"""Sweeps on processes: the bits of one process after any kill, and no worker that remains."""
+"""Sweeps on processes and on Dask: the bits of one process after any kill, and no worker that remains."""
 
 import os
-import random
-import resource
 import signal
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+from distributed import Client, LocalCluster
 
 import limitformer as lf
-from limitformer.base import pool
 from limitformer.base.errors import InputError
 from limitformer.base.interrupts import interrupts_wait
-from limitformer.sweep import SweepInterrupted, processes
-from limitformer.sweep.processes import pool_of
-from limitformer.sweep.work import Job
 from sweep_grids import (
     CELLS,
-    NETWORK,
     alive,
-    assert_complete,
     assert_same_bits,
     cell_path,
-    cells_written,
-    children,
     done_cells,
     environment,
-    flip,
     run,
-    set_trap,
     slow_sweep,
     sweep,
     wait_until,
     workers_of,
-    written,
 )
 
+work = import_module("limitformer.sweep.run")
 BETAS = {"beta": [0.0, 0.5, 1.0]}
+PROGRAM = str(Path(__file__).parents[1] / "sweep_program.py")
 
 
-@pytest.fixture(autouse=True)
-def no_worker_remains():
-    """Fail if a worker of the test is alive at its end."""
-    before = workers_of(os.getpid())
-    yield
-    assert [pid for pid in workers_of(os.getpid()) if pid not in before and alive(pid)] == []
-
-
-def on_two(description, path, **options):
-    return run(description, path, workers=2, **options)
-
-
-@contextmanager
-def killer(path, at):
-    """Kill -9 a random worker each time that a number of cells in `at` is done; yield the list of those killed."""
-    killed, over, chance = [], threading.Event(), random.Random(0)
-
-    def kill():
-        for count in at:
-            while done_cells(path) < count:
-                if over.wait(0.002):
-                    return
-            while not (living := [pid for pid in workers_of(os.getpid()) if alive(pid)]):
-                if over.wait(0.002):  # one that has died is being replaced
-                    return
-            victim = chance.choice(living)
-            os.kill(victim, signal.SIGKILL)
-            killed.append(victim)
-
-    thread = threading.Thread(target=kill)
+def when(path, cells, action):
+    """Start a thread that calls `action` when `cells` cells of the store are done."""
+    thread = threading.Thread(target=lambda: (wait_until(lambda: done_cells(path) >= cells), action()))
     thread.start()
-    try:
-        yield killed
-    finally:
-        over.set()
-        thread.join()
+    return thread
 
 
-# Bits.
+# Processes.
 
 
-def test_two_processes_in_random_order_give_the_bits_of_one(tmp_path):
-    """A damaged cell is computed again on two processes, and no other."""
-    run(sweep(), tmp_path / "one.sweep")
-    report = on_two(sweep(), tmp_path / "two.sweep", shuffle=True)
-    assert (report.done, report.failed, report.skipped) == (6, 0, 0)
-    assert_same_bits(tmp_path / "two.sweep", tmp_path / "one.sweep")
-    assert_complete(tmp_path / "two.sweep", 6)
-    before = written(tmp_path / "two.sweep")
-    flip(cell_path(tmp_path / "two.sweep", (1, 1)))
-    assert on_two(sweep(), tmp_path / "two.sweep").skipped == 5
-    assert cells_written(before, written(tmp_path / "two.sweep")) == [(1, 1)]
-    assert_same_bits(tmp_path / "two.sweep", tmp_path / "one.sweep")
-
-
-# Kills.
-
-
-def test_killed_workers_change_nothing(whole, tmp_path):
+def test_killed_worker_changes_nothing(whole, tmp_path):
     path = tmp_path / "s.sweep"
-    with killer(path, at=(2, 15)) as killed:
-        report = on_two(slow_sweep(CELLS), path)
-    assert len(set(killed)) == 2
-    assert (report.done, report.failed) == (CELLS, 0)
-    assert_complete(path, CELLS)
+    thread = when(path, 4, lambda: os.kill(workers_of(os.getpid())[0], signal.SIGKILL))
+    report = run(slow_sweep(), path, workers=2)
+    thread.join()
+    assert (report.done, report.failed, report.skipped) == (CELLS, 0, 0)
     assert_same_bits(path, whole)
 
 
 def test_killed_parent_ends_its_workers_and_the_store_resumes(whole, tmp_path):
     """While the parent runs, a second run is refused in a line that names it."""
     path = tmp_path / "s.sweep"
-    program = [
-        sys.executable,
-        "-W",
-        "error",
-        str(Path(__file__).parents[1] / "sweep_program.py"),
-        str(path),
-        str(CELLS),
-        "4000",
-    ]
-    parent = subprocess.Popen(program, env=environment())
+    parent = subprocess.Popen([sys.executable, "-W", "error", PROGRAM, path, "3000", "4000"], env=environment())
     try:
         wait_until(lambda: done_cells(path) >= 4)
         with pytest.raises(
             InputError, match=rf"^{path} is in use by process {parent.pid} on .* since .*\. Nearest: wait"
         ):
-            run(slow_sweep(CELLS), path)
+            run(slow_sweep(3000), path)
         assert parent.poll() is None
         workers = workers_of(parent.pid)
     finally:
         parent.kill()
         parent.wait()
     assert len(workers) == 2
-    wait_until(lambda: not any(alive(pid) for pid in workers))
-    (path / "cells" / "4242.unfinished").write_bytes(b"half")
-    done = done_cells(path)
-    assert done < CELLS, "nothing was left to do"
-    report = run(slow_sweep(CELLS), path)
-    assert (report.done, report.skipped) == (CELLS, done)
-    assert_complete(path, CELLS)
-    assert_same_bits(path, whole)
+    wait_until(lambda: not any(map(alive, workers)))
+    done = [index for index in range(CELLS) if cell_path(path, (index,)).exists()]
+    assert 4 <= len(done) <= done_cells(path) < 3000
+    (path / "sweep.json").unlink()  # the shorter sweep takes its cells
+    assert run(slow_sweep(), path).skipped == len(done)
+    assert lf.load_sweep(path)["overlap_mean"].values.tobytes() == lf.load_sweep(whole)["overlap_mean"].values.tobytes()
 
 
-def test_cell_that_kills_its_worker_or_fails_is_recorded_and_others_continue(tmp_path, monkeypatch):
-    """A worker exits like after a crash in a library; the cell is then an ordinary failed cell."""
-    path = tmp_path / "s.sweep"
-    with monkeypatch.context() as patch:
-        set_trap(tmp_path, patch, exit=0.5, **{"raise": 1.0})
-        patch.setattr(processes, "PATIENCE", 0)
-        report = on_two(sweep(BETAS), path)
-    assert (report.done, report.failed) == (1, 2)
-    assert report.errors == {(1,): "the worker died 2 times in this cell (exit code 3)", (2,): "RuntimeError: a trap"}
-    assert lf.load_sweep(path)["status"].values.tolist() == [1, 2, 2]
-    assert run(sweep(BETAS), path, retry_failed=False).failed == 2
-    assert run(sweep(BETAS), path).done == 3
-    run(sweep(BETAS), tmp_path / "whole.sweep")
-    assert_same_bits(path, tmp_path / "whole.sweep")
+class DiedError(Exception):
+    """Stands for joblib's error."""
 
 
-def test_patience_outlasts_random_kills_and_ends():
-    """A cell gets at least twice the tries of an ordinary failure, and a finite number."""
-    job = Job("", "", (), threads=1, tries=2, any_version=False)
-    assert 4 <= pool_of(job, 2).patience <= 10
-
-
-def test_worker_that_cannot_start_is_one_error(tmp_path, monkeypatch):
-    """Workers of a script without a guard would run it again."""
-    set_trap(tmp_path, monkeypatch, start="each")
-    monkeypatch.setattr(pool, "MOST_FAILED_STARTS", 3)
-    with pytest.raises(
-        InputError, match=r"^Every worker process exits during start-up \(exit code 3\)\. In a script, "
-    ) as raised:
-        on_two(sweep(BETAS), tmp_path / "s.sweep")
-    assert "\n" not in str(raised.value)
-    monkeypatch.delenv("SWEEP_TRAP")
-    report = run(sweep(BETAS), tmp_path / "s.sweep")
-    assert (report.done, report.skipped) == (3, 0)
-
-
-# Disks.
-
-
-@contextmanager
-def file_size_limit(size):
-    """Limit the size of files, here and in processes that start here."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
+def test_workers_that_die_as_they_start_are_one_line():
+    def start(batch):
+        next(iter(batch))
+        raise DiedError
         yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    with pytest.raises(InputError, match=r"6 workers died before a cell ended\. Nearest: fewer workers, or 1\."):
+        list(work.outcomes([(k,) for k in range(40)], start, (DiedError,)))
 
 
-def test_file_that_cannot_be_written_is_one_error_and_the_store_resumes(tmp_path):
-    """The covariances of a cell are larger than the system's limit for files."""
-    settings = {"samples": 5000, "seed": 1, "start": {"tokens": 3}}
-    description = lf.Sweep(NETWORK, over={"gamma": [0.1, 0.2, 0.3, 0.4]}, simulate=settings, reduce={"samples": True})
-    path = tmp_path / "s.sweep"
-    run(description, tmp_path / "whole.sweep")  # also compiles, and compiled kernels are larger files
-    with file_size_limit(200_000), pytest.raises(InputError) as raised:
-        on_two(description, path)
-    expected = f"Cannot write the store {path}: File too large. What is finished stays; start it again."
-    assert str(raised.value) == expected
-    assert run(description, path).done == 4
-    assert list(path.rglob("*.unfinished")) == []  # a worker that was stopped within a write may have left one
-    assert_complete(path, 4)
-    assert_same_bits(path, tmp_path / "whole.sweep")
+def test_cells_of_a_dead_worker_run_again_together_and_then_alone():
+    """Cell 3 kills its worker; all others end, and those that were in work with it are not blamed."""
+    batches = []
+
+    def start(batch):
+        batch = list(batch)
+        batches.append([k for (k,) in batch])
+        for cell in batch:
+            if cell == (3,):
+                raise DiedError
+            yield cell, ""
+
+    outcomes = dict(work.outcomes([(k,) for k in range(6)], start, (DiedError,)))
+    assert [k for k in range(6) if outcomes[k,]] == [3]
+    assert outcomes[3,].startswith("the worker died 4 times in this cell (out of memory?")
+    assert batches == [[0, 1, 2, 3, 4, 5], [3, 4, 5], [3], [4], [5], [3]]
 
 
-# Ctrl-C.
-
-
-def test_ctrl_c_ends_the_workers_and_the_store_resumes(whole, tmp_path):
-    path = tmp_path / "s.sweep"
-
-    def interrupt():
-        wait_until(lambda: done_cells(path) >= 5)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(SweepInterrupted, match=r"^Interrupted with \d+ of 30 cells done; start it again to go on: "):
-        on_two(slow_sweep(CELLS), path)
-    thread.join()
-    done = done_cells(path)
-    assert 5 <= done < CELLS
-    assert run(slow_sweep(CELLS), path).skipped == done
-    assert_complete(path, CELLS)
-    assert_same_bits(path, whole)
-
-
-def test_workers_ignore_ctrl_c_from_the_start(tmp_path):
-    """A terminal sends Ctrl-C to workers too; they would print tracebacks."""
-    run(sweep(BETAS), tmp_path / "s.sweep")
-    group = pool_of(Job(str(tmp_path / "s.sweep"), "", (), threads=1, tries=1, any_version=False), 1)
+def test_ctrl_c_is_one_line_and_the_store_resumes(tmp_path):
+    """A terminal sends Ctrl-C to workers too."""
+    file, path = tmp_path / "sweep.toml", tmp_path / "s.sweep"
+    file.write_text(
+        '[model]\nkind = "StochasticTransformer"\ntokens = 2\ndim = 4\nbeta = 1.0\nlayers_per_unit_time = 20\n'
+        "[over]\nseed = { start = 0, stop = 1999, step = 1 }\n"
+        "[simulate]\nsamples = 4000\nhorizon = 20.0\n"
+    )
+    command = [sys.executable, "-m", "limitformer", "sweep", "run", str(file), "--store", str(path), "--workers", "2"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, env=environment(), start_new_session=True, **pipes)
     try:
-        pid = group.start(0).process.pid
-        facts = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-        assert int(facts["SigBlk"], 16) >> (signal.SIGINT - 1) & 1
-        assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, []), "Ctrl-C is blocked here"
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        wait_until(lambda: done_cells(path) >= 4)
+        workers = workers_of(process.pid)
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=120)
     finally:
-        group.close()
-    assert not alive(pid)
+        process.kill()
+    assert (process.returncode, out) == (130, "")
+    (line,) = [line for line in err.splitlines() if not line.startswith("Compiling ") and " in all" not in line]
+    done = done_cells(path)
+    assert line == f"Interrupted with {done} of 2000 cells done; start it again to go on: {path}"
+    assert len(workers) == 2
+    wait_until(lambda: not any(map(alive, workers)))
+    assert 4 <= done < 2000
+    assert int((lf.load_sweep(path)["status"] == 1).sum()) == done
 
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["heard here", "heard by another thread"])
@@ -272,28 +159,50 @@ def test_ctrl_c_waits_while_a_worker_starts(elsewhere):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-@pytest.mark.parametrize("cells", [0, 8], ids=["as they start", "as they work"])
-def test_ctrl_c_on_the_command_line_is_one_line_and_exit_code_130(tmp_path, cells):
-    file = tmp_path / "sweep.toml"
-    file.write_text(
-        '[model]\nkind = "StochasticTransformer"\ntokens = 2\ndim = 4\nbeta = 1.0\nlayers_per_unit_time = 20\n'
-        "[over]\nseed = { start = 0, stop = 399, step = 1 }\n"
-        "[simulate]\nsamples = 4000\nhorizon = 20.0\n"
-    )
+# Dask.
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two worker processes and their scheduler, on loopback."""
+    loopback = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
+    with LocalCluster(n_workers=2, threads_per_worker=1, **loopback) as made:
+        yield made
+
+
+def test_killed_dask_worker_changes_nothing(cluster, whole, tmp_path):
+    """A sweep moves between this process and the cluster, and is extended."""
     path = tmp_path / "s.sweep"
-    command = [sys.executable, "-m", "limitformer", "sweep", "run", str(file), "--store", str(path), "--workers", "2"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(command, env=environment(), start_new_session=True, **pipes)
-    try:
-        wait_until(lambda: len(workers_of(process.pid)) == 2 and done_cells(path) >= cells)
-        family = children(process.pid)
-        os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=120)
-    finally:
-        process.kill()
-    assert (process.returncode, out) == (130, "")
-    (line,) = [line for line in err.splitlines() if not line.startswith("Compiling ") and " in all" not in line]
-    assert line.startswith("Interrupted with ")
-    assert line.endswith(f" of 400 cells done; start it again to go on: {path}")
-    wait_until(lambda: not any(alive(pid) for pid in family))
-    assert done_cells(path) >= cells
+    run(slow_sweep(5), path)
+    pids = [worker.pid for worker in cluster.workers.values()]
+    thread = when(path, 9, lambda: os.kill(pids[0], signal.SIGKILL))
+    report = run(slow_sweep(), path, dask=cluster.scheduler_address, extend=True)
+    thread.join()
+    assert (report.done, report.failed, report.skipped) == (CELLS, 0, 5)
+    assert_same_bits(path, whole)
+
+
+def test_dask_client_of_the_caller_stays_open(cluster, tmp_path):
+    with Client(cluster.scheduler_address, set_as_default=False) as client:
+        report = run(sweep(BETAS), tmp_path / "s.sweep", dask=client)
+        assert client.status == "running"
+    run(sweep(BETAS), tmp_path / "one.sweep")
+    assert report.done == 3
+    assert_same_bits(tmp_path / "s.sweep", tmp_path / "one.sweep")
+
+
+@pytest.mark.parametrize("address", ["tcp://nowhere", "tcp://127.0.0.1:1"])
+def test_dask_address_without_a_scheduler_is_one_line(tmp_path, monkeypatch, address):
+    monkeypatch.setattr(work, "CONNECT_SECONDS", 0.2)
+    with pytest.raises(InputError, match=f"^No Dask scheduler answers at {address}: .*"):
+        run(sweep(BETAS), tmp_path / "s.sweep", dask=address)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_dask_without_workers_is_one_line(tmp_path):
+    with (
+        LocalCluster(n_workers=0, host="127.0.0.1", dashboard_address="127.0.0.1:0") as empty,
+        pytest.raises(InputError, match=r"^The Dask scheduler at .* has no workers\.$"),
+    ):
+        run(sweep(BETAS), tmp_path / "s.sweep", dask=empty.scheduler_address)
+    assert list(tmp_path.iterdir()) == []

@@ -1,48 +1,44 @@
-"""The store of a sweep: the same bits however it was filled, extension, refusals in one line, failed cells."""
+"""The store of a sweep: the same bits however it was filled, extension, refusals in one line, damage, kills."""
 
-import gc
+import errno
+import importlib
 import json
+import os
+import re
 import shutil
-import subprocess
-import sys
-import time
-import tracemalloc
-from collections import Counter
-from contextlib import contextmanager
-from dataclasses import replace
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import zarr
+import xarray as xr
+from matplotlib.figure import Figure
 
 import limitformer as lf
 import own_parts_example
 from limitformer.base.errors import InputError
-from limitformer.sweep import OtherSweepError, SweepInterrupted, opening, origin, trial
-from limitformer.sweep import store as store_module
-from limitformer.sweep import work as work_module
-from limitformer.sweep.cells import Names, place_of
-from limitformer.sweep.opening import open_store
-from limitformer.sweep.run import compute_sweep
-from limitformer.sweep.work import StoreError, job_of, run_cell
+from limitformer.base.lock import only_one
+from limitformer.results import storage
+from limitformer.sweep import OtherSweepError, SweepInterrupted, compute_sweep
+from limitformer.sweep.reduce import Reduced
+from limitformer_papers import making
+from limitformer_papers.common.grids import on_grid
 from sweep_grids import (
     GRID,
     NETWORK,
     assert_complete,
     assert_same_bits,
-    assert_same_numbers,
     cell_path,
-    cells_written,
-    described_as,
-    environment,
+    done_cells,
     files,
     run,
     sweep,
     values_equal,
-    written,
 )
 
+work = importlib.import_module("limitformer.sweep.run")
+store_module = importlib.import_module("limitformer.sweep.store")
 CELLS = 6
 MOMENTS = {"moments": True}
 
@@ -62,27 +58,47 @@ def store(whole, tmp_path):
     return Path(shutil.copytree(whole, tmp_path / "s.sweep"))
 
 
+@pytest.fixture
+def no_work(monkeypatch):
+    monkeypatch.setattr(work, "compute", lambda *_, **__: pytest.fail("work was done"))
+
+
+def refusal(use):
+    """Return the message of the `InputError` that `use` raises."""
+    with pytest.raises(InputError) as raised:
+        use()
+    assert str(raised.value).isprintable()
+    return str(raised.value)
+
+
 # Bits.
 
 
 def test_store_has_the_bits_of_a_computation_in_memory(whole):
     loaded, direct = lf.load_sweep(whole), compute_sweep(sweep(), threads=1, progress=False)
-    assert set(loaded.data_vars) == {*direct.data_vars, "status", "code", "seconds"}
+    assert set(loaded.data_vars) == {*direct.data_vars, "status", "seconds"}
     for name, values in direct.variables.items():
         assert loaded[name].dims == values.dims
         assert loaded[name].values.tobytes() == values.values.tobytes()
     assert json.loads(loaded.attrs["sweep"]) == sweep().record() == json.loads(direct.attrs["sweep"])
     assert (loaded["seconds"] > 0).all()
+    assert f"limitformer {lf.__version__}, numpy {np.__version__}, numba " in loaded.attrs["origins"]
 
 
-def test_random_order_of_cells_gives_the_same_bits(whole, tmp_path, monkeypatch):
-    order, write = [], store_module.Store.write
-    monkeypatch.setattr(
-        store_module.Store, "write", lambda self, index, *rest: (order.append(index), write(self, index, *rest))
-    )
-    run(sweep(), tmp_path / "s.sweep", shuffle=True)
-    assert sorted(order) == list(np.ndindex(2, 3)) != order
-    assert_same_bits(tmp_path / "s.sweep", whole)
+def test_samples_of_networks_keep_their_types(tmp_path):
+    settings = {"samples": 3, "seed": 2, "start": {"tokens": 2}, "record": [0, 3]}
+    description = lf.Sweep(NETWORK, over={"gamma": [0.1, 0.2]}, simulate=settings, reduce={"samples": True})
+    run(description, tmp_path / "s")
+    loaded, direct = lf.load_sweep(tmp_path / "s"), compute_sweep(description, progress=False)
+    assert direct["exit_cause"].dtype == np.int8
+    for name, values in direct.variables.items():
+        assert loaded[name].dtype == values.dtype
+        assert loaded[name].values.tobytes() == values.values.tobytes()
+
+
+def test_a_cell_is_a_file_of_the_library(store):
+    data = lf.load(cell_path(store, (1, 2)))
+    assert values_equal(data["overlap"], lf.load_sweep(store)["overlap"].sel(dim=6, beta=1.0))
 
 
 def test_threads_do_not_change_a_bit(whole, tmp_path):
@@ -96,108 +112,55 @@ def test_wrong_twin_with_another_seed_has_other_bits(whole, tmp_path):
         assert_same_bits(tmp_path / "s.sweep", whole)
 
 
-def test_second_run_computes_and_writes_nothing(store, whole, monkeypatch):
+def test_second_run_computes_and_writes_nothing(store, no_work):
     before = files(store)
-    monkeypatch.setattr(work_module, "compute", lambda *_, **__: pytest.fail("work was done"))
-    report = run(sweep(), store)
+    report = run(sweep({"dim": [6, 4], "beta": [1.0, 0.0, 0.5]}), store)  # the order of the values has no effect
     assert (report.done, report.skipped, report.failed) == (CELLS, CELLS, 0)
     assert files(store) == before
-    assert_same_bits(store, whole)
+    assert lf.load_sweep(store)["dim"].values.tolist() == [4, 6]
 
 
-@pytest.mark.parametrize("stop", [0, 1, 4])
+@pytest.mark.parametrize("stop", [0, 4])
 def test_interrupted_sweep_resumes(whole, tmp_path, monkeypatch, stop):
-    honest, calls = work_module.compute, []
+    """The store is read meanwhile, and has what is done."""
+    path, honest, seen = tmp_path / "s.sweep", work.compute, []
 
     def compute(description, cell, **options):
-        calls.append(cell.index)
-        if len(calls) == stop + 1:
+        if "samples" in options:  # the trial of a new store
+            return honest(description, cell, **options)
+        seen.append(int((lf.load_sweep(path)["status"] == 1).sum()))
+        if len(seen) == stop + 1:
             raise KeyboardInterrupt
         return honest(description, cell, **options)
 
-    monkeypatch.setattr(work_module, "compute", compute)
-    path = tmp_path / "s.sweep"
+    monkeypatch.setattr(work, "compute", compute)
     with pytest.raises(SweepInterrupted, match=f"Interrupted with {stop} of 6 cells done; start it again to go on: "):
         run(sweep(), path)
-    assert int((lf.load_sweep(path)["status"] == 1).sum()) == stop
     report = run(sweep(), path)
     assert (report.done, report.skipped) == (CELLS, stop)
-    assert len(calls) == CELLS + 1
+    assert seen == [*range(stop + 1), *range(stop, CELLS)]
     assert_same_bits(path, whole)
-
-
-def test_store_can_be_read_while_the_sweep_runs(whole, tmp_path, monkeypatch):
-    path, honest, seen, truth = tmp_path / "s.sweep", work_module.compute, [], lf.load_sweep(whole)
-
-    def compute(description, cell, **options):
-        data = lf.load_sweep(path)
-        done = data["status"].values == 1
-        assert values_equal(data["overlap"].values[done], truth["overlap"].values[done])
-        assert np.isnan(data["overlap"].values[~done]).all()
-        seen.append(int(done.sum()))
-        return honest(description, cell, **options)
-
-    monkeypatch.setattr(work_module, "compute", compute)
-    run(sweep(), path)
-    assert seen == list(range(CELLS))
     assert_complete(path, CELLS)
 
 
-def test_cells_are_spread_evenly_over_4096_subfolders():
-    """100,000 cells are 24.4 for each; more than 60 in one has a probability of 1e-6 for names drawn at random."""
-    names = Names(sweep({"seed": list(range(100_000))}, keep=MOMENTS))
-    places = {place_of(names.of((k,))) for k in range(100_000)}
-    assert len(places) == 100_000
-    folders = Counter(place.split("/")[0] for place in places)
-    assert len(folders) == 4096
-    assert max(folders.values()) <= 60
+# Extension, and other sweeps.
 
 
-def test_slow_cells_are_flushed_to_the_disk_before_they_are_renamed(tmp_path, monkeypatch):
-    """The description is flushed too. A quick cell costs less to compute again than to flush."""
-    events, fsync, replace = [], store_module.os.fsync, Path.replace
-    monkeypatch.setattr(store_module.os, "fsync", lambda file: (events.append("fsync"), fsync(file)))
-    monkeypatch.setattr(Path, "replace", lambda path, target: (events.append(target.name), replace(path, target)))
-    for limit in (0.0, 1e9):
-        events.clear()
-        monkeypatch.setattr(store_module, "LASTING_SECONDS", limit)
-        run(sweep({"beta": [0.0]}), tmp_path / f"{limit}.sweep")
-        *first, last = events
-        assert first[:2] == ["fsync", "sweep.json"]
-        assert last.endswith(".cell")
-        assert (first[-1] == "fsync" and first[-2] == "fsync") == (limit == 0.0)
-
-
-# Extension.
-
-
-def test_extension_keeps_all_cells(store, tmp_path):
-    before = written(store)
-    larger = sweep({"dim": [4, 6, 8], "beta": [0.0, 0.5, 1.0, 2.0]})
-    report = run(larger, store, extend=True)
-    assert (report.cells, report.done, report.skipped) == (12, 12, CELLS)
-    after = written(store)
-    assert before.items() <= after.items()
-    assert cells_written(before, after) == sorted(set(np.ndindex(3, 4)) - set(np.ndindex(2, 3)))
-    run(larger, tmp_path / "new.sweep")
-    assert_same_numbers(store, tmp_path / "new.sweep")
-    assert_complete(store, 12)
-
-
-def test_repeated_extension_appends_new_values(tmp_path):
-    path = tmp_path / "s.sweep"
+def test_extension_appends_new_values_and_keeps_all_cells(tmp_path):
+    path, seen = tmp_path / "s.sweep", {}
     steps = [([0.5], [4]), ([0.0, 0.5], [4]), ([0.0, 0.5], [6, 4]), ([2.0, 0.0, 1.0, 0.5], [4, 6, 3])]
     for betas, dims in steps:
-        before = written(path)
         run(sweep({"beta": betas, "dim": dims}), path, extend=True)
-        assert before.items() <= written(path).items()
+        now = {name: place for name, place in files(path).items() if name.startswith("cells")}
+        assert seen.items() <= now.items()
+        seen = now
     data = lf.load_sweep(path)
     assert data["beta"].values.tolist() == [0.5, 0.0, 2.0, 1.0]
     assert data["dim"].values.tolist() == [4, 6, 3]
     sorted_grid = {"beta": [0.0, 0.5, 1.0, 2.0], "dim": [3, 4, 6]}
-    whole = compute_sweep(sweep(sorted_grid), threads=1, progress=False)
-    for name in whole.data_vars:
-        assert values_equal(data[name].sel(sorted_grid), whole[name])
+    direct = compute_sweep(sweep(sorted_grid), threads=1, progress=False)
+    for name in direct.data_vars:
+        assert values_equal(data[name].sel(sorted_grid), direct[name])
     assert run(sweep(sorted_grid), path).skipped == 12
 
 
@@ -208,454 +171,362 @@ def test_extension_adds_words_and_seeds(tmp_path):
     data = lf.load_sweep(path)
     assert data["values"].values.tolist() == ["gaussian", "uniform"]
     assert data["seed"].values.tolist() == [1, 2**62]
-    assert_complete(path, 4)
-
-
-def test_values_in_another_order_are_the_same_sweep(store):
-    before = files(store)
-    report = run(sweep({"dim": [6, 4], "beta": [1.0, 0.0, 0.5]}), store)
-    assert report.skipped == CELLS
-    assert files(store) == before
-    assert lf.load_sweep(store)["dim"].values.tolist() == [4, 6]
-
-
-# Starting again.
-
-
-def seconds_to_start(path, seeds):
-    """Return the CPU seconds to open a store with `seeds` cells, none of them done."""
-    description = sweep({"seed": list(range(seeds))}, keep=MOMENTS)
-    with opening.ready(path, description, extend=True, any_version=False):
-        began = time.process_time()
-    with opening.ready(path, description, extend=True, any_version=False) as (_, survey):
-        assert (survey.status == 0).sum() == seeds
-    return time.process_time() - began
-
-
-def test_time_to_resume_is_linear_in_the_cells(tmp_path):
-    """A quadratic search would take 64 times as long for eight times the values."""
-    seconds_to_start(tmp_path / "first", 10)
-    few, many = (seconds_to_start(tmp_path / str(seeds), seeds) for seeds in (5_000, 40_000))
-    assert many < 24 * few
-
-
-# Refusals.
-
-
-def other_code(path, **changes):
-    """Change the code that began the store."""
-    described_as(path, lambda kept: kept.update(codes=[kept["codes"][0] | changes]))
 
 
 REFUSALS = {
     "new value": (
         lambda: sweep({"dim": [4, 6], "beta": [0.0, 0.5, 1.0, 2.0]}),
-        {},
-        "{path} has no beta = 2.0. Nearest: extend it (extend, --extend).",
+        "has no beta = 2.0. Nearest: extend it (extend, --extend).",
     ),
-    "value gone": (
-        lambda: sweep({"dim": [4], "beta": [0.0, 0.5, 1.0]}),
-        {"extend": True},
-        "{path} has dim = 6, which this sweep lacks. Nearest: add them.",
-    ),
-    "seed": (lambda: sweep(seed=2), {}, "{path} belongs to another sweep (simulate.seed: 1 there, 2 here). Choose"),
-    "samples": (lambda: sweep(samples=13), {"extend": True}, "{path} belongs to another sweep (simulate.samples: 12 t"),
-    "field of the model": (
-        lambda: sweep(base=lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=20, sigma=2.0)),
-        {},
-        "{path} belongs to another sweep (base.sigma: 1.0 there, 2.0 here). Choose another store.",
-    ),
+    "value gone": (lambda: sweep({"dim": [4], "beta": [0.0, 0.5, 1.0]}), "has dim = 6, which this sweep lacks."),
+    "seed": (lambda: sweep(seed=2), "belongs to another sweep (simulate.seed: 1 there, 2 here). Choose"),
     "kind": (
         lambda: sweep(base=lf.HybridTransformer(tokens=2, dim=4, beta=1.0, epsilon=1.0, layers_per_unit_time=20)),
-        {},
-        "{path} belongs to another sweep (base.epsilon: None there, 1.0 here; base.kind: 'StochasticTransformer' th",
+        "belongs to another sweep (base.epsilon: None there, 1.0 here; base.kind: 'StochasticTransformer' th",
     ),
-    "keep": (lambda: sweep(keep={"moments": True}), {}, "{path} belongs to another sweep (keep.outcomes.level: 0.95"),
+    "keep": (lambda: sweep(keep={"moments": True}), "belongs to another sweep (keep.outcomes.level: 0.95"),
     "axes": (
         lambda: sweep({**GRID, "seed": [1]}),
-        {"extend": True},
-        "{path} belongs to another sweep (over: ['dim', 'beta'] there, ['dim', 'beta', 'seed'] here)",
-    ),
-    "all": (
-        lambda: lf.Sweep(NETWORK, over={"gamma": [0.1]}, simulate={"samples": 2, "start": {"tokens": 2}}),
-        {"any_version": True},
-        "{path} belongs to another sweep (",
+        "belongs to another sweep (over: ['dim', 'beta'] there, ['dim', 'beta', 'seed'] here)",
     ),
 }
 
 
-@pytest.mark.parametrize(("make", "options", "says"), REFUSALS.values(), ids=list(REFUSALS))
-def test_store_of_another_sweep_is_refused_with_the_difference(store, whole, make, options, says):
+@pytest.mark.parametrize(("make", "says"), REFUSALS.values(), ids=list(REFUSALS))
+def test_store_of_another_sweep_is_refused_with_the_difference(store, make, says):
     before = files(store)
     with pytest.raises(OtherSweepError) as raised:
-        run(make(), store, **options)
-    assert str(raised.value).startswith(says.format(path=store))
-    assert "\n" not in str(raised.value)
+        run(make(), store)
+    assert str(raised.value).startswith(f"{store} {says}")
     assert files(store) == before
+
+
+def test_cells_of_other_code_are_loaded_with_a_warning(tmp_path, monkeypatch):
+    path = tmp_path / "s.sweep"
+    run(sweep({"dim": [4, 6], "beta": [0.0]}), path)
+    with monkeypatch.context() as patch:
+        patch.setattr(store_module, "origin", lambda: "limitformer 9.9")
+        run(sweep(), path, extend=True)
+    with pytest.warns(
+        UserWarning, match=r"2 different codes made the cells of .*: limitformer 0.*; limitformer 9\.9\.$"
+    ):
+        assert (lf.load_sweep(path)["status"] == 1).all()
+
+
+def test_user_function_that_has_changed_is_refused(tmp_path, monkeypatch):
+    net = lf.Transformer(width=8, depth=4, gamma=0.5, feedforward=lf.Elementwise(own_parts_example.silu))
+    description = lf.Sweep(net, over={"gamma": [0.5]}, simulate={"samples": 2, "start": {"tokens": 2}})
+    assert run(description, tmp_path / "s.sweep").done == 1
+    monkeypatch.setattr(own_parts_example, "silu", lambda x: x)
+    line = refusal(lambda: run(description, tmp_path / "t.sweep"))
+    assert "silu" in line
+    assert done_cells(tmp_path / "t.sweep") == 0
+
+
+# Failures.
+
+
+def test_failed_cells_are_recorded_and_tried_again(whole, tmp_path, monkeypatch):
+    path, honest = tmp_path / "s.sweep", work.compute
+
+    def compute(description, cell, **options):
+        if cell.model.beta == 0.5:
+            raise RuntimeError("\x1b[2J")
+        return honest(description, cell, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(work, "compute", compute)
+        report = run(sweep(), path)
+    assert (report.done, report.failed) == (4, 2)
+    assert report.errors[0, 1].startswith("RuntimeError: ")
+    data = lf.load_sweep(path)
+    assert data["status"].values.tolist() == [[1, 2, 1], [1, 2, 1]]
+    assert np.isnan(data["overlap_mean"].values[:, 1]).all()
+    again = run(sweep(), path, retry_failed=False)
+    assert (again.failed, again.errors[1, 1]) == (2, "RuntimeError:  [2J")
+    assert run(sweep(), path).done == CELLS
+    assert_same_bits(path, whole)
+
+
+def test_cell_that_does_not_fit_the_memory_fails_and_others_continue(tmp_path):
+    description = lf.Sweep(sweep().base, over={"tokens": [10**7, 2]}, simulate={"samples": 4, "horizon": 0.2})
+    report = run(description, tmp_path / "s.sweep")
+    assert (report.done, list(report.errors)) == (1, [(0,)])
+    nothing = lf.Sweep(sweep().base, over={"tokens": [10**7]}, simulate={"samples": 4, "horizon": 0.2})
+    line = refusal(lambda: run(nothing, tmp_path / "t.sweep"))
+    assert line.startswith("No cell can run of the 1 that were tried. Cell tokens = 10000000: ")
+    assert not (tmp_path / "t.sweep").exists()
+
+
+# Damage, and folders of unknown origin.
+
+
+def flip(path):
+    """Flip a bit in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 8
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", ["flip", "halve", "empty", "other cell", "other sweep", "pipe"])
+def test_damaged_cells_are_named_and_computed_again_after_deletion(store, whole, tmp_path, damage):
+    path = cell_path(store, (1, 2))
+    if damage == "flip":
+        flip(path)
+    elif damage == "halve":
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    elif damage == "empty":
+        path.write_bytes(b"")
+    elif damage == "other cell":
+        shutil.copy(cell_path(store, (0, 0)), path)
+    elif damage == "other sweep":
+        run(sweep(seed=2), tmp_path / "other.sweep")
+        shutil.copy(cell_path(tmp_path / "other.sweep", (1, 2)), path)
+    else:
+        path.unlink()
+        os.mkfifo(path)
+    line = refusal(lambda: lf.load_sweep(store))
+    assert line == f"{store} has damaged cells. Nearest: delete them and run the sweep again: {path}."
+    path.unlink()
+    assert lf.load_sweep(store)["status"].values.tolist() == [[1, 1, 1], [1, 1, 0]]
+    assert run(sweep(), store).skipped == CELLS - 1
     assert_same_bits(store, whole)
 
 
-CODES = [
-    {"version": "0.0.1"},
-    {"sources": "0123456789abcdef"},
-    {"numpy": "1.0"},
-    {"numba": "0.1"},
-    {"processor": "haswell-0"},
-]
+def test_lost_description_is_written_again(store, whole):
+    (store / "sweep.json").write_text('{"format": 4, "base"')
+    line = refusal(lambda: lf.load_sweep(store))
+    assert line == f"{store}/sweep.json is damaged. Nearest: delete it and run the sweep again, which keeps all cells."
+    (store / "sweep.json").unlink()
+    assert run(sweep(), store).skipped == CELLS
+    assert_same_bits(store, whole)
 
 
-@pytest.fixture
-def elsewhere(monkeypatch):
-    """Return a context in which this process has other code."""
-
-    @contextmanager
-    def other(**changes):
-        with monkeypatch.context() as patch:
-            made = {**origin.code(), **changes}
-            for module in (opening, store_module):
-                patch.setattr(module, "code", lambda: made)
-            work_module.store_at.cache_clear()
-            yield made
-        work_module.store_at.cache_clear()
-
-    return other
+@pytest.mark.parametrize("text", [b"null", b"[]", b"\xff", b"[" * 10**5, b'{"format": 4}', b'{"format": 4, "base": 1}'])
+def test_nonsense_in_a_description_is_one_line(store, text):
+    (store / "sweep.json").write_bytes(text)
+    for use in (lambda: lf.load_sweep(store), lambda: run(sweep(), store)):
+        assert refusal(use).startswith(f"{store}/sweep.json is damaged.")
 
 
-@pytest.mark.parametrize("changes", CODES, ids=lambda changes: next(iter(changes)))
-def test_store_of_other_code_is_refused_unless_any_version_is_allowed(whole, tmp_path, elsewhere, changes):
-    """A mixed store records the code of each cell."""
-    path = tmp_path / "s.sweep"
-    with elsewhere(**changes) as theirs:
-        run(sweep({"dim": [4, 6], "beta": [0.0]}), path)
-    before, (name, there) = files(path), next(iter(changes.items()))
-    with pytest.raises(OtherSweepError) as raised:
-        run(sweep(), path, extend=True)
-    assert f"begun by other code ({name} {there} there, {origin.code()[name]} here), whose num" in str(raised.value)
-    assert "--any-version" in str(raised.value)
-    assert files(path) == before
-    report = run(sweep(), path, extend=True, any_version=True)
-    assert (report.done, report.skipped) == (CELLS, 2)
-    assert run(sweep(), path).skipped == CELLS, "it is accepted without the option now"
-    data = lf.load_sweep(path)
-    numbers = json.loads(data.attrs["codes"])
-    found = [[numbers[str(number)] for number in row] for row in data["code"].values.tolist()]
-    assert found == [[theirs, origin.code(), origin.code()]] * 2
-    assert_same_values(path, whole)
-    with elsewhere(**changes):
-        assert run(sweep(), path).skipped == CELLS, "it is one of the store's codes"
-    with elsewhere(version="9.9"), pytest.raises(OtherSweepError, match="begun by other code"):
-        run(sweep(), path)
+def test_store_of_a_user_function_is_read_without_its_module(store):
+    """A description names a function, and reading imports nothing."""
+    record = json.loads((store / "sweep.json").read_text())
+    record["base"] = {"kind": "Transformer", "feedforward": {"kind": "Elementwise", "function": "antigravity:x"}}
+    (store / "sweep.json").write_text(json.dumps(record))
+    assert (lf.load_sweep(store)["status"] == 0).all()
 
 
-def test_cells_copied_in_from_other_code_are_refused_unless_any_version_is_allowed(whole, tmp_path, elsewhere):
-    path, copied = Path(shutil.copytree(whole, tmp_path / "s.sweep")), tmp_path / "copied.sweep"
-    with elsewhere(numba="9.9"):
-        run(sweep(), copied)
-    shutil.copy(cell_path(copied, (1, 1)), cell_path(path, (1, 1)))
-    with pytest.raises(OtherSweepError, match="has cells that were copied into it from other code"):
-        run(sweep(), path)
-    assert run(sweep(), path, any_version=True).skipped == CELLS
-    assert run(sweep(), path).skipped == CELLS, "it is one of the store's codes now"
+@pytest.mark.parametrize("older", ["zarr.json", "sweep.json"])
+def test_stores_of_other_versions_are_refused_with_the_way_out(tmp_path, older):
+    text = '{"attributes": {"sweep": {"format": 2}}}' if older == "zarr.json" else '{"sweep": {"format": 3}}'
+    (tmp_path / older).write_text(text)
+    for use in (lambda: lf.load_sweep(tmp_path), lambda: run(sweep(), tmp_path)):
+        line = refusal(use)
+        assert line.startswith(f"{tmp_path} is a store of another version of limitformer. Nearest: export it to .nc ")
 
 
-def test_worker_refuses_a_user_function_that_differs_from_that_of_the_sweep(tmp_path):
-    model = replace(NETWORK, feedforward=lf.Elementwise(own_parts_example.silu))
-    options = {"samples": 2, "seed": 1, "start": {"tokens": 2, "correlation": 0.2}}
-    description = lf.Sweep(model, over={"gamma": [0.5]}, simulate=options)
-    run(description, tmp_path / "s.sweep")
-    job = job_of(open_store(tmp_path / "s.sweep", imports=True), threads=1, tries=1, any_version=False)
-    assert job.functions == (("own_parts_example:silu", job.functions[0][1]),)
-    assert run_cell(job, (0,)).status == 1
-    other = replace(job, functions=(("own_parts_example:silu", "0"),))
-    with pytest.raises(StoreError, match="own_parts_example:silu has other code, or reads other values, in a"):
-        run_cell(other, (0,))
+def test_other_folders_and_addresses_are_refused(tmp_path, no_work):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "thesis.tex").write_text("all my work")
+    before = files(tmp_path)
+    assert refusal(lambda: lf.load_sweep(tmp_path / "none")).endswith("/none is not the store of a sweep.")
+    assert refusal(lambda: lf.load_sweep(tmp_path / "thesis")).endswith("/thesis is not the store of a sweep.")
+    line = refusal(lambda: run(sweep(), tmp_path / "thesis"))
+    assert line.endswith("/thesis is there and is not the store of a sweep. Choose another folder.")
+    for use in (lambda: run(sweep(), "s3://a/b"), lambda: lf.load_sweep("s3://a/b")):
+        assert refusal(use).startswith("s3://a/b is an address, and only paths of this machine can be used.")
+    assert refusal(lambda: lf.load_sweep(tmp_path / ("s" * 256))).endswith("File name too long.")
+    assert files(tmp_path) == before
 
 
-def assert_same_values(path, other):
-    """The results are equal; their code may differ."""
-    one, two = lf.load_sweep(path), lf.load_sweep(other)
-    for name in two.data_vars:
-        assert name in ("code", "seconds") or values_equal(one[name], two[name]), name
+# Disks, locks and kills.
 
 
-def test_worker_with_other_code_is_refused_or_recorded(whole, tmp_path, monkeypatch):
-    """The store was begun here, and the worker runs on a machine with another processor."""
-    here = origin.code()
-    theirs = {**here, "processor": "skylake-1"}
-
-    def checked(path, codes, accepted):
-        with monkeypatch.context() as patch:
-            patch.setattr(opening, "code", lambda: theirs)
-            opening.check_code(path, codes, accepted)
-
-    def run_elsewhere(**options):
-        with monkeypatch.context() as patch:
-            patch.setattr(store_module, "code", lambda: theirs)
-            patch.setattr(work_module, "check_code", checked)
-            patch.setattr(work_module, "store_at", work_module.store_at.__wrapped__)
-            return run(sweep(), tmp_path / "s.sweep", **options)
-
-    says = r"^Cannot write the store .* begun by other code \(processor .* there, skylake-1 here\)"
-    with pytest.raises(InputError, match=says):
-        run_elsewhere()
-    assert (lf.load_sweep(tmp_path / "s.sweep")["status"] == 0).all()
-    report = run_elsewhere(any_version=True)
-    assert report.done == CELLS
-    data = lf.load_sweep(tmp_path / "s.sweep")
-    codes = json.loads(data.attrs["codes"])
-    assert list(codes.values()) == [here, theirs]
-    assert {codes[str(number)]["processor"] for number in data["code"].values.ravel()} == {"skylake-1"}
-    assert_same_values(tmp_path / "s.sweep", whole)
+def test_place_that_cannot_be_written_is_one_line():
+    """/proc refuses root too."""
+    assert refusal(lambda: run(sweep(), "/proc/s.sweep")).startswith("Cannot write into the folder /proc/s.sweep")
 
 
-def test_processor_is_the_target_of_numba(tmp_path):
-    """A target that is set by hand gives other bits than the processor of the machine."""
-    program = "from limitformer.sweep.origin import code; print(code()['processor'])"
-    options = {"env": {**environment(), "NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2"}, "text": True}
-    found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, **options).stdout.strip()
-    assert found.startswith("haswell-")
-    assert found != origin.code()["processor"]
+@pytest.mark.parametrize("room", [0, 1, 3])
+def test_full_disk_is_one_line_and_the_store_resumes(whole, tmp_path, monkeypatch, room):
+    path, honest, rest = tmp_path / "s.sweep", storage.write_netcdf, [room]
 
+    def write(dataset, place):
+        rest[0] -= 1
+        if rest[0] < 0:
+            place.write_bytes(b"half")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        honest(dataset, place)
 
-def test_fingerprint_covers_the_sources_that_make_numbers(tmp_path, monkeypatch):
-    def fingerprint():
-        return origin.sources()
-
-    for name in ("simulation/simulate.py", "sphere/pair/chain.py", "cli/app.py", "plot.py", "base/lock.py"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("1")
-    monkeypatch.setattr(origin, "PACKAGE", tmp_path)
-    first = fingerprint()
-    for name, matters in {
-        "cli/app.py": False,
-        "plot.py": False,
-        "base/lock.py": False,
-        "simulation/simulate.py": True,
-        "sphere/pair/chain.py": True,
-    }.items():
-        before = fingerprint()
-        (tmp_path / name).write_text("2")
-        assert (fingerprint() != before) == matters, name
-    assert fingerprint() != first
-
-
-def foreign(path, kind):
-    """Make a file or folder that is not a store."""
-    path.mkdir()
-    if kind == "folder":
-        (path / "thesis.tex").write_text("all my work")
-    elif kind == "folder with cells":
-        (path / "cells").mkdir()
-        (path / "cells" / "mitochondrion.tif").write_text("all my work")
-    elif kind == "zarr group":
-        zarr.open_group(path, mode="w")
-    elif kind == "zarr array":
-        zarr.create_array(path, shape=(3,), dtype=float)[:] = 1
-    elif kind == "other sweep.json":
-        (path / "sweep.json").write_text("{")
-    else:
-        path.rmdir()
-        path.write_text("all my work")
-
-
-def contents(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-@pytest.mark.parametrize(
-    "kind", ["folder", "folder with cells", "zarr group", "zarr array", "other sweep.json", "file"]
-)
-def test_other_folders_are_refused_and_left_alone(tmp_path, kind):
-    path = tmp_path / "s.sweep"
-    foreign(path, kind)
-    before = contents(tmp_path)
-    with pytest.raises(InputError, match=r"s\.sweep is not the store of a sweep\.$"):
-        lf.load_sweep(path)
-    with pytest.raises(
-        InputError, match=r"s\.sweep is there and is not the store of a sweep\. Choose another folder\.$"
-    ):
-        run(sweep(), path, extend=True, any_version=True)
-    assert contents(tmp_path) == before
-
-
-def test_stores_of_other_versions_are_refused_and_left_alone(tmp_path):
-    """Stores of version 0.2 and older were Zarr groups."""
-    older, newer = tmp_path / "older", tmp_path / "newer"
-    (older / "cells").mkdir(parents=True)
-    (older / "zarr.json").write_text('{"node_type": "group", "attributes": {"sweep": {"format": 2}}}')
-    run(sweep({"beta": [1.0]}), newer)
-    described_as(newer, lambda description: description.update(format=4))
-    before = contents(tmp_path)
-    for path, message in (
-        (older, "is a store of limitformer 0.2 or older, which this version cannot read. Nearest: read it with limitf"),
-        (newer, "has the format '4' of a store; this version reads 3."),
-    ):
-        for use in (lambda path=path: lf.load_sweep(path), lambda path=path: run(sweep(), path)):
-            with pytest.raises(OtherSweepError) as raised:
-                use()
-            assert str(raised.value).startswith(f"{path} {message}")
-            assert "\n" not in str(raised.value)
-    assert contents(tmp_path) == before
-
-
-def test_empty_folder_becomes_a_store(tmp_path, whole):
-    run(sweep(), tmp_path)
-    assert_same_bits(tmp_path, whole)
-
-
-@pytest.mark.parametrize("path", ["nothing", "."])
-def test_only_stores_are_loaded(tmp_path, path):
-    with pytest.raises(InputError, match="is not the store of a sweep"):
-        lf.load_sweep(tmp_path / path)
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"workers": 0}, "workers must be at least 1; got 0."),
-        ({"workers": 1.5}, "workers must be a whole number; got 1.5."),
-        ({"threads": 0}, "threads must be at least 1; got 0."),
-        ({"tries": 0}, "tries must be at least 1; got 0."),
-    ],
-    ids=str,
-)
-def test_options_are_checked_before_a_store_is_made(tmp_path, options, says):
-    with pytest.raises(InputError) as raised:
-        run(sweep(), tmp_path / "s.sweep", **options)
-    assert str(raised.value) == says
-    assert list(tmp_path.iterdir()) == []
-
-
-# Failed cells.
-
-
-class Trouble:
-    """A `compute` that fails the first `times` times in some cells."""
-
-    def __init__(self, monkeypatch, cells, times, error):
-        self.calls, self.honest = {}, work_module.compute
-        self.cells, self.times, self.error = cells, times, error
-        monkeypatch.setattr(work_module, "compute", self)
-        monkeypatch.setattr(trial, "compute", self)
-
-    def __call__(self, description, cell, **options):
-        self.calls[cell.index] = self.calls.get(cell.index, 0) + 1
-        if cell.index in self.cells and self.calls[cell.index] <= self.times:
-            raise self.error
-        return self.honest(description, cell, **options)
-
-
-@pytest.mark.parametrize("tries", [1, 2, 5])
-def test_failing_cell_is_retried_then_recorded_and_others_continue(whole, tmp_path, tries):
-    path, bad = tmp_path / "s.sweep", (1, 1)
-    with pytest.MonkeyPatch.context() as patch:
-        trouble = Trouble(patch, {bad}, 100, RuntimeError("the ärray\nfell over " + 400 * "ä"))
-        report = run(sweep(), path, tries=tries)
-        assert trouble.calls[bad] == tries
-    assert (report.cells, report.done, report.failed, report.skipped) == (CELLS, CELLS - 1, 1, 0)
-    assert list(report.errors) == [bad]
-    assert report.errors[bad].startswith("RuntimeError: the ärray\nfell over ää")
-    data = lf.load_sweep(path)
-    assert data["status"].values.tolist() == [[1, 1, 1], [1, 2, 1]]
-    assert np.isnan(data["overlap"][bad]).all()
-    assert np.isfinite(data["overlap_mean"].values.ravel()).sum() == CELLS - 1
-    assert run(sweep(), path, retry_failed=False).failed == 1
-    before = written(path)
-    again = run(sweep(), path)
-    assert (again.done, again.failed, again.skipped, again.errors) == (CELLS, 0, CELLS - 1, {})
-    assert cells_written(before, written(path)) == [bad]
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "write_netcdf", write)
+        line = refusal(lambda: run(sweep(), path))
+    assert re.fullmatch(rf"Cannot write {path}/cells/.*: No space left on device\. What is finished stays; .*", line)
+    assert run(sweep(), path).skipped == room
     assert_same_bits(path, whole)
     assert_complete(path, CELLS)
 
 
-def test_cell_that_succeeds_at_the_second_try_has_the_same_bits(whole, tmp_path):
-    with pytest.MonkeyPatch.context() as patch:
-        trouble = Trouble(patch, {(0, 1), (1, 2)}, 1, MemoryError())
-        report = run(sweep(), tmp_path / "s.sweep")
-        assert trouble.calls[(0, 1)] == trouble.calls[(1, 2)] == 2
-    assert (report.done, report.failed) == (CELLS, 0)
-    assert_same_bits(tmp_path / "s.sweep", whole)
-
-
-def test_bad_input_is_not_retried(tmp_path, monkeypatch):
-    trouble = Trouble(monkeypatch, {(1, 2)}, 100, InputError("no"))
-    report = run(sweep(), tmp_path / "s.sweep", tries=5)
-    assert trouble.calls[(1, 2)] == 1
-    assert report.errors == {(1, 2): "no"}
-
-
-def test_failed_cells_stay_without_retry_failed(tmp_path, monkeypatch):
-    Trouble(monkeypatch, {(0, 1)}, 100, RuntimeError("no"))
-    run(sweep(), tmp_path / "s.sweep")
-    before = files(tmp_path / "s.sweep")
-    report = run(sweep(), tmp_path / "s.sweep", retry_failed=False)
-    assert (report.done, report.failed, report.skipped) == (CELLS - 1, 1, CELLS - 1)
-    assert report.errors == {(0, 1): "RuntimeError: no"}
-    assert files(tmp_path / "s.sweep") == before
-
-
-def test_first_cell_may_fail(whole, tmp_path):
-    """The shapes are those of another cell."""
-    with pytest.MonkeyPatch.context() as patch:
-        Trouble(patch, {(0, 0)}, 100, RuntimeError("no"))
-        report = run(sweep(), tmp_path / "s.sweep")
-    assert report.errors == {(0, 0): "RuntimeError: no"}
-    run(sweep(), tmp_path / "s.sweep")
-    assert_same_bits(tmp_path / "s.sweep", whole)
-
-
-def test_grid_whose_cells_all_fail_is_one_error(tmp_path, monkeypatch):
-    Trouble(monkeypatch, set(np.ndindex(2, 3)), 100, RuntimeError("no"))
-    says = r"^No cell of the grid can run\. Cell dim = 6, beta = 1\.0: RuntimeError: no$"
-    with pytest.raises(InputError, match=says):
-        run(sweep(), tmp_path / "s.sweep")
-    monkeypatch.setattr(trial, "MOST_TRIALS", 4)
-    with pytest.raises(InputError, match=r"^The first cells fail\. Cell dim = 6, beta = 0\.0: RuntimeError: no$"):
-        run(sweep(), tmp_path / "s.sweep")
+def test_worker_that_does_not_see_the_store_is_one_line(tmp_path):
+    line = refusal(lambda: work.run_cell(str(tmp_path / "s.sweep"), "name", (0,), b"", 1))
+    assert line == f"A worker does not see {tmp_path}/s.sweep/cells, which all of them must share."
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("tokens", [[10**7], [10**7, 2 * 10**7]])
-def test_grid_without_a_cell_that_fits_the_memory_is_refused_before_a_store_is_made(tmp_path, monkeypatch, tokens):
-    monkeypatch.setattr(trial, "compute", lambda *_, **__: pytest.fail("work was done"))
-    says = r"^No cell of the grid can run\. Cell .* GiB.* free\. Nearest: "
-    for description in (sweep({"tokens": tokens}, keep=MOMENTS), sweep({"beta": [0.0, 1.0]}, samples=10**12)):
-        with pytest.raises(InputError, match=says) as raised:
-            run(description, tmp_path / "s.sweep")
-        assert "\n" not in str(raised.value)
-    assert list(tmp_path.iterdir()) == []
+def test_complete_store_is_complete_where_nothing_can_be_written(store, monkeypatch):
+    before = files(store)
+    monkeypatch.setattr(store_module, "write_whole", lambda *_: pytest.fail("it was written"))
+    monkeypatch.setattr(store_module, "only_one", lambda *_: pytest.fail("it was locked"))
+    assert run(sweep(), store).skipped == CELLS
+    assert files(store) == before
 
 
-def test_cell_that_does_not_fit_the_memory_fails_and_others_continue(tmp_path):
-    """A model that is too large is refused only when it runs, in the first cell too."""
-    for place, tokens in enumerate([[10**7, 2], [2, 10**7]]):
-        report = run(sweep({"tokens": tokens}, keep={"moments": True}), tmp_path / f"{place}.sweep")
-        assert (report.done, report.failed) == (1, 1)
-        assert "GiB, more than is free" in report.errors[(place,)]
+def test_second_run_is_refused_and_changes_nothing(store, no_work):
+    cell_path(store, (0, 0)).unlink()
+    (store / "cells" / ".a.nc.xyz").mkdir()  # the first one writes a cell
+    with only_one(store / "lock", str(store)):
+        before = files(store)
+        line = refusal(lambda: run(sweep(), store))
+        assert re.fullmatch(
+            rf"{store} is in use by process {os.getpid()} on .* since .*\. Nearest: wait until .*", line
+        )
+        assert files(store) == before
+        assert (store / "cells" / ".a.nc.xyz").exists()
+        assert int((lf.load_sweep(store)["status"] == 1).sum()) == 5, "it can be read all the same"
 
 
-# Memory.
+def test_two_runs_that_begin_a_store_at_the_same_time_share_it(tmp_path, monkeypatch):
+    """The second one makes the store, with more cells, and ends while the first one is about to make it."""
+    path, honest = tmp_path / "s.sweep", work.check_some_cell_runs
+
+    def meanwhile(description):
+        monkeypatch.setattr(work, "check_some_cell_runs", honest)
+        run(sweep(), path)
+
+    monkeypatch.setattr(work, "check_some_cell_runs", meanwhile)
+    assert run(sweep({"dim": [4, 6, 8], "beta": [0.0, 0.5, 1.0]}), path, extend=True).skipped == CELLS
+    assert_complete(path, 9)
 
 
-def collecting(honest):
-    """Collect garbage before each call: the interpreter may keep thousands of freed tuples."""
-
-    def collected(*arguments, **options):
-        gc.collect()
-        return honest(*arguments, **options)
-
-    return collected
+class Killed(BaseException):
+    """No code catches it, so that the disk stays as it is."""
 
 
-def test_memory_grows_by_half_a_kilobyte_a_cell_at_most(tmp_path, monkeypatch):
-    """A tenth of a cell's samples: only indices and marks are kept."""
-    peaks = []
-    monkeypatch.setattr(work_module, "compute", collecting(work_module.compute))
-    monkeypatch.setattr(store_module, "decoded", collecting(store_module.decoded))
-    for cells in (30, 30, 230):  # threads that meet add some kilobytes to any peak
-        description = sweep({"seed": list(range(cells))}, keep={"samples": True}, samples=640)
-        tracemalloc.start()
-        run(description, tmp_path / f"{len(peaks)}.sweep")
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    assert peaks[2] - peaks[1] < 512 * 200
+def killed_at(monkeypatch, call):
+    """Kill the process at change number `call` of the disk; return a list with the number of changes so far."""
+    count = [0]
+
+    def counted(honest, half=None):
+        def change(*arguments, **options):
+            count[0] += 1
+            if count[0] == call and half is not None:
+                half(*arguments)
+            if count[0] >= call:
+                raise Killed
+            return honest(*arguments, **options)
+
+        return change
+
+    def half(dataset, place):
+        place.write_bytes(b"half of a file")
+
+    monkeypatch.setattr(storage, "write_netcdf", counted(storage.write_netcdf, half))
+    places = ((os, "replace"), (Path, "unlink"), (Path, "mkdir"), (Path, "write_text"), (tempfile, "mkdtemp"))
+    for owner, name in (*places, (shutil, "rmtree")):
+        monkeypatch.setattr(owner, name, counted(getattr(owner, name)))
+    return count
+
+
+@pytest.mark.parametrize("begun", ["from nothing", "extended"])
+def test_kill_at_any_change_of_the_disk_loses_nothing(tmp_path, monkeypatch, begun):
+    """The next run finds every cell that was renamed, and computes the others."""
+
+    def canned(description, cell, **options):
+        return {"number": Reduced(np.array([cell.model.beta, cell.model.dim]), ("point",))}
+
+    monkeypatch.setattr(work, "compute", canned)
+    description, first = sweep({"beta": [0.0, 1.0]}, keep=MOMENTS), tmp_path / "first.sweep"
+    if begun == "extended":
+        run(sweep({"beta": [0.0]}, keep=MOMENTS), first)
+    call = 0
+    while True:
+        call, path = call + 1, tmp_path / f"{call + 1}.sweep"
+        if first.exists():
+            shutil.copytree(first, path)
+        with monkeypatch.context() as patch:
+            count = killed_at(patch, call)
+            try:
+                run(description, path, extend=True)
+            except Killed:
+                pass
+            else:
+                break
+        done = done_cells(path)
+        assert done >= done_cells(first)
+        if (path / "sweep.json").exists():
+            assert int((lf.load_sweep(path)["status"] == 1).sum()) == done
+        assert run(description, path, extend=True).skipped == done
+        assert lf.load_sweep(path)["number"].values.tolist() == [[0.0, 4.0], [1.0, 4.0]]
+        assert_complete(path, 2)
+    assert count[0] == call - 1 > 8
+
+
+# Figures.
+
+
+@pytest.fixture
+def figure(monkeypatch):
+    """Replace a slow figure by one of a small grid; tests append functions that run while it computes."""
+    meanwhile = []
+
+    def compute(config, run):
+        found = on_grid(sweep({"beta": [0.0, 1.0]}, keep={"moments": True}), run, "grid")
+        for action in meanwhile:
+            action()
+        return xr.Dataset({"mean": (("beta",), found["overlap_mean"].values[:, 0])})
+
+    module = SimpleNamespace(
+        quick=lambda: making.Claim("the configuration", 1.0),
+        compute=compute,
+        claims=lambda data: [],
+        draw=lambda data: Figure(),
+    )
+    monkeypatch.setattr(making, "import_module", lambda name: module)
+    return meanwhile
+
+
+def test_second_run_of_a_figure_in_a_folder_is_refused(tmp_path, figure):
+    """A second run would delete the grids of the first; another folder is independent."""
+    said = []
+
+    def again():
+        figure.clear()
+        said.append(refusal(lambda: making.make("ct-fig6", scale="quick", out=tmp_path, seed=7)))
+        making.make("ct-fig6", scale="quick", out=tmp_path / "other")
+
+    figure.append(again)
+    assert making.make("ct-fig6", scale="quick", out=tmp_path).data.attrs["seed"] == 0
+    assert said[0].startswith(f"Figure ct-fig6 in {tmp_path} is in use by process {os.getpid()} on ")
+
+
+def test_interrupted_figure_resumes_and_leaves_no_lock(tmp_path, figure, monkeypatch):
+    def interrupt():
+        figure.clear()
+        raise KeyboardInterrupt
+
+    figure.append(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        making.make("ct-fig6", scale="quick", out=tmp_path)
+    assert [one.name for one in tmp_path.iterdir()] == [".ct-fig6.sweeps"]
+    monkeypatch.setattr(work, "compute", lambda *_, **__: pytest.fail("work was done"))
+    assert np.isfinite(making.make("ct-fig6", scale="quick", out=tmp_path).data["mean"]).all()
+    assert not (tmp_path / ".ct-fig6.sweeps").exists()
+
+
+def test_figure_replaces_its_own_store_of_an_older_version(tmp_path, figure):
+    store = tmp_path / ".ct-fig6.sweeps" / "grid"
+    store.mkdir(parents=True)
+    (store / "zarr.json").write_text('{"attributes": {"sweep": {"format": 2}}}')
+    making.make("ct-fig6", scale="quick", out=tmp_path)
+    assert not store.exists()

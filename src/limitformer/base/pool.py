@@ -1,20 +1,19 @@
-"""A pool of processes that replaces those that die: for cells of sweeps and for runs of training.
+"""A pool of processes for tasks that save their state, such as runs of training.
 
 `concurrent.futures` fails every task of its pool when one process is killed, and does not tell in which task. Here each
-worker has its own pipe and shares no lock, so the death of one affects only its own tasks, which are handed out again.
+worker has its own pipe and shares no lock, so the death of one affects only its own task.
 Workers ignore Ctrl-C; they end when their pipe closes, which also happens when the parent dies.
 
-Tasks that are short wait in their worker's pipe, so that it is never idle, and Ctrl-C drops them. Tasks that save
-(`saves`) are handed out one at a time: while a worker has one, only the message to save and stop can be in its pipe.
-The first Ctrl-C sends that message to every worker, and a second one terminates them.
+Tasks are handed out one at a time: while a worker has one, only the message to save and stop can be in its pipe. The
+first Ctrl-C sends that message to every worker, and a second one terminates them.
 """
 
 import multiprocessing
 import pickle
 import signal
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any, Generic, TypeVar
@@ -26,7 +25,6 @@ Task = TypeVar("Task")
 Outcome = TypeVar("Outcome")
 StopRequested = Callable[[], bool]  # in a worker whose task saves: whether it should save and stop
 
-AHEAD = 2  # short tasks of a worker: one in work, one that waits
 MOST_FAILED_STARTS = 6
 # A new interpreter for each worker: a fork of a process with threads may never wake up.
 spawning: Any = multiprocessing.get_context("spawn")
@@ -34,15 +32,13 @@ spawning: Any = multiprocessing.get_context("spawn")
 
 @dataclass(frozen=True)
 class LostTask:
-    """A task that is given up because its worker died: how often, and the last exit code."""
+    """A task that is given up because its worker died, with this exit code."""
 
-    times: int
     code: int
 
     def within(self, task: str) -> str:
         """Describe the death, naming the kind of task."""
-        times = f" {self.times} times" if self.times > 1 else ""
-        return f"the worker died{times} in this {task} ({ending(self.code)})"
+        return f"the worker died in this {task} ({ending(self.code)})"
 
 
 def ending(code: int) -> str:
@@ -63,13 +59,13 @@ def serve(connection: Connection, begin: bytes, place: int) -> None:
 
 @dataclass
 class Worker:
-    """A process, its place among the workers, its pipe, and the numbers of its tasks."""
+    """A process, its place among the workers, its pipe, and the number of its task."""
 
     place: int
     process: Any
     connection: Connection
     started: bool = False
-    tasks: deque[int] = field(default_factory=deque)
+    task: int | None = None
 
     def send(self, message: tuple[Any] | None) -> None:
         """Send a task, or None to end the worker. A worker that has just died is noticed by `receive`."""
@@ -85,9 +81,7 @@ class Pool(Generic[Task, Outcome]):
         begin: called in each worker with its place and `StopRequested`; returns the function that does a task.
         count: the largest number of workers.
         caller: the public function to name where a script runs itself again in each worker.
-        patience: deaths in one task after which it is given up.
-        saves: whether a task that is asked to stop saves its state.
-        interrupts: how often Ctrl-C was pressed, if the tasks save.
+        interrupts: how often Ctrl-C was pressed.
         pending: numbers of the tasks that no worker has.
         failed_starts: workers in a row that died during start-up.
     """
@@ -95,22 +89,19 @@ class Pool(Generic[Task, Outcome]):
     begin: Callable[[int, StopRequested], Callable[[Task], Outcome]]
     count: int
     caller: str
-    patience: int = 1
-    saves: bool = False
     interrupts: int = 0
     failed_starts: int = 0
     workers: list[Worker] = field(default_factory=list)
     pending: deque[int] = field(default_factory=deque)
-    deaths: Counter[int] = field(default_factory=Counter)
 
     def outcomes(self, tasks: Sequence[Task]) -> Generator[tuple[Task, Outcome | LostTask], None, None]:
         """Yield (task, outcome) as tasks end. Close the iterator to end the processes early."""
         self.tasks, self.pending = tasks, deque(range(len(tasks)))
-        with route_interrupts(self.interrupt) if self.saves else nullcontext():
+        with route_interrupts(self.interrupt):
             try:
                 for place in range(min(self.count, len(tasks))):
                     self.hand_out(self.start(place))
-                while busy := [worker for worker in self.workers if worker.tasks]:
+                while busy := [worker for worker in self.workers if worker.task is not None]:
                     ready = wait([worker.connection for worker in busy])
                     for worker in busy:
                         if worker.connection in ready:
@@ -130,13 +121,10 @@ class Pool(Generic[Task, Outcome]):
         return worker
 
     def hand_out(self, worker: Worker) -> None:
-        """Send tasks to a worker that needs more; end it if there are none."""
+        """Send the next task to a worker; end it if there is none."""
         with interrupts_wait():  # the message to stop must not overtake a task
-            while self.pending and not self.interrupts and len(worker.tasks) < (1 if self.saves else AHEAD):
-                worker.tasks.append(self.pending.popleft())
-                worker.send((self.tasks[worker.tasks[-1]],))
-            if not worker.tasks:
-                worker.send(None)
+            worker.task = self.pending.popleft() if self.pending and not self.interrupts else None
+            worker.send(None if worker.task is None else (self.tasks[worker.task],))
 
     def receive(self, worker: Worker) -> Iterator[tuple[Task, Outcome | LostTask]]:
         """Process one message of a worker: start-up has finished, an outcome, or its death."""
@@ -148,26 +136,26 @@ class Pool(Generic[Task, Outcome]):
         if message is None:
             worker.started, self.failed_starts = True, 0
             return
-        number = worker.tasks.popleft()
+        task = self.task_of(worker)
         self.hand_out(worker)
-        yield self.tasks[number], message[0]
+        yield task, message[0]
+
+    def task_of(self, worker: Worker) -> Task:
+        assert worker.task is not None
+        return self.tasks[worker.task]
 
     def replace(self, worker: Worker) -> Iterator[tuple[Task, Outcome | LostTask]]:
-        """Replace a dead worker and hand out its tasks again; give up the task in work after `patience` deaths."""
+        """Replace a dead worker; give up its task, unless the worker died during start-up."""
         worker.process.join()
         self.workers.remove(worker)
-        code, first = worker.process.exitcode, worker.tasks[0]
-        if worker.started or self.interrupts:
-            self.deaths[first] += 1
-        else:
+        code, given_up = worker.process.exitcode, worker.started or bool(self.interrupts)
+        if not given_up and worker.task is not None:
             self.count_failed_start(code)
-        if given_up := bool(self.interrupts) or self.deaths[first] >= self.patience:
-            worker.tasks.popleft()
-        self.pending.extendleft(reversed(worker.tasks))
+            self.pending.appendleft(worker.task)
         if self.pending and not self.interrupts:
             self.hand_out(self.start(worker.place))
         if given_up:
-            yield self.tasks[first], LostTask(self.deaths[first], code)
+            yield self.task_of(worker), LostTask(code)
 
     def count_failed_start(self, code: int) -> None:
         """Raise `InputError` if one worker after the other dies during start-up."""
@@ -189,8 +177,6 @@ class Pool(Generic[Task, Outcome]):
     def close(self) -> None:
         """End the processes: as soon as they have saved, or at once."""
         for worker in self.workers:
-            worker.connection.close()  # a task that saves does so now
-            if not self.saves:
-                worker.process.terminate()
+            worker.connection.close()  # its task saves now
         for worker in self.workers:
             worker.process.join()

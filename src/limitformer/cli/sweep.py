@@ -1,7 +1,8 @@
 """`limitformer sweep`: run, status, show and export of grids of simulations."""
 
+import warnings
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,20 +32,11 @@ def run(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="TOML: tables model, over, simulate, keep.")],
     store: Annotated[Path, typer.Option(help="The folder of the store; finished cells in it are not computed again.")],
     workers: Annotated[int | None, typer.Option(help="Number of processes.", show_default="one per core")] = None,
-    cluster: Annotated[
-        str | None, typer.Option(help="Address of a Dask scheduler, tcp://…, or 'local' to start one here.")
+    dask: Annotated[
+        str | None, typer.Option(help="Address tcp://… of a Dask scheduler.", show_default="processes of this machine")
     ] = None,
-    slurm: Annotated[int | None, typer.Option(help="Number of SLURM jobs to request, through dask-jobqueue.")] = None,
-    cores: Annotated[int, typer.Option(help="Cores of a SLURM job.")] = 8,
-    memory: Annotated[str, typer.Option(help="Memory of a SLURM job.")] = "16GB",
-    walltime: Annotated[str, typer.Option(help="Time limit of a SLURM job.")] = "04:00:00",
-    queue: Annotated[str | None, typer.Option(help="SLURM partition.", show_default="the cluster's default")] = None,
     extend: Annotated[bool, typer.Option("--extend", help="Add new values on the axes to the store.")] = False,
     retry_failed: Annotated[bool, typer.Option(help="Try failed cells of an earlier run again.")] = True,
-    any_version: Annotated[
-        bool,
-        typer.Option("--any-version", help="Allow cells of other code, libraries or processors; each records its own."),
-    ] = False,
 ) -> None:
     """Compute the cells that the store lacks. Ctrl-C stops, and the same command resumes.
 
@@ -56,39 +48,10 @@ def run(
 
         begin_work()
         description = read_sweep(file)
-        job = (cores, memory, walltime, queue)
-        hint = "fewer samples in simulate, or values in over, are quicker."
-        with cluster_of(cluster, slurm, workers, job) as address, suggest_quicker(hint):
-            report = run_sweep(
-                description,
-                store,
-                workers=workers,
-                cluster=address,
-                extend=extend,
-                retry_failed=retry_failed,
-                any_version=any_version,
-            )
+        require(dask is None or workers is None, "--workers would change nothing: Dask has its own.")
+        with suggest_quicker("fewer samples in simulate, or values in over, are quicker."):
+            report = run_sweep(description, store, workers=workers, dask=dask, extend=extend, retry_failed=retry_failed)
         print_report(report)
-
-
-@contextmanager
-def cluster_of(
-    address: str | None, slurm: int | None, workers: int | None, job: tuple[int, str, str, str | None]
-) -> Iterator[str | None]:
-    """Yield the address of the cluster, or None for processes of this machine; close a cluster that is started here."""
-    require(address is None or slurm is None, "Choose one of --cluster and --slurm.")
-    require(job[0] >= 1, f"--cores must be at least 1 core of a SLURM job; got {job[0]}.")
-    here = address == "local" or (address is None and slurm is None)
-    require(here or workers is None, "--workers would change nothing: the cluster has its own.")
-    if slurm is None and address != "local":
-        yield address
-        return
-    from limitformer.paths.replicas import usable_cores
-    from limitformer.sweep.cluster import local_cluster, slurm_cluster
-
-    require(slurm is None or slurm > 0, f"--slurm must be at least 1 job; got {slurm}.")
-    with closing(local_cluster(workers or usable_cores()) if slurm is None else slurm_cluster(slurm, *job)) as cluster:
-        yield str(cluster.scheduler_address)
 
 
 def print_report(report: "Report") -> None:
@@ -132,15 +95,15 @@ def show(
     """Print a result as a table, and draw it if --out is set."""
     with errors_in_one_line():
         from limitformer.sweep import load_sweep
-        from limitformer.sweep.show import doubts, interval, picture, selected, write_picture
+        from limitformer.sweep.show import interval, picture, selected, write_picture
 
         begin_work()
-        data = load_sweep(store)
+        with printed_warnings():
+            data = load_sweep(store)
         chosen = selected(data, variable, at or [])
         if out is not None:
             write_picture(picture(chosen, interval(data, variable, at or [])), out)
         screen.print(table_of(chosen))
-        warn(doubts(data))
         if out is not None:
             print_plain(f"Wrote {out}")
 
@@ -155,14 +118,19 @@ def export(
         from limitformer.sweep.show import export_store
 
         begin_work()
-        lines = export_store(store, out)
+        with printed_warnings():
+            export_store(store, out)
         print_plain(f"Wrote {out}")
-        warn(lines)
 
 
-def warn(lines: list[str]) -> None:
-    for line in lines:
-        errors.print(f"Careful: {line}", markup=False, highlight=False, soft_wrap=True)
+@contextmanager
+def printed_warnings() -> Iterator[None]:
+    """Print warnings in the block as one line each, such as that of cells that different versions made."""
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always", UserWarning)
+        yield
+    for note in notes:
+        errors.print(f"Careful: {note.message}", markup=False, highlight=False, soft_wrap=True)
 
 
 def table_of(chosen: "xr.DataArray") -> Table:

@@ -2,9 +2,9 @@
 
 from limitformer.sweep.describe import Sweep as Sweep
 from limitformer.sweep.file import read_sweep as read_sweep
-from limitformer.sweep.opening import OtherSweepError as OtherSweepError
 from limitformer.sweep.run import Report as Report
 from limitformer.sweep.run import SweepInterrupted as SweepInterrupted
 from limitformer.sweep.run import compute_sweep as compute_sweep
-from limitformer.sweep.run import load_sweep as load_sweep
 from limitformer.sweep.run import run_sweep as run_sweep
+from limitformer.sweep.store import OtherSweepError as OtherSweepError
+from limitformer.sweep.store import load_sweep as load_sweep

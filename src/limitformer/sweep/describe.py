@@ -13,10 +13,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 import xarray as xr
-from numpy.typing import NDArray
 
 from limitformer.base.errors import InputError, require, require_count, set_fields
-from limitformer.base.progress import notice_if_slow
 from limitformer.covariance.limit import CovarianceFlow, CovarianceLimit
 from limitformer.models import SphereModel, Transformer, equicorrelated, to_json
 from limitformer.models.display import with_display
@@ -30,7 +28,6 @@ from limitformer.sweep.reduce import Reduced, Work, checked_keep, reduced
 
 OWN_SETTINGS = ("samples", "seed", "start", "record", "as", "common_seed")
 START_FIELDS = ("tokens", "correlation", "variance")
-MOST_MEASURED = 1_000  # models whose memory is compared with the free one before a run
 MOST_CHECKED = 5_000  # models that are checked when a sweep is declared
 
 T = TypeVar("T")
@@ -113,7 +110,7 @@ class Sweep:
 
     Raises:
         InputError: some cell cannot run; the message names the cell, and no cell has run before. If the grid has more
-            than 5,000 models, only some are checked here and all when a store is made.
+            than 5,000 models, only some are checked here; others that cannot run fail in the run.
 
     >>> import limitformer as lf
     >>> base = lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=10)
@@ -127,7 +124,7 @@ class Sweep:
     simulate: Mapping[str, Any]
     reduce: Mapping[str, Any] = field(default_factory=lambda: {"moments": {}})
     settings: Settings = field(init=False, repr=False)
-    unchecked: InitVar[bool] = False  # for a store, whose cells were checked when it was made
+    unchecked: InitVar[bool] = False  # for a part of a sweep that was checked
 
     def __post_init__(self, unchecked: bool) -> None:
         require(
@@ -244,25 +241,14 @@ def last_point(model: Any, options: Mapping[str, Any]) -> float:
     return options["horizon"]
 
 
-def is_large(sweep: Sweep) -> bool:
-    """Whether the grid has too many different models to check them all when it is declared."""
-    return prod(len(values) for name, values in sweep.over.items() if name != SEED and is_list(values)) > MOST_CHECKED
-
-
 def check_cells(sweep: Sweep) -> None:
     """Raise `InputError` if some cell cannot run or has another shape than the others.
 
-    Of a large grid only a part is checked, with the ends of each axis; `check_rest` checks all of it.
+    Of a grid of more than `MOST_CHECKED` models only a part is checked, with the ends of each axis.
     """
-    most = max(2, int(MOST_CHECKED ** (1 / len(sweep.over)))) if is_large(sweep) else None
+    models = prod(len(values) for name, values in sweep.over.items() if name != SEED and is_list(values))
+    most = max(2, int(MOST_CHECKED ** (1 / len(sweep.over)))) if models > MOST_CHECKED else None
     check_grid(sweep, {name: evenly(values, most) for name, values in sweep.over.items()})
-
-
-def check_rest(sweep: Sweep) -> None:
-    """Check all cells of a large grid, before a store is made."""
-    if is_large(sweep):
-        with notice_if_slow("Checking all cells of the grid"):
-            check_grid(sweep, sweep.over)
 
 
 def evenly(values: Sequence[Any], most: int | None) -> Sequence[Any]:
@@ -308,33 +294,9 @@ def process_at(sweep: Sweep, cell: Cell) -> Process:
     return process_of(model, start_of(sweep, cell), record, options)
 
 
-def check_memory(sweep: Sweep, cell: Cell) -> None:
-    """Raise `InputError` if the samples of a cell do not fit into memory."""
-    process_at(sweep, cell).outputs(sweep.settings.samples)
-
-
-def too_large(sweep: Sweep) -> list[str]:
-    """Return why cells do not fit the free memory, with their names; of a large grid at most `MOST_MEASURED` are tried.
-
-    Each axis is tried with its ends, where the largest cells are.
-    """
-    over = {name: values[:1] if name == SEED else values for name, values in sweep.over.items()}
-    large = prod(map(len, over.values())) > MOST_MEASURED
-    most = max(2, int(MOST_MEASURED ** (1 / len(over)))) if large else None
-    tried = {name: evenly(values, most) for name, values in over.items()}
-    reasons = []
-    for cell in cells(sweep.base, tried):
-        changes = {name: values[k] for (name, values), k in zip(tried.items(), cell.index, strict=True)}
-        try:
-            at_cell(changes, check_memory, sweep, cell)
-        except InputError as error:
-            reasons.append(str(error))
-    return reasons
-
-
-def where(sweep: Sweep, cell: Cell) -> str:
+def where(sweep: Sweep, index: tuple[int, ...]) -> str:
     """Return the name of a cell for messages."""
-    return name_of({name: values[k] for (name, values), k in zip(sweep.over.items(), cell.index, strict=True)})
+    return name_of({name: values[k] for (name, values), k in zip(sweep.over.items(), index, strict=True)})
 
 
 def compute(sweep: Sweep, cell: Cell, *, samples: int | None = None, threads: int | None = 1) -> dict[str, Reduced]:
@@ -345,9 +307,3 @@ def compute(sweep: Sweep, cell: Cell, *, samples: int | None = None, threads: in
     dataset: xr.Dataset = simulate(model, start, progress=False, **settings)
     own = {name: value for name, value in settings.items() if name != "record"}
     return reduced(Work(model, start, own, dataset), sweep.reduce)
-
-
-def points_of(sweep: Sweep) -> NDArray[np.float64] | None:
-    """Return the recorded layers or times if they are the same in all cells, else None."""
-    last = sweep.settings.record == "last"
-    return None if last or sweep.settings.record == "all" else np.asarray(sweep.settings.record, np.float64)

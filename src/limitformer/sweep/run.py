@@ -1,27 +1,37 @@
-"""Run a sweep: compute the cells that its store lacks, on processes or a cluster."""
+"""Run a sweep: compute the cells that its store lacks, in this process, on processes of this machine, or on Dask."""
 
-import json
-import random
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+import os
+import pickle
+import threading
+import time
+import warnings
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from limitformer.base.errors import InputError, PicklesArguments, require, require_count
-from limitformer.base.progress import advance, print_line, progress_bar, track
+from limitformer.base.errors import InputError, MissingExtraError, PicklesArguments, first_line, require, require_count
+from limitformer.base.interrupts import interrupts_wait
+from limitformer.base.progress import advance, progress_bar, track
 from limitformer.paths.replicas import usable_cores
-from limitformer.sweep.cells import DONE, ERROR_LENGTH, FAILED
-from limitformer.sweep.describe import Sweep, check_rest, compute, too_large
+from limitformer.sweep.describe import Sweep, compute, where
 from limitformer.sweep.grid import Index
-from limitformer.sweep.opening import open_store, ready, store_path
-from limitformer.sweep.processes import in_this_process, on_processes
-from limitformer.sweep.store import Store, Survey, coordinates_of
-from limitformer.sweep.work import Engine, Finished, Results, StoreError, job_of
+from limitformer.sweep.store import CELLS, DONE, FAILED, Store, gathered, store_for
+
+CONNECT_SECONDS = 10
+MOST_TRIALS = 10  # cells that fail before the trial of a new store ends
+TOGETHER, ALONE = 2, 2  # deaths in a cell: among others, then alone, before it has failed
+MOST_DEATHS = 6  # of workers in a row, in which no cell ends
+ERROR_LENGTH = 1000  # characters of a stored error
+Outcomes = Generator[tuple[Index, str], None, None]  # of cells as they end: the error, empty if the cell is done
 
 
 @dataclass(frozen=True)
@@ -61,12 +71,9 @@ def run_sweep(
     *,
     workers: int | None = None,
     threads: int | None = None,
-    cluster: Any = None,
+    dask: Any = None,
     extend: bool = False,
     retry_failed: bool = True,
-    tries: int = 2,
-    any_version: bool = False,
-    shuffle: bool = False,
     progress: bool = True,
 ) -> Report:
     """Compute the cells of `sweep` that its store does not have yet.
@@ -75,13 +82,10 @@ def run_sweep(
         sweep: the grid.
         store: the folder of the store; it is made if it does not exist.
         workers: number of processes; None takes one per core, 1 runs in this process.
-        threads: threads of each worker; None takes its share of the cores.
-        cluster: an address "tcp://…" or a Dask `Client`, instead of processes.
+        threads: threads of each worker; None takes its share of the cores, and 1 on Dask.
+        dask: the address "tcp://…" of a Dask scheduler, or a `Client`, instead of processes.
         extend: whether the axes of the store may get new values.
         retry_failed: whether cells that failed before are tried again.
-        tries: how often a cell is tried.
-        any_version: whether cells of different code, libraries or processors may be mixed; each cell records its own.
-        shuffle: whether the cells run in random order; the numbers are the same.
         progress: whether to show progress when work takes more than two seconds.
 
     Raises:
@@ -89,100 +93,187 @@ def run_sweep(
         SweepInterrupted: Ctrl-C; finished cells stay, and a new run continues.
     """
     require(isinstance(sweep, Sweep), f"run_sweep needs a Sweep; got {type(sweep).__name__}.")
-    path = store_path(store)
     workers = usable_cores() if workers is None else require_count("workers", workers)
-    require_count("tries", tries)
-    with (
-        chosen_engine(workers, threads, cluster) as engine,
-        ready(path, sweep, extend=extend, any_version=any_version) as (there, survey),
-    ):
-        if cluster is None and progress and bool((survey.status != DONE).any()):
-            announce_large_cells(there.sweep)
-        job = job_of(there, threads=threads_each(workers, threads), tries=tries, any_version=any_version)
-        options = {"retry_failed": retry_failed, "shuffle": shuffle, "progress": progress}
-        return completed(there, survey, partial(engine, job), **options)
-
-
-def announce_large_cells(sweep: Sweep) -> None:
-    """Print a line before any work about cells that do not fit into the memory: they fail, and the others run."""
-    reasons = too_large(sweep)
-    if reasons:
-        which = "A model does" if len(reasons) == 1 else f"{len(reasons)} models do"
-        print_line(f"{which} not fit into the memory, and will fail. {reasons[0]}")
-
-
-def completed(
-    store: Store,
-    survey: Survey,
-    run: Callable[[list[Index]], Results],
-    *,
-    retry_failed: bool,
-    shuffle: bool,
-    progress: bool,
-) -> Report:
-    """Run the missing cells and report on all of them."""
-    status, skipped = survey.status, int((survey.status == DONE).sum())
-    asked = (status != DONE) & ((status != FAILED) | retry_failed)
-    missing = [tuple(index) for index in np.argwhere(asked).tolist()]
-    errors = {} if retry_failed else survey.errors
-    if store.read_only:
-        require(
-            not missing, f"Cannot write the store {store.path}: {store.read_only}. {len(missing)} cells are missing."
-        )
-    if shuffle:
-        random.Random(0).shuffle(missing)
-    if missing:
-        with clear_ends(store, status), closing(run(missing)) as ends:
-            for cell in tracked_cells(ends, status.size, status.size - len(missing), progress):
-                status[cell.index] = cell.status
-                if cell.status == FAILED:
-                    errors[cell.index] = cell.message[:ERROR_LENGTH]
+    share = 1 if dask is not None else max(1, usable_cores() // workers)
+    threads = share if threads is None else require_count("threads", threads)
+    there = store_for(sweep, store, extend=extend)
+    if not there.is_described():
+        check_some_cell_runs(sweep)
+    elif (there.status() == DONE).all():  # perhaps on a disk that is read-only
+        return Report(there.path, cells := prod(there.shape), cells, 0, cells, {})
+    with engine(workers, dask) as (parallel, died), there.locked():
+        there = store_for(sweep, store, extend=extend)  # another run may have ended meanwhile
+        there.describe()
+        status = there.status()
+        skipped, errors = int((status == DONE).sum()), {} if retry_failed else there.errors(status)
+        asked = (status != DONE) & ((status != FAILED) | retry_failed)
+        missing = {index: name for index, name in there.names() if asked[index]}
+        start = partial(begin, sweep, there, missing, parallel, threads)
+        try:
+            with closing(outcomes(list(missing), start, died)) as ended:
+                for index, error in tracked(ended, status.size, status.size - len(missing)) if progress else ended:
+                    status[index] = FAILED if error else DONE
+                    errors |= {index: error} if error else {}
+        except (InputError, CancelledError) as error:  # the latter if the scheduler is gone
+            line = first_line(error).rstrip(".")
+            raise InputError(f"{line}. What is finished stays; start it again.") from error
+        except KeyboardInterrupt as interrupt:
+            raise SweepInterrupted(there.path, int((there.status() == DONE).sum()), status.size) from interrupt
     done, failed = int((status == DONE).sum()), int((status == FAILED).sum())
-    return Report(store.path, status.size, done, failed, skipped, dict(sorted(errors.items())))
+    return Report(there.path, status.size, done, failed, skipped, dict(sorted(errors.items())))
 
 
-def tracked_cells(finished: Iterable[Finished], cells: int, before: int, progress: bool) -> Iterator[Finished]:
-    """Yield the cells as they finish, and show them on a bar on which `before` of them are done at the start."""
-    bar = progress_bar("cells", cells, before) if progress else None
+def check_some_cell_runs(sweep: Sweep) -> None:
+    """Raise `InputError` unless one of a few cells can run, with two samples; any other that fails is recorded."""
+    failures = []
+    for place in sorted({*np.linspace(0, prod(sweep.shape) - 1, MOST_TRIALS).astype(int).tolist()}):
+        index = tuple(map(int, np.unravel_index(place, sweep.shape)))
+        try:
+            compute(sweep, sweep.cell(index), samples=min(2, sweep.settings.samples))
+            return
+        except Exception as error:  # noqa: BLE001  # another cell may run
+            failures.append(f"Cell {where(sweep, index)}: {reason(error)}")
+    raise InputError(f"No cell can run of the {len(failures)} that were tried. {failures[0]}")
+
+
+def reason(error: Exception) -> str:
+    return str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+
+
+def tracked(ended: Outcomes, cells: int, before: int) -> Outcomes:
+    """Yield the outcomes, and show them on a bar on which `before` cells are done at the start."""
+    bar = progress_bar("cells", cells, before)
     try:
-        for count, cell in enumerate(finished, before + 1):
-            yield cell
+        for count, outcome in enumerate(ended, before + 1):
+            yield outcome
             advance(bar, count)
     finally:
         advance(bar, -1)
 
 
-@contextmanager
-def clear_ends(store: Store, status: np.ndarray) -> Iterator[None]:
-    """End a run with one line: why the store cannot be written, or how far the sweep was at Ctrl-C."""
+def begin(
+    sweep: Sweep, store: Store, names: Mapping[Index, str], parallel: Any, threads: int, cells: Iterable[Index]
+) -> Any:
+    """Start the cells and return the generator of their outcomes; a task holds a sweep of one cell."""
+    from joblib import delayed
+
+    axes = store.record["over"].items()
+    parts = (({name: [values[k]] for (name, values), k in zip(axes, index, strict=True)}, index) for index in cells)
+    place = os.path.abspath(store.path)
+    tasks = (
+        delayed(run_cell)(place, names[index], index, pickle.dumps(replace(sweep, over=over, unchecked=True)), threads)
+        for over, index in parts
+    )
+    with interrupts_wait():  # processes that start here ignore Ctrl-C
+        return parallel(tasks)
+
+
+def run_cell(place: str, name: str, index: Index, task: bytes, threads: int) -> tuple[Index, str]:
+    """Compute a cell in any process and write its file; return why it failed, or an empty text.
+
+    Raises:
+        InputError: the store cannot be seen or written, or the sweep has user functions that differ here.
+    """
+    store = Store(Path(place), {})
+    require((store.path / CELLS).is_dir(), f"A worker does not see {store.path / CELLS}, which all of them must share.")
     try:
-        yield
-    except StoreError as error:
-        raise InputError(
-            f"Cannot write the store {store.path}: {error}. What is finished stays; start it again."
-        ) from error
-    except KeyboardInterrupt as interrupt:
-        raise SweepInterrupted(store.path, int((status == DONE).sum()), status.size) from interrupt
+        sweep = pickle.loads(task)
+    except ImportError as error:
+        raise InputError(f"A worker cannot import the sweep's functions: {first_line(error)}.") from error
+    began = time.perf_counter()
+    try:
+        results = compute(sweep, sweep.cell((0,) * len(sweep.over)), threads=threads)
+    except Exception as error:  # noqa: BLE001  # other cells may still succeed
+        message = reason(error)[:ERROR_LENGTH]
+        store.fail(name, message)
+        return index, message
+    store.save(name, results, time.perf_counter() - began)
+    return index, ""
+
+
+def outcomes(cells: Sequence[Index], start: Callable[[Iterable[Index]], Any], died: tuple[type, ...]) -> Outcomes:
+    """Yield the outcome of each cell as it ends, whatever workers die.
+
+    A death ends all cells in work. They run again: together after the others, and then alone, which shows the cause.
+
+    Raises:
+        InputError: workers die before any cell ends, again and again.
+    """
+    deaths, in_vain = dict.fromkeys(cells, 0), 0
+    while deaths:
+        fewest = min(deaths.values())
+        batch = [index for index, count in deaths.items() if count == fewest][: None if fewest < TOGETHER else 1]
+        begun: list[Index] = []
+        try:
+            with closed_quietly(start(noted(batch, begun))) as ended:
+                for outcome in ended:
+                    in_vain = 0
+                    del deaths[outcome[0]]
+                    yield outcome
+        except died:
+            in_vain += 1
+            require(in_vain < MOST_DEATHS, f"{in_vain} workers died before a cell ended. Nearest: fewer workers, or 1.")
+            for index in {*begun} & deaths.keys():
+                deaths[index] += 1
+            if fewest + 1 == TOGETHER + ALONE:
+                in_vain = 0
+                del deaths[batch[0]]
+                yield batch[0], f"the worker died {fewest + 1} times in this cell (out of memory? fewer need less)"
+
+
+def noted(cells: Iterable[Index], begun: list[Index]) -> Iterator[Index]:
+    for index in cells:
+        begun.append(index)
+        yield index
 
 
 @contextmanager
-def chosen_engine(workers: int, threads: int | None, cluster: Any) -> Iterator[Engine]:
-    """Yield the function that runs cells; a client of a cluster is closed at the end."""
-    threads_each(workers, threads)
-    if cluster is not None:
-        from limitformer.sweep.cluster import connected, on_cluster
-
-        with connected(cluster) as client:
-            yield partial(on_cluster, client=client)
-    elif workers == 1:
-        yield in_this_process
-    else:
-        yield partial(on_processes, workers=workers)
+def closed_quietly(results: Any) -> Iterator[Any]:
+    """Close the results at the end, without the warning of joblib that work is lost."""
+    try:
+        yield results
+    finally:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            results.close()
 
 
-def threads_each(workers: int, threads: int | None) -> int:
-    """Return the threads of a worker: the requested number, or its share of the cores."""
-    return max(1, usable_cores() // workers) if threads is None else require_count("threads", threads)
+@contextmanager
+def engine(workers: int, dask: Any) -> Iterator[tuple[Any, tuple[type, ...]]]:
+    """Yield joblib's `Parallel` for processes or Dask, and the errors by which it reports that a worker died.
+
+    Raises:
+        InputError: no scheduler answers at the address.
+    """
+    from joblib import Parallel, parallel_config
+
+    if dask is None:
+        watch = {"initializer": end_with, "initargs": (os.getpid(), time.monotonic_ns())}  # no worker of an earlier run
+        yield Parallel(n_jobs=workers, return_as="generator_unordered", max_nbytes=None, **watch), (BrokenProcessPool,)
+        return
+    try:
+        import distributed
+    except ImportError as error:
+        raise MissingExtraError("distributed", "cluster") from error
+    try:
+        options = {"timeout": CONNECT_SECONDS, "set_as_default": False}
+        client = nullcontext(dask) if isinstance(dask, distributed.Client) else distributed.Client(dask, **options)
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"No Dask scheduler answers at {dask}: {first_line(error).rstrip('.')}.") from error
+    with client as there, parallel_config("dask", client=there, wait_for_workers_timeout=CONNECT_SECONDS):
+        require(bool(there.ncores()), f"The Dask scheduler at {there.scheduler.address} has no workers.")
+        yield Parallel(n_jobs=-1, return_as="generator_unordered"), (distributed.KilledWorker,)
+
+
+def end_with(parent: int, _: int) -> None:
+    """End this worker when its parent is gone, also if that was killed."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def compute_sweep(sweep: Sweep, *, threads: int | None = None, progress: bool = True) -> xr.Dataset:
@@ -191,25 +282,6 @@ def compute_sweep(sweep: Sweep, *, threads: int | None = None, progress: bool = 
     Raises:
         InputError: a cell that cannot run.
     """
-    check_rest(sweep)
     cells = list(sweep.cells())
-    results = [compute(sweep, cell, threads=threads) for cell in (track(cells, "cells") if progress else cells)]
-    axes, variables = tuple(sweep.over), {}
-    for name, first in results[0].items():
-        values = np.stack([np.asarray(one[name].values) for one in results])
-        variables[name] = ((*axes, *first.dims), values.reshape(*sweep.shape, *values.shape[1:]))
-    dims = {dim for first in results[0].values() for dim in first.dims}
-    return xr.Dataset(variables, coordinates_of(sweep, dims), {"sweep": json.dumps(sweep.record())})
-
-
-def load_sweep(store: str | Path) -> xr.Dataset:
-    """Gather a store in memory: its results over the axes, `status` (0 missing, 1 done, 2 failed, 3 damaged), `code`
-    and `seconds`.
-
-    Every checksum is compared; a damaged cell has no results. `code` is the number of the code that made a cell. The
-    attribute `codes` has the versions and the processor for each number, as JSON.
-
-    Raises:
-        InputError: not the store of a sweep, one of an older version, or one whose description makes no sense.
-    """
-    return open_store(store_path(store)).load()
+    tracks = track(cells, "cells") if progress else cells
+    return gathered(sweep.record(), ((cell.index, compute(sweep, cell, threads=threads)) for cell in tracks))

@@ -1,6 +1,6 @@
 """The progress of a sweep, and its results as pictures and files."""
 
-import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,16 +9,12 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from limitformer.base.errors import InputError, printable, require
+from limitformer.base.errors import require
 from limitformer.base.files import check_writable, file_path, write_whole
 from limitformer.plot import PALETTE, panels, style
 from limitformer.results.storage import check_target, save
-from limitformer.sweep.cells import DAMAGED, DONE, FAILED
 from limitformer.sweep.grid import unknown_field
-from limitformer.sweep.opening import open_store, store_path
-from limitformer.sweep.origin import mixture
-from limitformer.sweep.run import load_sweep
-from limitformer.sweep.store import Store, Survey
+from limitformer.sweep.store import CELLS, DONE, ENDINGS, FAILED, file_names, load_sweep, open_store
 
 MOST_CURVES = 7
 PICTURES = (".png", ".pdf", ".svg")
@@ -26,41 +22,18 @@ PICTURES = (".png", ".pdf", ".svg")
 
 def progress_of(path: Path) -> list[tuple[str, str]]:
     """Return the rows of `limitformer sweep status`."""
-    store = open_store(store_path(path))
-    survey = store.survey()
-    cells = remaining = survey.status.size
-    rows = [("cells", f"{cells:,}")]
-    for name, status in {"done": DONE, "failed": FAILED, "damaged": DAMAGED}.items():
-        count = int((survey.status == status).sum())
-        remaining -= count if status != DAMAGED else 0
-        rows.append((name, f"{count:,} ({count / cells:.1%})" if status == DONE else f"{count:,}"))
-    rows.append(("left", f"{remaining:,}"))
-    times = np.sort(survey.finished[survey.finished > 0])[-100:]
+    store = open_store(path)
+    status = store.status()
+    done, failed = int((status == DONE).sum()), int((status == FAILED).sum())
+    rows = [("cells", f"{status.size:,}"), ("done", f"{done:,} ({done / status.size:.1%})"), ("failed", f"{failed:,}")]
+    rows.append(("left", f"{status.size - done - failed:,}"))
+    finished = [name for name in file_names(store.path) if name.endswith(ENDINGS[DONE])]
+    times = np.sort([os.stat(store.path / CELLS / name).st_mtime for name in finished])[-100:]
     if len(times) > 1:
         rate = (len(times) - 1) / max(times[-1] - times[0], 1e-9)
         rows.append(("rate", f"{rate:.3g} cells a second"))
-        rows.append(("time left, at this rate", duration(remaining / rate)))
-    rows += [(f"failed {index}", printable(text)) for index, text in sorted(survey.errors.items())[:5]]
-    return rows + [("made by", line) for line in makers(store, survey)]
-
-
-def makers(store: Store, survey: Survey) -> list[str]:
-    """Return a line for each code, with the number of cells that it made."""
-    numbers, counts = np.unique(survey.code[survey.finished > 0], return_counts=True)
-    lines = [", ".join(f"{name} {value}" for name, value in store.codes[int(number)].items()) for number in numbers]
-    return [f"{line}: {count:,} cells" for line, count in zip(lines, counts, strict=True)]
-
-
-def doubts(data: xr.Dataset) -> list[str]:
-    """Return warnings about a loaded store: damaged cells, and cells of different codes."""
-    damaged = int((data["status"] == DAMAGED).sum())
-    numbers = np.unique(data["code"].values[data["status"].values == DONE])
-    codes = json.loads(data.attrs["codes"])
-    lines = [f"{damaged:,} cells are damaged and have no results. Nearest: run the sweep again."] if damaged else []
-    if len(numbers) > 1:
-        mixed = mixture([codes[str(number)] for number in numbers])
-        lines.append(f"{len(numbers)} different codes made the cells ({mixed}); `code` has the number of each cell's.")
-    return lines
+        rows.append(("time left, at this rate", duration((status.size - done - failed) / rate)))
+    return rows + [(f"failed {index}", text) for index, text in sorted(store.errors(status).items())[:5]]
 
 
 def duration(seconds: float) -> str:
@@ -182,8 +155,8 @@ def write_picture(figure: Figure, out: Path) -> None:
         write_whole(out, lambda path: figure.savefig(path))
 
 
-def export_store(path: Path, out: Path) -> list[str]:
-    """Write all results to one file, and return warnings about them (`doubts`).
+def export_store(path: Path, out: Path) -> None:
+    """Write all results to one file.
 
     Raises:
         InputError: another ending than .nc, .zarr or .csv, or a folder that cannot be written.
@@ -191,18 +164,9 @@ def export_store(path: Path, out: Path) -> list[str]:
     out = file_path(out)
     known = out.suffix in (".nc", ".zarr", ".csv")
     require(known, f"A sweep is exported as .nc (NetCDF), .zarr or .csv (a table); got {out.name!r}.")
-    if out.suffix != ".csv":
-        check_target(out)
-        data = load_sweep(path)
-        large = [str(name) for name, axis in data.coords.items() if axis.dtype.kind in "iu" and axis.max() >= 2**31]
-        require(out.suffix != ".nc" or not large, f"{', '.join(large)} does not fit NetCDF's whole numbers; use .zarr.")
-        save(data, out)
-        return doubts(data)
-    check_writable(out.parent)
+    check_writable(out.parent) if out.suffix == ".csv" else check_target(out)
     data = load_sweep(path)
-    try:
-        table = data.to_dataframe()
-    except MemoryError as error:
-        raise InputError("The table does not fit the memory; export to .nc or .zarr.") from error
-    write_whole(out, lambda whole: table.to_csv(whole))
-    return doubts(data)
+    if out.suffix == ".csv":
+        write_whole(out, lambda whole: data.to_dataframe().to_csv(whole))
+        return
+    save(data, out)

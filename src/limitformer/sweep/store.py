@@ -1,14 +1,19 @@
-r"""The store of a sweep: a folder with `sweep.json`, which describes it, and `cells`, with one file for each cell.
+r"""The store of a sweep: a folder with `sweep.json`, which describes it, and `cells`, with the files of its cells.
 
-Each worker writes a finished cell to its own file (`cells`, `files`). Workers share no file, so that a crash at any
-moment leaves each cell whole or absent. `sweep.json` has a digest and is written when it changes.
+A finished cell is the file NAME.nc, which `lf.load` reads: its results, the SHA-256 of its contents and the code that
+made it. A failed cell is the file NAME.failed with its error. NAME is a hash of all that determines the numbers: the
+sweep without the values of its axes, and the cell's value on each axis. So a cell is never taken for another one.
+
+Each file is written under a temporary name and then renamed: a kill at any moment leaves it whole or absent.
 """
 
 import hashlib
 import json
 import os
-import time
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -18,180 +23,284 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from limitformer.base.errors import require
-from limitformer.base.memory import SHARE, available_memory
-from limitformer.sweep.cells import (
-    DAMAGED,
-    DONE,
-    ERROR_LENGTH,
-    FAILED,
-    HEADER_LIMIT,
-    OWN,
-    CellFile,
-    Kind,
-    Names,
-    arrays_of,
-    bytes_of,
-    decoded,
-    encoded,
-    place_of,
-    record_of,
-)
-from limitformer.sweep.describe import Sweep, points_of
-from limitformer.sweep.files import CELLS, names_in_cells, read_regular, readable, sync_names, write_whole
+from limitformer.base.errors import InputError, printable, require
+from limitformer.base.files import check_regular, check_writable, local_path, write_whole
+from limitformer.base.lock import only_one
+from limitformer.base.memory import check_scratch
+from limitformer.results.storage import load, save
+from limitformer.sweep.describe import Sweep
 from limitformer.sweep.grid import Index
-from limitformer.sweep.origin import Code, code
+from limitformer.sweep.origin import origin
 from limitformer.sweep.reduce import LABELS, Reduced
 
-FORMAT = 3
-DESCRIPTION = "sweep.json"
-LARGEST_DESCRIPTION = 2**28  # bytes
-LASTING_SECONDS = 0.1  # a cell that took longer is flushed to the disk, which takes milliseconds
+FORMAT = 4
+MISSING, DONE, FAILED = 0, 1, 2
+DESCRIPTION, CELLS, LOCK = "sweep.json", "cells", "lock"
+ENDINGS = {DONE: ".nc", FAILED: ".failed"}
+
+
+class OtherSweepError(InputError):
+    """The store belongs to another sweep, or to another version of limitformer."""
+
+
+def require_same(condition: bool, message: str) -> None:
+    """Raise `OtherSweepError(message)` unless `condition` holds."""
+    if not condition:
+        raise OtherSweepError(message)
 
 
 @dataclass(frozen=True)
-class Survey:
-    """The state of all cells, from files whose checksums were compared.
-
-    Attributes:
-        status: (axes), MISSING, DONE, FAILED or DAMAGED.
-        code: (axes), the numbers of the codes that made the cells.
-        finished: (axes), when they ended, in seconds since 1970; 0 if a cell is missing or damaged.
-        errors: messages of failed cells.
-    """
-
-    status: NDArray[np.int8]
-    code: NDArray[np.int32]
-    finished: NDArray[np.float64]
-    errors: dict[Index, str]
-
-
 class Store:
-    """A sweep's store on disk.
+    """A sweep's store on disk: its folder, and `Sweep.record` with the axes in the order of the store."""
 
-    Attributes:
-        path: its folder.
-        sweep: the sweep, its axes in the order of the store.
-        kinds: dimensions, shapes and types of a cell's results.
-        codes: the codes that made its cells, by their numbers.
-        read_only: why it cannot be written; empty if it can.
-    """
+    path: Path
+    record: dict[str, Any]
 
-    def __init__(
-        self, path: Path, sweep: Sweep, kinds: Mapping[str, Kind], codes: Mapping[int, Code], read_only: str = ""
-    ) -> None:
-        self.path, self.sweep, self.kinds, self.read_only = path, sweep, dict(kinds), read_only
-        self.codes, self.names = dict(codes), Names(sweep)
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The number of values on each axis."""
+        return tuple(len(values) for values in self.record["over"].values())
 
-    def write_description(self) -> None:
-        """Write `sweep.json` unless it is there unchanged."""
-        codes = list(self.codes.values())
-        description = {"format": FORMAT, **self.sweep.record(), "results": record_of(self.kinds), "codes": codes}
-        data = json.dumps({"sweep": description, "digest": digest(description)}).encode()
-        if read_regular(self.path / DESCRIPTION, len(data)) != data:
-            write_whole(self.path, DESCRIPTION, data, durable=True)
-            sync_names(self.path)
+    def names(self) -> Iterator[tuple[Index, str]]:
+        """Yield the place and the name of each cell, the last axis fastest."""
+        over = self.record["over"]
+        rest = hashlib.sha256(json.dumps([{**self.record, "over": list(over)}], sort_keys=True).encode())
+        for index in np.ndindex(self.shape):
+            digest = rest.copy()
+            digest.update(json.dumps([values[k] for values, k in zip(over.values(), index, strict=True)]).encode())
+            yield index, digest.hexdigest()[:32]
 
-    def coordinates(self) -> dict[str, Any]:
-        """Return the axes and the labels of the results' dimensions."""
-        return coordinates_of(self.sweep, {dim for kind in self.kinds.values() for dim in kind.dims})
+    def file(self, name: str, status: int) -> Path:
+        """Return the file of a cell that is DONE or FAILED."""
+        return self.path / CELLS / f"{name}{ENDINGS[status]}"
 
-    def done(self, index: Index, results: Mapping[str, Reduced], seconds: float) -> bytes:
-        """Return the file of a finished cell; raise `InputError` if its shapes are not those of the first cell."""
-        return self._file(index, DONE, seconds, "", bytes_of(results, self.kinds))
+    def status(self) -> NDArray[np.int8]:
+        """Return MISSING, DONE or FAILED for each cell, (axes), without reading its file."""
+        check_scratch(100 * prod(self.shape), f"The cells of {self.path}", "a smaller grid")
+        status, files = np.zeros(self.shape, np.int8), set(file_names(self.path))
+        for index, name in self.names() if files else ():
+            done, failed = (f"{name}{ending}" in files for ending in ENDINGS.values())
+            status[index] = DONE if done else FAILED if failed else MISSING
+        return status
 
-    def failed(self, index: Index, message: str) -> bytes:
-        """Return the file of a failed cell."""
-        return self._file(index, FAILED, 0.0, message[:ERROR_LENGTH], b"")
+    def errors(self, status: NDArray[np.int8]) -> dict[Index, str]:
+        """Return the errors of the failed cells."""
+        failed = ((index, name) for index, name in self.names() if status[index] == FAILED)
+        return {index: printable(self.file(name, FAILED).read_text(errors="replace")) for index, name in failed}
 
-    def _file(self, index: Index, status: int, seconds: float, error: str, data: bytes) -> bytes:
-        facts = {"status": status, "seconds": seconds, "finished": time.time(), "error": error}
-        return encoded(self.names.of(index), facts, code(), data)
+    def save(self, name: str, results: Mapping[str, Reduced], seconds: float) -> None:
+        """Write the file of a finished cell."""
+        variables = {each: (result.dims, result.values) for each, result in results.items()}
+        attributes = {"cell": name, "origin": origin(), "seconds": seconds, "results": " ".join(results)}
+        save(xr.Dataset(variables, attrs=attributes), self.file(name, DONE))
+        self.file(name, FAILED).unlink(missing_ok=True)
 
-    def write(self, index: Index, file: bytes, seconds: float) -> None:
-        """Write the file of a cell that took `seconds` to compute."""
-        place = f"{CELLS}/{place_of(self.names.of(index))}"
-        write_whole(self.path, place, file, durable=seconds > LASTING_SECONDS)
+    def fail(self, name: str, message: str) -> None:
+        """Write the file of a failed cell."""
+        write_whole(self.file(name, FAILED), lambda path: path.write_text(message))
 
-    def present(self) -> set[str]:
-        """Return the names of all files of cells."""
-        names: set[str] = set()
-        for entry in names_in_cells(self.path):
-            if entry.is_dir(follow_symlinks=False):
-                names.update(os.listdir(entry.path))
-        return names
-
-    def cells(self) -> Iterator[tuple[Index, CellFile | None]]:
-        """Yield each cell of the grid that has a file, with its content; None if it is damaged."""
-        limit = sum(kind.size for kind in self.kinds.values()) + HEADER_LIMIT
-        folder = str(self.path / CELLS)
-        for index, name in self.names.among(self.present()):
-            file = read_regular(f"{folder}/{place_of(name)}", limit)
-            if file is not None:
-                cell = decoded(name, file, self.kinds)
-                if cell is not None:
-                    self.codes.setdefault(cell.code, cell.origin)
-                yield index, cell
-
-    def survey(self) -> Survey:
-        """Read the state of each cell.
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other runs out of the store in the block; make its folder, and remove what a killed run has left.
 
         Raises:
-            InputError: the grid does not fit into memory, or a file cannot be read.
+            InputError: another process works on the store, or it cannot be written.
         """
-        shape = self.sweep.shape
-        check_room(prod(shape) * 100, f"The cells of {self.path}")
-        survey = Survey(np.zeros(shape, np.int8), np.zeros(shape, np.int32), np.zeros(shape), {})
-        with readable(self.path):
-            for index, cell in self.cells():
-                survey.status[index] = DAMAGED if cell is None else cell.status
-                if cell is not None:
-                    survey.code[index], survey.finished[index] = cell.code, cell.finished
-                    if cell.status == FAILED:
-                        survey.errors[index] = cell.error
-        return survey
+        check_writable(self.path / CELLS)
+        with only_one(self.path / LOCK, str(self.path)):
+            for folder in (*self.path.glob(f".{DESCRIPTION}.*"), *(self.path / CELLS).glob(".*")):
+                shutil.rmtree(folder, ignore_errors=True)
+            yield
 
-    def load(self) -> xr.Dataset:
-        """Gather all cells in memory; cells that are not done are NaN (0 in integers)."""
-        kinds, shape, axes = self.kinds | OWN, self.sweep.shape, tuple(self.sweep.over)
-        check_room(prod(shape) * sum(kind.size for kind in kinds.values()), f"All results in {self.path}")
-        arrays = {name: np.full((*shape, *kind.shape), kind.fill, kind.dtype) for name, kind in kinds.items()}
-        with readable(self.path):
-            for index, cell in self.cells():
-                arrays["status"][index] = DAMAGED if cell is None else cell.status
-                if cell is not None:
-                    arrays["code"][index], arrays["seconds"][index] = cell.code, cell.seconds
-                    if cell.status == DONE:
-                        for name, values in arrays_of(cell.data, self.kinds).items():
-                            arrays[name][index] = values
-        variables = {name: ((*axes, *kind.dims), arrays[name]) for name, kind in kinds.items()}
-        codes = {str(number): origin for number, origin in self.codes.items()}
-        attributes = {"sweep": json.dumps(self.sweep.record()), "codes": json.dumps(codes)}
-        return xr.Dataset(variables, self.coordinates(), attributes)
+    @property
+    def text(self) -> str:
+        """The content of `sweep.json`."""
+        return json.dumps({"format": FORMAT, **self.record})
+
+    def is_described(self) -> bool:
+        """Whether `sweep.json` is there unchanged."""
+        file = self.path / DESCRIPTION
+        return file.exists() and file.read_text() == self.text
+
+    def describe(self) -> None:
+        """Write `sweep.json` unless it is there unchanged."""
+        if not self.is_described():
+            write_whole(self.path / DESCRIPTION, lambda path: path.write_text(self.text))
 
 
-def digest(description: Mapping[str, Any]) -> str:
-    """Return the hash that proves a description."""
-    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
+def file_names(path: Path) -> list[str]:
+    """Return the names of the files of cells."""
+    try:
+        return os.listdir(path / CELLS)
+    except FileNotFoundError:
+        return []
 
 
-def check_room(needed: int, what: str) -> None:
-    """Raise `InputError` unless that many bytes are free."""
-    free = available_memory()
-    fits = free is None or needed <= SHARE * free
-    require(fits, f"{what} take {needed / 2**30:,.1f} GiB, more than is free.")
+def store_path(place: str | Path) -> Path:
+    """Return the path of a store; raise `InputError` for an address, or a name that the system refuses."""
+    path = local_path(place)
+    try:
+        path.exists()
+    except OSError as error:
+        raise InputError(f"Cannot use the folder {path}: {error.strerror}.") from error
+    return path
 
 
-def coordinates_of(sweep: Sweep, dims: set[str]) -> dict[str, Any]:
-    """Return the axes, and the labels of those of the results' dimensions that have labels."""
-    coordinates: dict[str, Any] = {name: labels_of(values) for name, values in sweep.over.items()}
+def open_store(place: str | Path) -> Store:
+    """Open a store, without running code that its description names.
+
+    Raises:
+        OtherSweepError: the store of another version of limitformer.
+        InputError: not a store, or one whose description is damaged.
+    """
+    path = store_path(place)
+    file = path / DESCRIPTION
+    older = (path / "zarr.json").exists()  # limitformer 0.2 and before
+    require(older or file.exists(), f"{path} is not the store of a sweep.")
+    check_regular(file)
+    try:
+        record = {} if older else json.loads(file.read_bytes())
+        version = record.pop("format", None)
+        ours = {name: record[name] for name in ("base", "over", "simulate", "keep")} if version == FORMAT else {}
+        sound = all(isinstance(table, dict) for table in ours.values())
+        sound = sound and all(isinstance(values, list) for values in ours.get("over", {}).values())
+    except OSError as error:
+        raise InputError(f"Cannot read the store {path}: {error.strerror} ({error.filename}).") from error
+    except (ValueError, AttributeError, LookupError, TypeError, RecursionError):
+        sound = False
+    require(sound, f"{file} is damaged. Nearest: delete it and run the sweep again, which keeps all cells.")
+    require_same(
+        version == FORMAT,
+        f"{path} is a store of another version of limitformer. Nearest: export it to .nc with that version "
+        "(limitformer sweep export), or choose another folder.",
+    )
+    return Store(path, record)
+
+
+def store_for(sweep: Sweep, place: str | Path, *, extend: bool) -> Store:
+    """Return the store to run a sweep in; its axes are those of the folder, then the new values.
+
+    Raises:
+        OtherSweepError: the folder has another sweep, or lacks values and `extend` is false.
+        InputError: something else is in the folder.
+    """
+    path, here = store_path(place), sweep.record()
+    inside = {entry.name.split(f"{DESCRIPTION}.")[0] for entry in path.iterdir()} if path.is_dir() else set()
+    foreign = path.exists() and not (path.is_dir() and inside <= {CELLS, LOCK, "."})  # such as a killed run leaves
+    if not foreign:
+        return Store(path, here)
+    require(
+        any((path / name).exists() for name in (DESCRIPTION, "zarr.json")),
+        f"{path} is there and is not the store of a sweep. Choose another folder.",
+    )
+    there = open_store(path).record
+    check_same(path, there, here)
+    return Store(path, {**here, "over": merged_axes(path, there["over"], here["over"], extend)})
+
+
+def check_same(path: Path, there: dict[str, Any], here: dict[str, Any]) -> None:
+    """Raise `OtherSweepError` if the sweeps differ in more than the values of their axes."""
+    a, b = (flat({**record, "over": list(record["over"])}) for record in (there, json.loads(json.dumps(here))))
+    differing = [name for name in sorted(a.keys() | b.keys()) if a.get(name) != b.get(name)]
+    examples = "; ".join(f"{name}: {a.get(name)!r} there, {b.get(name)!r} here" for name in differing[:3])
+    more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
+    require_same(not differing, f"{path} belongs to another sweep ({examples}{more}). Choose another store.")
+
+
+def flat(value: Any, name: str = "") -> dict[str, Any]:
+    """Return a nested record with dotted names."""
+    if not isinstance(value, dict):
+        return {name.removeprefix("."): value}
+    return {place: one for key, inner in value.items() for place, one in flat(inner, f"{name}.{key}").items()}
+
+
+def merged_axes(path: Path, there: Any, here: Any, extend: bool) -> dict[str, list[Any]]:
+    """Return the values of both, those of the store first."""
+    merged: dict[str, list[Any]] = {}
+    for name, values in there.items():
+        known, asked = set(values), set(here[name])
+        new = [value for value in here[name] if value not in known]
+        lacking = [value for value in values if value not in asked]
+        there_lacks = f"{path} has no {name} = {', '.join(map(str, new[:5]))}. Nearest: extend it (extend, --extend)."
+        require_same(not new or extend, there_lacks)
+        here_lacks = f"{path} has {name} = {', '.join(map(str, lacking[:5]))}, which this sweep lacks."
+        require_same(not lacking, f"{here_lacks} Nearest: add them.")
+        merged[name] = [*values, *new]
+    return merged
+
+
+def load_sweep(store: str | Path) -> xr.Dataset:
+    """Gather a store in memory: its results over the axes, `status` (0 missing, 1 done, 2 failed) and `seconds`.
+
+    The SHA-256 of every cell is compared. The attribute `origins` has the versions and processors that made the cells;
+    several are also a warning, because their last digits may differ.
+
+    Raises:
+        InputError: not the store of a sweep, one of another version, or damaged cells, which are named.
+    """
+    there = open_store(store)
+    status = there.status()
+    origins: set[str] = set()
+    damaged: list[str] = []
+    cells = finished_cells(there, status, origins, damaged)
+    data = gathered(there.record, cells)
+    names = ", ".join(damaged)
+    require(not damaged, f"{there.path} has damaged cells. Nearest: delete them and run the sweep again: {names}.")
+    if len(origins) > 1:
+        made = "; ".join(sorted(origins))
+        warnings.warn(f"{len(origins)} different codes made the cells of {there.path}: {made}.", stacklevel=2)
+    axes = tuple(there.record["over"])
+    return data.assign(status=(axes, status)).assign_attrs(origins="; ".join(sorted(origins)))
+
+
+def finished_cells(
+    store: Store, status: NDArray[np.int8], origins: set[str], damaged: list[str]
+) -> Iterator[tuple[Index, dict[str, Reduced]]]:
+    """Yield the results of each cell that is done; collect who made them, and the files that are damaged."""
+    for index, name in store.names():
+        if status[index] != DONE:
+            continue
+        try:
+            data = load(store.file(name, DONE))
+            require(data.attrs["cell"] == name, "the file of another cell")
+            origins.add(printable(data.attrs["origin"]))
+            variables = {each: data[each] for each in data.attrs["results"].split()}  # NetCDF has another order
+            results = {each: Reduced(found.values, tuple(map(str, found.dims))) for each, found in variables.items()}
+            yield index, results | {"seconds": Reduced(np.float32(data.attrs["seconds"]), ())}
+        except (InputError, LookupError, TypeError):
+            damaged.append(str(store.file(name, DONE)))
+
+
+def gathered(record: Mapping[str, Any], cells: Iterable[tuple[Index, Mapping[str, Reduced]]]) -> xr.Dataset:
+    """Return all results over the axes; cells that are missing are NaN (0 in integers).
+
+    Raises:
+        InputError: the results do not fit the memory, or have different shapes.
+    """
+    axes, shape = tuple(record["over"]), tuple(map(len, record["over"].values()))
+    variables: dict[str, tuple[tuple[str, ...], NDArray[Any]]] = {}
+    for index, results in cells:
+        for name, result in results.items():
+            values = np.asarray(result.values)
+            if name not in variables:
+                check_scratch(prod(shape) * values.nbytes, f"All values of {name}", "fewer cells")
+                fill = np.nan if values.dtype.kind == "f" else 0
+                whole = np.full((*shape, *values.shape), fill, values.dtype.newbyteorder("="))
+                variables[name] = (*axes, *result.dims), whole
+            whole = variables[name][1]
+            same = whole.shape == (*shape, *values.shape)
+            require(same, f"{name} has shape {values.shape} in cell {index}, and another one in the first cell.")
+            whole[index] = values
+    dims = {dim for names, _ in variables.values() for dim in names}
+    return xr.Dataset(variables, coordinates_of(record, dims), {"sweep": json.dumps(record)})
+
+
+def coordinates_of(record: Mapping[str, Any], dims: set[str]) -> dict[str, Any]:
+    """Return the axes, with "none" for None, and the labels of those of the results' dimensions that have labels."""
+    axes = record["over"].items()
+    coordinates: dict[str, Any] = {name: ["none" if value is None else value for value in axis] for name, axis in axes}
     coordinates |= {dim: labels for dim, labels in LABELS.items() if dim in dims}
     if "quantile" in dims:
-        coordinates["quantile"] = sweep.reduce["quantiles"]["levels"]
-    points = points_of(sweep)
-    return coordinates | ({} if points is None or "point" not in dims else {"point": points})
-
-
-def labels_of(values: Sequence[Any]) -> list[Any]:
-    """Return the labels of an axis; None becomes the word "none"."""
-    return ["none" if value is None else value for value in values]
+        coordinates["quantile"] = record["keep"]["quantiles"]["levels"]
+    points = record["simulate"]["record"]
+    return coordinates | ({"point": np.asarray(points, np.float64)} if isinstance(points, list) else {})

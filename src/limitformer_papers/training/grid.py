@@ -113,9 +113,7 @@ def outcome_of(function: Callable[[Run], Summary], run: Run) -> Summary | InputE
 
 def on_processes(runs: Sequence[Run], function: Callable[[Run], Summary], workers: int) -> Outcomes[Run]:
     """Yield the outcomes of all runs, `workers` at a time."""
-    pool = Pool[Run, Reply](
-        partial(begin, function, gpus(), budgets=tuple(BUDGETS)), workers, caller="run_all", saves=True
-    )
+    pool = Pool[Run, Reply](partial(begin, function, gpus(), budgets=tuple(BUDGETS)), workers, caller="run_all")
     saved = lost = unbegun = 0
     with closing(pool.outcomes(runs)) as outcomes:
         for run, outcome in outcomes:

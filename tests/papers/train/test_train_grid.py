@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from forks import forking
-from grid_program import mixed, of_all_kinds, slow
+from grid_program import dies_as_it_starts, mixed, of_all_kinds, slow
 from limitformer.base import pool
 from limitformer.base.errors import InputError
 from limitformer_papers.training import grid, interrupts
@@ -132,6 +132,19 @@ def test_worker_without_its_parent_saves_its_run(tmp_path):
     worker.join(60)
     assert worker.exitcode == 0
     assert 0 < checkpoint(tmp_path / "0") < STEPS
+
+
+@pytest.mark.parametrize("dying", [1, 99])
+def test_workers_that_die_as_they_start_are_replaced_and_then_one_error(tmp_path, monkeypatch, dying):
+    monkeypatch.setattr(pool, "spawning", forking)
+    group = pool.Pool(partial(dies_as_it_starts, tmp_path, dying), 1, caller="run_all")
+    if dying == 1:
+        assert dict(group.outcomes(["a", "b"])) == {"a": 1, "b": 1}
+        return
+    says = r"^Every worker process exits during start-up \(exit code 3\)\. In a script, call run_all below "
+    with pytest.raises(InputError, match=says):
+        list(group.outcomes(["a", "b"]))
+    assert len(list(tmp_path.iterdir())) == pool.MOST_FAILED_STARTS
 
 
 def as_words(outcomes) -> dict[str, str]:
