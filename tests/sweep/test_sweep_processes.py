@@ -80,29 +80,33 @@ class DiedError(Exception):
     """Stands for joblib's error."""
 
 
+def handed_out(batch, begun):
+    for index in batch:
+        begun.append(index)
+        yield index
+
+
 def test_workers_that_die_as_they_start_are_one_line():
-    def start(batch):
-        next(iter(batch))
+    def parallel(tasks):
+        next(tasks)
         raise DiedError
-        yield
 
     with pytest.raises(InputError, match=r"6 workers died before a cell ended\. Nearest: fewer workers, or 1\."):
-        list(work.outcomes([(k,) for k in range(40)], start, (DiedError,)))
+        list(work.outcomes([(k,) for k in range(40)], handed_out, parallel, (DiedError,)))
 
 
 def test_cells_of_a_dead_worker_run_again_together_and_then_alone():
     """Cell 3 kills its worker; all others end, and those that were in work with it are not blamed."""
     batches = []
 
-    def start(batch):
-        batch = list(batch)
-        batches.append([k for (k,) in batch])
-        for cell in batch:
-            if cell == (3,):
+    def parallel(tasks):
+        batches.append([k for (k,) in tasks])
+        for k in batches[-1]:
+            if k == 3:
                 raise DiedError
-            yield cell, ""
+            yield (k,), ""
 
-    outcomes = dict(work.outcomes([(k,) for k in range(6)], start, (DiedError,)))
+    outcomes = dict(work.outcomes([(k,) for k in range(6)], handed_out, parallel, (DiedError,)))
     assert [k for k in range(6) if outcomes[k,]] == [3]
     assert outcomes[3,].startswith("the worker died 4 times in this cell (out of memory?")
     assert batches == [[0, 1, 2, 3, 4, 5], [3, 4, 5], [3], [4], [5], [3]]

@@ -235,11 +235,14 @@ def advance(bar: Bar | PartOfBar | None, done: float) -> None:
         bar.close()
 
 
-def track(items: Sequence[T], description: str) -> Iterator[T]:
-    """Yield the items, with a bar if they take more than `PATIENCE` seconds together."""
-    bar = progress_bar(description, len(items), 0.0)
+def track(items: Sequence[T] | Iterator[T], description: str, total: int = 0, first: int = 0) -> Iterator[T]:
+    """Yield the items, with a bar if they take more than `PATIENCE` seconds; `first` of `total` are done before.
+
+    `total` is needed for items without a length.
+    """
+    bar = progress_bar(description, len(items) if isinstance(items, Sequence) else total, first)
     try:
-        for done, item in enumerate(items, 1):
+        for done, item in enumerate(items, first + 1):
             yield item
             advance(bar, done)
     finally:

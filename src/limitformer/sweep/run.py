@@ -20,7 +20,7 @@ import xarray as xr
 
 from limitformer.base.errors import InputError, MissingExtraError, PicklesArguments, first_line, require, require_count
 from limitformer.base.interrupts import interrupts_wait
-from limitformer.base.progress import advance, progress_bar, track
+from limitformer.base.progress import track
 from limitformer.paths.replicas import usable_cores
 from limitformer.sweep.describe import Sweep, compute, where
 from limitformer.sweep.grid import Index
@@ -108,10 +108,10 @@ def run_sweep(
         skipped, errors = int((status == DONE).sum()), {} if retry_failed else there.errors(status)
         asked = (status != DONE) & ((status != FAILED) | retry_failed)
         missing = {index: name for index, name in there.names() if asked[index]}
-        start = partial(begin, sweep, there, missing, parallel, threads)
+        work, before = partial(tasks, sweep, there, missing, threads), status.size - len(missing)
         try:
-            with closing(outcomes(list(missing), start, died)) as ended:
-                for index, error in tracked(ended, status.size, status.size - len(missing)) if progress else ended:
+            with closing(outcomes(list(missing), work, parallel, died)) as ended:
+                for index, error in track(ended, "cells", status.size, before) if progress else ended:
                     status[index] = FAILED if error else DONE
                     errors |= {index: error} if error else {}
         except (InputError, CancelledError) as error:  # the latter if the scheduler is gone
@@ -140,32 +140,18 @@ def reason(error: Exception) -> str:
     return str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
 
 
-def tracked(ended: Outcomes, cells: int, before: int) -> Outcomes:
-    """Yield the outcomes, and show them on a bar on which `before` cells are done at the start."""
-    bar = progress_bar("cells", cells, before)
-    try:
-        for count, outcome in enumerate(ended, before + 1):
-            yield outcome
-            advance(bar, count)
-    finally:
-        advance(bar, -1)
-
-
-def begin(
-    sweep: Sweep, store: Store, names: Mapping[Index, str], parallel: Any, threads: int, cells: Iterable[Index]
-) -> Any:
-    """Start the cells and return the generator of their outcomes; a task holds a sweep of one cell."""
+def tasks(
+    sweep: Sweep, store: Store, names: Mapping[Index, str], threads: int, cells: Iterable[Index], begun: list[Index]
+) -> Iterator[Any]:
+    """Yield a task for each cell, with a sweep of this cell alone; note in `begun` that it is handed out."""
     from joblib import delayed
 
-    axes = store.record["over"].items()
-    parts = (({name: [values[k]] for (name, values), k in zip(axes, index, strict=True)}, index) for index in cells)
-    place = os.path.abspath(store.path)
-    tasks = (
-        delayed(run_cell)(place, names[index], index, pickle.dumps(replace(sweep, over=over, unchecked=True)), threads)
-        for over, index in parts
-    )
-    with interrupts_wait():  # processes that start here ignore Ctrl-C
-        return parallel(tasks)
+    place, axes = os.path.abspath(store.path), store.record["over"].items()
+    for index in cells:
+        begun.append(index)
+        over = {name: [values[k]] for (name, values), k in zip(axes, index, strict=True)}
+        part = pickle.dumps(replace(sweep, over=over, unchecked=True))
+        yield delayed(run_cell)(place, names[index], index, part, threads)
 
 
 def run_cell(place: str, name: str, index: Index, task: bytes, threads: int) -> tuple[Index, str]:
@@ -191,7 +177,9 @@ def run_cell(place: str, name: str, index: Index, task: bytes, threads: int) -> 
     return index, ""
 
 
-def outcomes(cells: Sequence[Index], start: Callable[[Iterable[Index]], Any], died: tuple[type, ...]) -> Outcomes:
+def outcomes(
+    cells: Sequence[Index], work: Callable[..., Iterator[Any]], parallel: Any, died: tuple[type, ...]
+) -> Outcomes:
     """Yield the outcome of each cell as it ends, whatever workers die.
 
     A death ends all cells in work. They run again: together after the others, and then alone, which shows the cause.
@@ -205,7 +193,9 @@ def outcomes(cells: Sequence[Index], start: Callable[[Iterable[Index]], Any], di
         batch = [index for index, count in deaths.items() if count == fewest][: None if fewest < TOGETHER else 1]
         begun: list[Index] = []
         try:
-            with closed_quietly(start(noted(batch, begun))) as ended:
+            with interrupts_wait():  # processes that start here ignore Ctrl-C
+                results = parallel(work(batch, begun))
+            with closed_quietly(results) as ended:
                 for outcome in ended:
                     in_vain = 0
                     del deaths[outcome[0]]
@@ -219,12 +209,6 @@ def outcomes(cells: Sequence[Index], start: Callable[[Iterable[Index]], Any], di
                 in_vain = 0
                 del deaths[batch[0]]
                 yield batch[0], f"the worker died {fewest + 1} times in this cell (out of memory? fewer need less)"
-
-
-def noted(cells: Iterable[Index], begun: list[Index]) -> Iterator[Index]:
-    for index in cells:
-        begun.append(index)
-        yield index
 
 
 @contextmanager
@@ -283,5 +267,5 @@ def compute_sweep(sweep: Sweep, *, threads: int | None = None, progress: bool = 
         InputError: a cell that cannot run.
     """
     cells = list(sweep.cells())
-    tracks = track(cells, "cells") if progress else cells
-    return gathered(sweep.record(), ((cell.index, compute(sweep, cell, threads=threads)) for cell in tracks))
+    tracked = track(cells, "cells") if progress else cells
+    return gathered(sweep.record(), ((cell.index, compute(sweep, cell, threads=threads)) for cell in tracked))

@@ -95,6 +95,19 @@ class Store:
         save(xr.Dataset(variables, attrs=attributes), self.file(name, DONE))
         self.file(name, FAILED).unlink(missing_ok=True)
 
+    def load(self, name: str, origins: set[str]) -> dict[str, Reduced]:
+        """Return the results of a finished cell; add the code that made it to `origins`.
+
+        Raises:
+            InputError, LookupError, TypeError: the file is damaged, or that of another cell.
+        """
+        data = load(self.file(name, DONE))
+        require(data.attrs["cell"] == name, "the file of another cell")
+        origins.add(printable(data.attrs["origin"]))
+        variables = {each: data[each] for each in data.attrs["results"].split()}  # NetCDF has another order
+        results = {each: Reduced(found.values, tuple(map(str, found.dims))) for each, found in variables.items()}
+        return results | {"seconds": Reduced(np.float32(data.attrs["seconds"]), ())}
+
     def fail(self, name: str, message: str) -> None:
         """Write the file of a failed cell."""
         write_whole(self.file(name, FAILED), lambda path: path.write_text(message))
@@ -242,33 +255,22 @@ def load_sweep(store: str | Path) -> xr.Dataset:
     status = there.status()
     origins: set[str] = set()
     damaged: list[str] = []
-    cells = finished_cells(there, status, origins, damaged)
-    data = gathered(there.record, cells)
+
+    def done() -> Iterator[tuple[Index, dict[str, Reduced]]]:
+        for index, name in there.names():
+            if status[index] == DONE:
+                try:
+                    yield index, there.load(name, origins)
+                except (InputError, LookupError, TypeError):
+                    damaged.append(str(there.file(name, DONE)))
+
+    data = gathered(there.record, done())
     names = ", ".join(damaged)
     require(not damaged, f"{there.path} has damaged cells. Nearest: delete them and run the sweep again: {names}.")
+    made = "; ".join(sorted(origins))
     if len(origins) > 1:
-        made = "; ".join(sorted(origins))
         warnings.warn(f"{len(origins)} different codes made the cells of {there.path}: {made}.", stacklevel=2)
-    axes = tuple(there.record["over"])
-    return data.assign(status=(axes, status)).assign_attrs(origins="; ".join(sorted(origins)))
-
-
-def finished_cells(
-    store: Store, status: NDArray[np.int8], origins: set[str], damaged: list[str]
-) -> Iterator[tuple[Index, dict[str, Reduced]]]:
-    """Yield the results of each cell that is done; collect who made them, and the files that are damaged."""
-    for index, name in store.names():
-        if status[index] != DONE:
-            continue
-        try:
-            data = load(store.file(name, DONE))
-            require(data.attrs["cell"] == name, "the file of another cell")
-            origins.add(printable(data.attrs["origin"]))
-            variables = {each: data[each] for each in data.attrs["results"].split()}  # NetCDF has another order
-            results = {each: Reduced(found.values, tuple(map(str, found.dims))) for each, found in variables.items()}
-            yield index, results | {"seconds": Reduced(np.float32(data.attrs["seconds"]), ())}
-        except (InputError, LookupError, TypeError):
-            damaged.append(str(store.file(name, DONE)))
+    return data.assign(status=(tuple(there.record["over"]), status)).assign_attrs(origins=made)
 
 
 def gathered(record: Mapping[str, Any], cells: Iterable[tuple[Index, Mapping[str, Reduced]]]) -> xr.Dataset:
