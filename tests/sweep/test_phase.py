@@ -142,11 +142,7 @@ def test_model_that_overlap_refuses_is_simulated():
 
 AXES = {
     "tokens": (BASE, [1, 2, 3]),
-    "sigma": (BASE, [0.5, 2.0]),
-    "attention": (BASE, ["softmax", "unnormalized"]),
     "values": (BASE, ["gaussian", "rademacher", "truncated normal"]),
-    "layers_per_unit_time": (BASE, [10, 30]),
-    "epsilon": (HYBRID, [0.0, 0.5, 1.5]),
     "beta": (BASE, np.linspace(0, 2, 3)),
     "dim": (BASE, np.array([2, 5])),
 }
@@ -192,17 +188,9 @@ def test_attributes_are_enough_to_repeat_the_diagram(tmp_path):
     ("over", "says"),
     [
         ({"dim": [4, 5], "beta": [1.0, -301.0]}, "Cell dim = 4, beta = -301.0: beta must be at least -300; got -301."),
-        ({"beta": [1.0, float("nan")]}, "Cell beta = nan: beta must be finite; got nan."),
-        ({"beta": [True, 2.0]}, "Cell beta = True: beta must be a number; got True."),
-        ({"tokens": [2, 2.5]}, "Cell tokens = 2.5: tokens must be a whole number; got 2.5."),
-        ({"sigma": [1.0, 0.0]}, "Cell sigma = 0.0: sigma must be positive; got 0.0."),
-        ({"attention": ["softmax", "none"]}, "Cell attention = none: attention must be one of "),
-        ({"attention": ["unnormalized"], "beta": [1.0, 1e3]}, "Cell attention = unnormalized, beta = 1000.0: Unnorm"),
         ({"layers_per_unit_time": [20, 7]}, "Cell layers_per_unit_time = 7: horizon must be a whole number of layers"),
         ({"width": [3]}, "StochasticTransformer has no field 'width'. It has tokens, dim, beta, "),
-        ({"epsilon": [1.0]}, "StochasticTransformer has no field 'epsilon'"),
         ({"beta": 1.0}, "The axis 'beta' must be a list of values; got 1.0."),
-        ({"attention": "softmax"}, "The axis 'attention' must be a list of values; got 'softmax'."),
         ({"beta": {1.0, 2.0}}, "The axis 'beta' must be a list of values; got {1.0, 2.0}."),
         ({"query_key": [None, (np.eye(4), np.eye(4))]}, "The axis 'query_key' must be numbers or words; got list."),
     ],
@@ -218,18 +206,13 @@ def test_bad_axis_before_any_work(no_work, over, says):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"horizon": 0.0}, "horizon must be positive; got 0.0."),
         ({"horizon": 0.33}, "Cell dim = 4, beta = 0.5: horizon must be a whole number of layers"),
         ({"samples": 0}, "samples must be at least 1; got 0."),
-        ({"samples": 1.5}, "samples must be a whole number; got 1.5."),
         ({"tolerance": 0.0}, r"tolerance must lie in (0, 0.5); got 0.0."),
         ({"early_stop": 0.0}, r"early_stop must lie in (0, 1) or be None; got 0.0."),
         ({"level": 1.0}, "level must lie in (0, 1); got 1.0."),
-        ({"level": "high"}, "level must be a number; got 'high'."),
         ({"threads": 0}, "threads must be at least 1; got 0."),
         ({"seed": 2**63}, "seed must be a whole number from 0 to 2**63 - 1; got 9223372036854775808."),
-        ({"seed": True}, "seed must be a whole number from 0 to 2**63 - 1; got True."),
-        ({"seed": 1.0}, "seed must be a whole number from 0 to 2**63 - 1; got 1.0."),
     ],
     ids=str,
 )
@@ -313,12 +296,6 @@ def test_legend_names_the_exact_curve_only_where_it_is_drawn():
     assert len(exact_lines(mixed, FINE)) == 1
 
 
-def test_a_single_cell_is_one_point():
-    panel, _ = picture(diagram(over={"beta": [2.0]}))
-    ((points, _, _),) = curves(panel)
-    assert points.get_xdata().tolist() == [2.0]
-
-
 @pytest.mark.parametrize(
     ("over", "expected"),
     [
@@ -337,13 +314,6 @@ def test_axes_of_words_and_of_any_field(tmp_path, over, expected):
     assert labels(panel) == expected
     assert len(curves(panel)) == sum(name != "exact, L → ∞" for name in expected)
     figure.savefig(tmp_path / "phase.png")
-
-
-def test_whole_numbers_for_beta_get_a_fine_curve_too():
-    panel, _ = picture(diagram(over={"beta": [0, 1, 3]}))
-    assert len(exact_lines(panel, FINE)) == 1
-    dims, _ = picture(diagram(over={"dim": [3, 4, 6]}))
-    assert len(exact_lines(dims, 3)) == 1
 
 
 def test_values_in_any_order_give_the_same_picture():
@@ -388,12 +358,6 @@ def test_map_has_contours_of_the_exact_probability():
     assert {text.get_text() for text in panel.texts} == {"exact 0.1", "exact 0.5", "exact 0.9"}
 
 
-def test_map_of_an_exact_probability_that_never_varies():
-    data = wide()
-    panel, _ = picture(data.assign(exact=data["exact"].fillna(0.0)))
-    assert [text.get_text() for text in panel.texts] == []
-
-
 def test_map_over_two_of_three_axes(tmp_path):
     over = {"tokens": [3], "dim": list(range(3, 12)), "beta": [0.1 * k for k in range(8)]}
     panel, figure = picture(wide(over))
@@ -402,12 +366,3 @@ def test_map_over_two_of_three_axes(tmp_path):
     with Image.open(tmp_path / "phase.png") as image:
         assert image.format == "PNG"
         assert len(image.convert("RGB").getcolors(maxcolors=2**24)) > 20
-
-
-def test_picture_of_a_saved_diagram_is_the_same(tmp_path):
-    data = diagram()
-    first, _ = picture(data)
-    again, _ = picture(lf.load(lf.save(data, tmp_path / "phase.nc")))
-    assert labels(first) == labels(again)
-    for one, other in zip(first.lines, again.lines, strict=True):
-        np.testing.assert_array_equal(one.get_xydata(), other.get_xydata())

@@ -179,15 +179,9 @@ def no_work(monkeypatch):
 
 REFUSED = {
     "no model": (lambda: lf.Sweep(None, over=GRID, simulate={"samples": 1}), "A sweep needs a model; got NoneType."),
-    "a limit": (lambda: lf.Sweep(lf.limit(PAIR), over=GRID, simulate={"samples": 1}), "A sweep needs a model; got"),
     "no axes": (lambda: sweep({}), "A grid needs at least one field to vary; got none."),
-    "axes that are a list": (lambda: sweep(["beta"]), "over of a sweep must be a mapping; got ['beta']."),
     "keep that is a list": (lambda: sweep(keep=["moments"]), "reduce of a sweep must be a mapping; got ['moments']."),
     "unknown field": (lambda: sweep({"betta": [1.0]}), "StochasticTransformer has no field 'betta'. Nearest: beta."),
-    "unknown field of a part": (
-        lambda: network({"attention.tau": [1.0]}),
-        "ShapedAttention has no field 'tau'. Nearest: tau0.",
-    ),
     "part that is absent": (
         lambda: network({"feedforward.hidden": [1]}),
         "Transformer has no part 'feedforward' to vary 'hidden' of: it is None.",
@@ -198,31 +192,16 @@ REFUSED = {
         lambda: sweep({"dim": [4, 1], "beta": [0.5]}),
         "Cell dim = 1, beta = 0.5: dim must be at least 2; got 1.",
     ),
-    "refused value of the last cell": (
-        lambda: sweep({"dim": [4, 6], "beta": [0.5, float("inf")]}),
-        "Cell dim = 4, beta = inf: beta must be finite; got inf.",
-    ),
-    "refused value of a part": (
-        lambda: network({"attention.tau0": [1.0, -1.0]}),
-        "Cell attention.tau0 = -1.0: tau0 must be",
-    ),
     "seed": (lambda: sweep({"seed": [1, 2.5]}), "Cell seed = 2.5: seed must be a whole number from 0 to 2**63 - 1"),
-    "seed of all": (lambda: sweep(seed=-1), "seed must be a whole number from 0 to 2**63 - 1; got -1."),
     "common seed": (lambda: sweep(common_seed="no"), "common_seed must be true or false; got 'no'."),
     "key of over": (
         lambda: sweep({3: [1.0]}),
         "over of a sweep must have texts as keys; got 3. Nearest: the name of a field",
     ),
-    "key of simulate": (
-        lambda: lf.Sweep(PAIR, over=GRID, simulate={"samples": 1, 3: 4}),
-        "simulate of a sweep must have texts as keys; got 3. Nearest:",
-    ),
-    "key of reduce": (lambda: sweep(keep={3: True}), "reduce of a sweep must have texts as keys; got 3. Nearest:"),
     "start": (
         lambda: network({"start.corelation": [0.1]}),
         "Cell start.corelation = 0.1: A start has no field corelation; it has tokens, correlation, variance.",
     ),
-    "value of the start": (lambda: network({"start.correlation": [0.1, 1.5]}), "Cell start.correlation = 1.5: "),
     "start that is a matrix": (
         lambda: network({"start.correlation": [0.1]}, start=[[1.0, 0.2], [0.2, 1.0]]),
         "Cell start.correlation = 0.1: The axes start.… vary a start that is a table; here it is [[1.0, 0.2], ",
@@ -235,8 +214,6 @@ REFUSED = {
         lambda: lf.Sweep(PAIR, over=GRID, simulate={"horizon": 1.0}),
         "A sweep needs samples: how many in each cell.",
     ),
-    "samples": (lambda: sweep(samples=0), "samples must be at least 1; got 0."),
-    "horizon": (lambda: sweep(horizon=0.33), "Cell dim = 4, beta = 0.0: horizon must be a whole number of layers"),
     "no horizon": (
         lambda: lf.Sweep(PAIR, over=GRID, simulate={"samples": 1}),
         "Cell dim = 4, beta = 0.0: A model on the sphere needs a horizon: how many units of time.",
@@ -248,22 +225,11 @@ REFUSED = {
     "reduction": (lambda: sweep(keep={"moment": True}), "A sweep's keep has no field 'moment'. Nearest: moments."),
     "nothing kept": (lambda: sweep(keep={"moments": False}), "A sweep must keep something: samples, moments, "),
     "levels": (lambda: sweep(keep={"quantiles": [0.5, 2]}), "quantiles must be true or a list of different levels in"),
-    "level twice": (lambda: sweep(keep={"quantiles": [0.5, 0.5]}), "quantiles must be true or a list of different"),
-    "level of another kind": (lambda: sweep(keep={"outcomes": {"level": True}}), "outcomes must be true or have a"),
     "coverage": (lambda: sweep(keep={"outcomes": {"level": 1.0}}), "outcomes must be true or have a level in (0, 1)"),
     "ends": (
         lambda: sweep(keep={"stopping_times": {"largest": "x"}}),
         "stopping_times must be true or have numbers smallest < largest; got {'largest': 'x'}.",
     ),
-    "ends in the wrong order": (
-        lambda: sweep(keep={"stopping_times": {"largest": 1e-3, "smallest": 1e3}}),
-        "stopping_times must be true or have numbers smallest < largest",
-    ),
-    "end that is no number": (
-        lambda: sweep(keep={"stopping_times": {"largest": float("nan")}}),
-        "stopping_times must be true or have numbers smallest < largest",
-    ),
-    "other end": (lambda: sweep(keep={"stopping_times": {"large": 1.0}}), "stopping_times must be true or have"),
     "shapes that differ": (
         lambda: network({"depth": [2, 3]}, record="all"),
         "Cell depth = 3 has 4 points of 3 tokens, and the first cell 3 of 3: they do not fit one array.",

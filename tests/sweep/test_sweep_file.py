@@ -1,14 +1,11 @@
 """Sweeps from TOML files, and refusals in one line."""
 
-import re
-
 import numpy as np
 import pytest
 
 import limitformer as lf
 from limitformer.base.errors import InputError
 from limitformer.sweep.file import read_sweep
-from sweep_grids import PAIR
 
 ISSUE = """
 [model]
@@ -27,7 +24,6 @@ seed = 0
 [keep]
 outcomes = true
 """
-RANGE = "{ start = 0.0, stop = 2.0, step = 0.25 }"
 NETWORK = """
 [model]
 kind = "Transformer"
@@ -116,11 +112,6 @@ def test_range_crosses_zero_without_a_sign(read):
     assert not np.signbit(found[2])
 
 
-def test_range_with_a_step_is_rounded(read):
-    text = ISSUE.replace("{ start = 0.0, stop = 2.0, step = 0.25 }", "{ start = 0.0, stop = 10.0, step = 0.1 }")
-    assert read(text).over["beta"] == [k / 10 for k in range(101)]
-
-
 @pytest.mark.parametrize(
     "over",
     [
@@ -137,95 +128,26 @@ def test_dotted_names_are_fields_of_parts_and_of_the_start(read, over):
     assert [cell.model.attention.tau0 for cell in description.cells()] == [0.5] * 3 + [1.0] * 3
 
 
-def without(section):
-    """Return the example without one of its tables."""
-    return re.sub(rf"\n\[{section}\][^[]*(\[4[^[]*)?", "\n", ISSUE)
-
-
 REFUSED = {
     "not TOML": ("[model", " is not TOML: "),
     "not text": (b"\xff\xfe", " is not TOML: "),
-    "nothing": ("", ": A sweep's file needs the table [model]."),
-    "no axes": (without("over"), ": A sweep's file needs the table [over]."),
-    "nothing to simulate": (without("simulate"), ": A sweep's file needs the table [simulate]."),
     "no table": ("model = 3\n", ": A sweep's file needs the table [model]."),
-    "keep is no table": ('keep = "all"\n' + without("keep"), ": [keep] must be a table; got 'all'."),
-    "unknown section": (
-        ISSUE + "[simulation]\n",
-        ": A sweep's file has no field 'simulation'. Nearest: simulate.",
-    ),
-    "kind": (ISSUE.replace("StochasticT", "StochasticalT"), ': "kind" must be one of '),
-    "field of the model": (
-        ISSUE.replace("tokens = 2", "token = 2"),
-        ": StochasticTransformer has no field token;",
-    ),
-    "value of the model": (ISSUE.replace("tokens = 2", "tokens = 0"), ": tokens must be at least 1; got 0."),
-    "axis": (
-        ISSUE.replace("beta = {", "betta = {"),
-        ": StochasticTransformer has no field 'betta'. Nearest: beta.",
-    ),
-    "value": (
-        ISSUE.replace("[4, 6, 8]", "[4, 1]"),
-        ": Cell dim = 1, beta = 0.0: dim must be at least 2; got 1.",
-    ),
-    "no values": (
-        ISSUE.replace("[4, 6, 8]", "[]"),
-        ": The axis 'dim' has no value; a grid needs at least one on",
-    ),
-    "a number": (ISSUE.replace("[4, 6, 8]", "4"), ": The axis 'dim' must be a list, {start, stop, step}, or "),
-    "a word": (
-        ISSUE.replace("[4, 6, 8]", '"all"'),
-        ": The axis 'dim' must be a list, {start, stop, step}, or ",
-    ),
-    "range without an end": (
-        ISSUE.replace(RANGE, "{ start = 0.0, step = 0.25 }"),
-        ": The axis 'beta' must be a list, {start, stop, step}, or {start, stop, count, scale} with scale line",
-    ),
-    "range with both": (
-        ISSUE.replace(RANGE, "{ start = 0.0, stop = 1.0, step = 0.25, count = 3 }"),
-        ": The axis 'beta' must be a list, {start, stop, step}, or ",
-    ),
-    "range the wrong way": (
-        ISSUE.replace(RANGE, "{ start = 2.0, stop = 1.0, step = 0.5 }"),
-        ": The axis 'beta' has",
-    ),
+    "keep is no table": ('keep = "all"\n' + ISSUE[: ISSUE.index("[keep]")], ": [keep] must be a table; got 'all'."),
+    "unknown section": (ISSUE + "[simulation]\n", ": A sweep's file has no field 'simulation'. Nearest: simulate."),
+    "value": (ISSUE.replace("[4, 6, 8]", "[4, 1]"), ": Cell dim = 1, beta = 0.0: dim must be at least 2; got 1."),
+    "a word": (ISSUE.replace("[4, 6, 8]", '"all"'), ": The axis 'dim' must be a list, {start, stop, step}, or "),
+    "no end": (ISSUE.replace("stop = 2.0, ", ""), ": The axis 'beta' must be a list, {start, stop, step}, or "),
+    "backwards": (ISSUE.replace("stop = 2.0", "stop = -1.0"), ": The axis 'beta' has no value"),
     "step of zero": (ISSUE.replace("step = 0.25", "step = 0"), ": The axis 'beta' needs a positive step; got 0."),
     "infinite": (ISSUE.replace("stop = 2.0", "stop = inf"), ": The axis 'beta' must have finite numbers; got "),
-    "not a number": (
-        ISSUE.replace("start = 0.0", "start = nan"),
-        ": The axis 'beta' must have finite numbers; g",
-    ),
-    "beyond doubles": (
-        ISSUE.replace("stop = 2.0", f"stop = 1{400 * '0'}"),
-        ": The axis 'beta' must have finite n",
-    ),
-    "text in a range": (
-        ISSUE.replace("stop = 2.0", 'stop = "2"'),
-        ": The axis 'beta' must have finite numbers; g",
-    ),
-    "too many": (
-        ISSUE.replace("step = 0.25", "step = 1e-9"),
-        ": The axis 'beta' has 2,000,000,000 values; at most 1,000,000 are taken.",
-    ),
-    "far too many": (
-        ISSUE.replace("stop = 2.0, step = 0.25", "stop = 1e299, step = 1e-299"),
-        ": The axis 'beta'",
-    ),
+    "a text": (ISSUE.replace("stop = 2.0", 'stop = "2"'), ": The axis 'beta' must have finite numbers; got "),
+    "too many": (ISSUE.replace("step = 0.25", "step = 1e-9"), ": The axis 'beta' has 2,000,000,000 values; at most "),
     "count": (ISSUE.replace("step = 0.25", "count = 2.5"), ": The axis 'beta' needs a count; got 2.5."),
     "scale": (
         ISSUE.replace("step = 0.25", 'count = 2, scale = "cubic"'),
-        ": The scale of 'beta' must be linear or log; got 'cubic'.",
+        ": The scale of 'beta' must be linear",
     ),
-    "log of zero": (
-        ISSUE.replace("step = 0.25", 'count = 2, scale = "log"'),
-        ": The axis 'beta' needs positive ends for scale log.",
-    ),
-    "reduction": (
-        ISSUE.replace("outcomes", "outcome"),
-        ": A sweep's keep has no field 'outcome'. Nearest: outcomes",
-    ),
-    "option": (ISSUE.replace("horizon", "horizons"), ": Cell dim = 4, beta = 0.0: A "),
-    "samples": (ISSUE.replace("samples = 2000", "samples = 0"), ": samples must be at least 1; got 0."),
+    "log of zero": (ISSUE.replace("step = 0.25", 'count = 2, scale = "log"'), ": The axis 'beta' needs positive ends"),
 }
 
 
@@ -242,11 +164,3 @@ def test_bad_file_is_refused_in_one_line(read, tmp_path, monkeypatch, text, says
 def test_unreadable_file_is_refused(tmp_path, name, reason):
     with pytest.raises(InputError, match=f"^Cannot read .*: {reason}"):
         read_sweep(tmp_path / name)
-
-
-def test_file_may_have_any_kind_of_model(read):
-    text = ISSUE.replace("StochasticTransformer", "HybridTransformer").replace(
-        "beta = 1.0", "beta = 1.0\nepsilon = 0.5"
-    )
-    assert read(text).base == lf.HybridTransformer(tokens=2, dim=4, beta=1.0, epsilon=0.5, layers_per_unit_time=100)
-    assert read(ISSUE).base != PAIR
