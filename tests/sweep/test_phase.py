@@ -189,7 +189,7 @@ def test_attributes_are_enough_to_repeat_the_diagram(tmp_path):
     [
         ({"dim": [4, 5], "beta": [1.0, -301.0]}, "Cell dim = 4, beta = -301.0: beta must be at least -300; got -301."),
         ({"layers_per_unit_time": [20, 7]}, "Cell layers_per_unit_time = 7: horizon must be a whole number of layers"),
-        ({"width": [3]}, "StochasticTransformer has no field 'width'. It has tokens, dim, beta, "),
+        ({"width": [3]}, "Cell width = 3: StochasticTransformer has no field 'width'. It has tokens, dim, beta, "),
         ({"beta": 1.0}, "The axis 'beta' must be a list of values; got 1.0."),
         ({"beta": {1.0, 2.0}}, "The axis 'beta' must be a list of values; got {1.0, 2.0}."),
         ({"query_key": [None, (np.eye(4), np.eye(4))]}, "The axis 'query_key' must be numbers or words; got list."),

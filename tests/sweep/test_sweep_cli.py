@@ -148,7 +148,7 @@ def test_run_refuses_in_one_line(refused, arguments, says):
         (
             "beta = [0.0, 0.5, 1.0]",
             "betta = [1.0]",
-            "sweep.toml: StochasticTransformer has no field 'betta'. Near",
+            "sweep.toml: Cell dim = 4, betta = 1.0: StochasticTransformer has no field 'betta'. Near",
         ),
         ("[4, 6]", "[4, 1]", "sweep.toml: Cell dim = 1, beta = 0.0: dim must be at least 2; got 1."),
         ("[4, 6]", "[]", "sweep.toml: The axis 'dim' has no value"),

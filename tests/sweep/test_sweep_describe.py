@@ -181,10 +181,13 @@ REFUSED = {
     "no model": (lambda: lf.Sweep(None, over=GRID, simulate={"samples": 1}), "A sweep needs a model; got NoneType."),
     "no axes": (lambda: sweep({}), "A grid needs at least one field to vary; got none."),
     "keep that is a list": (lambda: sweep(keep=["moments"]), "reduce of a sweep must be a mapping; got ['moments']."),
-    "unknown field": (lambda: sweep({"betta": [1.0]}), "StochasticTransformer has no field 'betta'. Nearest: beta."),
+    "unknown field": (
+        lambda: sweep({"betta": [1.0]}),
+        "Cell betta = 1.0: StochasticTransformer has no field ",
+    ),
     "part that is absent": (
         lambda: network({"feedforward.hidden": [1]}),
-        "Transformer has no part 'feedforward' to vary 'hidden' of: it is None.",
+        "Cell feedforward.hidden = 1: Transformer has no part 'feedforward' to set hidden of; it is None.",
     ),
     "empty axis": (lambda: sweep({"dim": [3], "beta": []}), "The axis 'beta' has no value; a grid needs at least one"),
     "value twice": (lambda: sweep({"beta": [1, 2, 1.0]}), "The values of 'beta' must differ; got 1, 2, 1.0."),

@@ -260,7 +260,7 @@ def evenly(values: Sequence[Any], most: int | None) -> Sequence[Any]:
 
 def check_grid(sweep: Sweep, over: Mapping[str, Sequence[Any]]) -> None:
     """Check the cells of a grid; each seed is checked only once, as it is valid in all cells or in none."""
-    check_axes(sweep.base, over)
+    check_axes(over)
     firsts = {name: values[0] for name, values in over.items()}
     for seed in over.get(SEED, ()):
         at_cell({**firsts, SEED: seed}, checked_seed, seed)

@@ -69,27 +69,11 @@ def unknown_field(kind: str, name: str, known: list[str]) -> str:
     return f"{kind} has no field {name!r}. {hint}"
 
 
-def check_axes(base: Any, over: Mapping[str, Sequence[Any]]) -> None:
-    """Raise `InputError` unless every axis is a field and has different values."""
+def check_axes(over: Mapping[str, Sequence[Any]]) -> None:
+    """Raise `InputError` unless every axis has different values."""
     require(len(over) > 0, "A grid needs at least one field to vary; got none.")
     for name, values in over.items():
-        if not is_outside(name):
-            check_field(base, name)
         check_axis(name, values)
-
-
-def check_field(part: Any, name: str) -> None:
-    """Raise `InputError` unless `part` has the field; a dotted name is a field of one of its parts."""
-    first, _, rest = name.partition(".")
-    known = [field.name for field in fields(part)]
-    if first not in known:
-        raise InputError(unknown_field(type(part).__name__, first, known))
-    if rest:
-        inner = getattr(part, first)
-        require(
-            is_dataclass(inner), f"{type(part).__name__} has no part {first!r} to vary {rest!r} of: it is {inner!r}."
-        )
-        check_field(inner, rest)
 
 
 def check_axis(name: str, values: Any) -> None:
@@ -114,7 +98,7 @@ def cells(base: Any, over: Mapping[str, Sequence[Any]]) -> Iterator[Cell]:
         InputError: an axis without values, an unknown field, or a value that the model refuses; the message names the
             cell.
     """
-    check_axes(base, over)
+    check_axes(over)
     for index in product(*(range(len(values)) for values in over.values())):
         changes = {name: values[k] for (name, values), k in zip(over.items(), index, strict=True)}
         try:
