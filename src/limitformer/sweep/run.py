@@ -178,7 +178,7 @@ def run_cell(place: str, name: str, index: Index, task: bytes, threads: int) -> 
 
 
 def outcomes(
-    cells: Sequence[Index], work: Callable[..., Iterator[Any]], parallel: Any, died: tuple[type, ...]
+    cells: Sequence[Index], work: Callable[..., Iterator[Any]], parallel: Any, died: tuple[type[BaseException], ...]
 ) -> Outcomes:
     """Yield the outcome of each cell as it ends, whatever workers die.
 
@@ -223,7 +223,7 @@ def closed_quietly(results: Any) -> Iterator[Any]:
 
 
 @contextmanager
-def engine(workers: int, dask: Any) -> Iterator[tuple[Any, tuple[type, ...]]]:
+def engine(workers: int, dask: Any) -> Iterator[tuple[Any, tuple[type[BaseException], ...]]]:
     """Yield joblib's `Parallel` for processes or Dask, and the errors by which it reports that a worker died.
 
     Raises:
@@ -245,7 +245,7 @@ def engine(workers: int, dask: Any) -> Iterator[tuple[Any, tuple[type, ...]]]:
     except (OSError, ValueError, TypeError) as error:
         raise InputError(f"No Dask scheduler answers at {dask}: {first_line(error).rstrip('.')}.") from error
     with client as there, parallel_config("dask", client=there, wait_for_workers_timeout=CONNECT_SECONDS):
-        require(bool(there.ncores()), f"The Dask scheduler at {there.scheduler.address} has no workers.")
+        require(bool(there.ncores()), "The Dask scheduler has no workers. Nearest: start some.")
         yield Parallel(n_jobs=-1, return_as="generator_unordered"), (distributed.KilledWorker,)
 
 

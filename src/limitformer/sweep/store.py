@@ -106,7 +106,7 @@ class Store:
         origins.add(printable(data.attrs["origin"]))
         variables = {each: data[each] for each in data.attrs["results"].split()}  # NetCDF has another order
         results = {each: Reduced(found.values, tuple(map(str, found.dims))) for each, found in variables.items()}
-        return results | {"seconds": Reduced(np.float32(data.attrs["seconds"]), ())}
+        return results | {"seconds": Reduced(np.array(data.attrs["seconds"], np.float32), ())}
 
     def fail(self, name: str, message: str) -> None:
         """Write the file of a failed cell."""
