@@ -398,14 +398,15 @@ def test_second_run_is_refused_and_changes_nothing(store, no_work):
 
 def test_two_runs_that_begin_a_store_at_the_same_time_share_it(tmp_path, monkeypatch):
     """The second one makes the store, with more cells, and ends while the first one is about to make it."""
-    path, honest = tmp_path / "s.sweep", work.check_some_cell_runs
+    path, honest, larger = tmp_path / "s.sweep", work.check_some_cell_runs, {**GRID, "dim": [4, 6, 8]}
 
     def meanwhile(description):
         monkeypatch.setattr(work, "check_some_cell_runs", honest)
-        run(sweep(), path)
+        run(sweep(larger), path)
 
     monkeypatch.setattr(work, "check_some_cell_runs", meanwhile)
-    assert run(sweep({"dim": [4, 6, 8], "beta": [0.0, 0.5, 1.0]}), path, extend=True).skipped == CELLS
+    with pytest.raises(OtherSweepError, match=r"has dim = 8, which this sweep lacks\. Nearest: add them\."):
+        run(sweep(), path)
     assert_complete(path, 9)
 
 
