@@ -5,7 +5,7 @@ OUT ?= out
 unexport PYTHONDONTWRITEBYTECODE
 APT = DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends -o Acquire::http::Timeout=20
 
-.PHONY: demo test tests check lint style types core-alone browser site gallery explorer bench zoo gpu faults bands alarms coverage release-check clean
+.PHONY: demo test test-all tests check lint style types core-alone browser site gallery explorer bench zoo gpu faults bands alarms coverage release-check clean
 
 # The core alone: no torch.
 .venv/ready: pyproject.toml
@@ -46,8 +46,12 @@ browser:
 test: .venv-test/ready .venv/ready browser
 	@$(MAKE) --no-print-directory --jobs 4 style types tests core-alone
 
+# Also the tests that are marked as slow, about an hour.
+test-all:
+	@$(MAKE) --no-print-directory test ALL=--all
+
 tests: .venv-test/ready
-	.venv-test/bin/python -m pytest -n 2 --dist loadgroup
+	.venv-test/bin/python -m pytest -n 2 --dist loadgroup $(ALL)
 
 core-alone: .venv/ready
 	nice -n 19 .venv/bin/python tests/core_alone.py

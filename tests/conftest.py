@@ -20,14 +20,36 @@ def pytest_configure(config):
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 
+def pytest_addoption(parser):
+    parser.addoption("--all", action="store_true", help="also what is marked as slow, as `make test-all`")
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config, items):
-    """Keep the tests of a file, or of a named group, in one process: they share kernels and samples."""
+    """Leave out what is slow, and keep the tests of a file, or of a named group, in one process: they share kernels."""
+    if not config.getoption("--all") and not any("::" in each for each in config.args):
+        leave_out_slow(config, items)
     if not config.pluginmanager.hasplugin("xdist"):
         return
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(str(item.path)))
+
+
+def leave_out_slow(config, items):
+    """Of a test that is marked as slow, keep the first parameter sets only, none by default."""
+    counts, kept, left_out = {}, [], []
+    for item in items:
+        mark = item.get_closest_marker("slow")
+        if mark is None:
+            kept.append(item)
+            continue
+        test = item.nodeid.partition("[")[0]
+        counts[test] = counts.get(test, 0) + 1
+        (kept if counts[test] <= mark.kwargs.get("keep", 0) else left_out).append(item)
+    items[:] = kept
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
 
 
 PROVEN = ("test_cases", "test_documentation", "test_examples")  # files whose tests run the witness

@@ -21,6 +21,18 @@ def test_every_fault_matches_the_source_and_names_tests():
             assert f"def {name.partition('[')[0]}" in (Path(faults.__file__).parents[1] / path).read_text(), test
 
 
+def test_faults_are_caught_by_tests_that_are_not_slow():
+    """`make test` must catch them: a test that they name may be slow beyond its first parameter sets only."""
+    for fault in TABLE:
+        for test in (each for each in fault["tests"] if "::" in each):
+            path, _, name = test.partition("::")
+            before = (
+                (Path(faults.__file__).parents[1] / path).read_text().partition(f"def {name.partition('[')[0]}(")[0]
+            )
+            decorators = before.rpartition("\n\n\n")[2]
+            assert "mark.slow" not in decorators or ("mark.slow(keep=" in decorators and "[" not in name), test
+
+
 def test_every_package_has_faults():
     packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert {Path(fault["file"]).parts[1] for fault in TABLE} >= packages
