@@ -22,7 +22,7 @@ TYPES = (
     *("cohere2", "qwen3", "qwen3_next", "mixtral", "deepseek_v3", "gpt_oss", "jamba", "mamba2", "mamba", "zamba2"),
     *("bert", "albert", "deberta-v2", "electra", "modernbert", "xlnet", "funnel", "t5", "bart", "pegasus", "mbart"),
     *("vit", "swin", "beit", "convnext", "clip", "whisper", "wav2vec2", "roberta", "gemma4_text"),
-    "nemotron_asr_streaming_encoder",
+    *("nemotron_asr_streaming_encoder", "hy_v4", "longformer"),
 )
 
 

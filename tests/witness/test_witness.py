@@ -22,6 +22,7 @@ from limitformer.witness import DRAWN, NOT_WITNESSED, WITNESSED
 from limitformer.witness import training as witness_training
 from limitformer.witness import witness as witness_module
 from limitformer.witness.complete import Known, completed, identity_error, solved
+from limitformer.witness.real import CastsAsCopies
 
 SMALL = {"vocab_size": 101, "bos_token_id": 1, "eos_token_id": 2}
 GPT2 = {"model_type": "gpt2", "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 32, **SMALL}
@@ -255,6 +256,18 @@ def test_steps_that_rounding_changes_do_not_count():
     assert found.hidden > 0
     assert "step" not in str(found)
     assert max(found.differences.values()) < 1e-6
+
+
+def test_casts_may_be_copies():
+    """Whatever asks for float32 of a float64 tensor gets float64; other casts stay. `hy_v4` needs it (`test_types`)."""
+    x, y = torch.ones(2, dtype=torch.float64), torch.ones(2, dtype=torch.int64)
+    with CastsAsCopies(torch.float32):
+        copies = x.float(), x.to(torch.float32), x.type(torch.float32), x.softmax(0, dtype=torch.float32)
+        others = y.float(), x.half(), x.float().to(torch.bfloat16)
+    assert {each.dtype for each in copies} == {torch.float64}
+    assert all(each is not x for each in copies)
+    assert [each.dtype for each in others] == [torch.float32, torch.float16, torch.bfloat16]
+    assert x.float().dtype == torch.float32
 
 
 def squares(out, _):

@@ -576,7 +576,6 @@ def as_type(tensor: Implicit, dtype: torch.dtype) -> Implicit:
     """Return the weight in a type: its entries are drawn in the type of the pass, and cast."""
     if tensor.dtype == dtype or not dtype.is_floating_point:
         return tensor
-    tensor.weight.run.casts.add(tensor.weight.name)
     return Implicit(tensor.weight, tensor.part, tensor.turned, tensor.frozen, dtype)
 
 

@@ -102,7 +102,6 @@ class WeightlessRun:
     uses: dict[str, str] = field(default_factory=dict)  # how each weight was used, for the result
     operations: dict[str, str] = field(default_factory=dict)  # in which weights had to be kept
     fresh: dict[str, set[str]] = field(default_factory=dict)  # by weight: purposes of its fresh numbers, with the slice
-    casts: set[str] = field(default_factory=set)  # weights that the code casts to another type
     products: dict[tuple[str, int | None], dict[bool, tuple[Tensor, Tensor]]] | None = None  # for a witness, if it asks
 
     trains: ClassVar[bool] = False  # whether the weights change from pass to pass (`steps`)

@@ -11,13 +11,35 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from limitformer.weightless.implicit import Implicit
 from limitformer.weightless.inputs import call_with
 from limitformer.weightless.losses import Loss, real_tensors
 
 SKETCH, TILE = 64, 2**18
+CASTS = {torch.float32: "float", torch.bfloat16: "bfloat16"}  # the methods of tensors
 OUTPUT, LOSS, GRADIENT, UPDATE, MODULE = "output", "loss", "gradient", "update", "output of module"
+
+
+class CastsAsCopies(TorchFunctionMode):
+    """A mode in which casts to a number format of fewer digits are copies."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function; in float64, formulas that would compute in the other format do not."""
+        kwargs, name, x = kwargs or {}, getattr(func, "__name__", ""), args[0] if args else None
+        if not isinstance(x, Tensor) or not x.is_floating_point() or x.dtype.itemsize <= self.dtype.itemsize:
+            return func(*args, **kwargs)
+        asked = self.dtype in (*args[1:], *kwargs.values())
+        if name == CASTS[self.dtype] or (name in ("to", "type") and asked):
+            return x if isinstance(x, Implicit) else x.clone()
+        if asked:
+            kwargs = {key: x.dtype if each is self.dtype else each for key, each in kwargs.items()}
+        return func(*args, **kwargs)
 
 
 class Quantity(NamedTuple):

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from limitformer.base.memory import available_memory, readable
 from limitformer.weightless.arrays import Arrays
@@ -34,6 +33,7 @@ from limitformer.witness.real import (
     LOSS,
     OUTPUT,
     UPDATE,
+    CastsAsCopies,
     Quantity,
     Sketch,
     Values,
@@ -84,10 +84,9 @@ def witness_steps(build: Callable[..., Training], optimizer: Any, how: bool | st
     tries += [(False, torch.float32)] if how == FULL or free is None or needed <= SHARE * free else []
     absent = Witness(NOT_WITNESSED, f"two steps of the module need {readable(needed)}", parameters=size)
 
-    def compare_in(of_copy: bool, dtype: torch.dtype) -> tuple[Witness, Weightless]:
+    def compare_in(of_copy: bool, dtype: torch.dtype) -> Witness:
         copy = {"model": blueprint_of(reduced(config)), "inputs": TOKENS} if of_copy else {}
-        one = build(dtype=dtype, **copy)
-        return witness_in(one, optimizer), one.network
+        return witness_in(build(dtype=dtype, **copy), optimizer)
 
     return replace(first_that_tells(tries, compare_in, absent), seconds=time.perf_counter() - began)
 
@@ -232,7 +231,7 @@ def real_training(module: nn.Module, training: Training, rule: StepRules, optimi
         note_gradients(module, values, step)
         if rule.clip is not None:
             nn.utils.clip_grad_norm_(module.parameters(), rule.clip)
-        with WithoutBfloat16():
+        with CastsAsCopies(torch.bfloat16):  # as in Muon's iteration, whose formula is simulated
             step_at(made, rule.schedule[step])
         for name, each in module.named_parameters():
             values[Quantity(UPDATE, name, step + 1)] = sketch(each.detach() - start[name])
@@ -283,13 +282,3 @@ class Formula(torch.optim.Optimizer):
         (group,) = self.param_groups
         for each in group["params"]:
             each.copy_(self.update.step(each.clone(), each.grad, group["lr"] / max(self.update.rule.lr, 1e-300)))
-
-
-class WithoutBfloat16(TorchFunctionMode):
-    """Casts to bfloat16, as in Muon's iteration, are copies: a simulation has the formula in the tensors' precision."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function."""
-        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
-        casts = name == "to" and torch.bfloat16 in (*args[1:], *kwargs.values())
-        return args[0].clone() if casts or name == "bfloat16" else func(*args, **kwargs)

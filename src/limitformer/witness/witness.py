@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +30,7 @@ from limitformer.witness.real import (
     GRADIENT,
     LOSS,
     OUTPUT,
+    CastsAsCopies,
     Quantity,
     Values,
     disturb,
@@ -75,14 +77,14 @@ def witness_pass(
     if how != FULL and large and not small:
         return absent
 
-    def compare_in(of_copy: bool, dtype: torch.dtype) -> tuple[Witness, Weightless]:
+    def compare_in(of_copy: bool, dtype: torch.dtype) -> Witness:
         if of_copy:
             copy = Weightless(blueprint_of(reduced(config)), dtype, torch.device("cpu"))
             others = settle(inputs_of(TOKENS, copy.blueprint), copy, seed, own_loss=False)
-            return witness_in(copy, others, loss, seed, NEVER), copy
+            return witness_in(copy, others, loss, seed, NEVER)
         same = dtype == network.dtype and network.device.type == "cpu"
         one = network if same else in_format(network, dtype)
-        return witness_in(one, inputs, loss, seed, draw), one
+        return witness_in(one, inputs, loss, seed, draw)
 
     tries = [(small, dtype) for dtype in ((torch.float64, torch.float32) if small else dtypes)]
     return replace(first_that_tells(tries, compare_in, absent), seconds=time.perf_counter() - began)
@@ -90,26 +92,34 @@ def witness_pass(
 
 def first_that_tells(
     tries: list[tuple[bool, torch.dtype]],
-    compare_in: Callable[[bool, torch.dtype], tuple[Witness, Weightless]],
+    compare_in: Callable[[bool, torch.dtype], Witness],
     result: Witness,
 ) -> Witness:
     """Return the first comparison that says something; some formulas are not finite, or do not run, in float64.
 
+    A small difference in float64 is decided with casts to float32 as copies, if that witnesses the module.
+
     Args:
         tries: whether a reduced copy is compared, and in which number format.
-        compare_in: takes these, and returns the comparison and the network that was compared.
+        compare_in: takes these, and returns the comparison.
         result: returned if there is nothing to try.
     """
-    for of_copy, dtype in tries:
-        casts = False
+
+    def compared(of_copy: bool, dtype: torch.dtype, mode: AbstractContextManager[Any]) -> Witness:
         try:
-            with one_thread():
-                found, network = compare_in(of_copy, dtype)
-            result = replace(found, reduced=of_copy)
-            casts = dtype == torch.float64 and result.by_casts(any(each.run.casts for each in network.weights))
+            with one_thread(), mode:
+                return replace(compare_in(of_copy, dtype), reduced=of_copy)
         except Exception as error:  # the user's own code, which may raise anything  # noqa: BLE001
-            result = replace(result, reason=f"the comparison fails: {type(error).__name__}: {first_line(error)}")
-        if result.status != NOT_WITNESSED and not casts:
+            return replace(result, reason=f"the comparison fails: {type(error).__name__}: {first_line(error)}")
+
+    for each in tries:
+        result = compared(*each, nullcontext())
+        if result.may_be_casts:  # whose rounding the program amplifies
+            copied = compared(*each, CastsAsCopies(torch.float32))
+            if copied.status == NOT_WITNESSED:  # the code does not run so: a comparison in float32 decides
+                continue
+            result = copied
+        if result.status != NOT_WITNESSED:
             break
     return result
 
