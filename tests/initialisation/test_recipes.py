@@ -16,7 +16,7 @@ from torch import nn
 from limitformer.base.errors import InputError
 from limitformer.initialisation.recipes import Recipe, compare_with_recipe, recipe_of, recipes
 from limitformer.initialisation.recipes.comparison import DIFFERS, FORM, RecipeComparison, RecipeRow, estimate
-from limitformer.initialisation.recipes.law import constant, normal, values
+from limitformer.initialisation.recipes.law import constant, normal, uniform, values
 from limitformer.initialisation.recipes.recipe import Weight
 from recipe_models import DRAWS, OTHERS, NanochatFactors, factory
 
@@ -370,6 +370,8 @@ def test_settings_change_the_numbers():
     [
         (lambda weight: 0.02, r"recipe <lambda> gives 0\.02, which is not a law\. Nearest: def ours\(weight\)"),
         (lambda weight: normal(weight.widht), "AttributeError: a weight has no 'widht'. Nearest: width"),
+        (lambda weight: normal(-0.02), "a standard deviation must not be negative; got -0.02"),
+        (lambda weight: uniform(1.0, 0.0), "the ends of a uniform law must ascend; got 1 and 0"),
         (lambda weight, std: None, "setting std of recipe <lambda> must be a number"),
     ],
 )

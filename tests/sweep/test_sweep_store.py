@@ -268,7 +268,7 @@ def flip(path):
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("damage", ["flip", "halve", "empty", "other cell", "other sweep", "pipe"])
+@pytest.mark.parametrize("damage", ["flip", "halve", "empty", "no checksum", "other cell", "other sweep", "pipe"])
 def test_damaged_cells_are_named_and_computed_again_after_deletion(store, whole, tmp_path, damage):
     path = cell_path(store, (1, 2))
     if damage == "flip":
@@ -277,6 +277,8 @@ def test_damaged_cells_are_named_and_computed_again_after_deletion(store, whole,
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     elif damage == "empty":
         path.write_bytes(b"")
+    elif damage == "no checksum":
+        lf.load(path).to_netcdf(path, engine="scipy", format="NETCDF3_64BIT")
     elif damage == "other cell":
         shutil.copy(cell_path(store, (0, 0)), path)
     elif damage == "other sweep":

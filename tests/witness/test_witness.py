@@ -238,6 +238,15 @@ def test_network_that_rounding_changes_is_not_witnessed():
     assert math.isfinite(found.ratio)
 
 
+@pytest.mark.parametrize("rate", [torch.tensor(0.01), np.float32(0.01)])
+def test_rates_in_float32_are_rates(rate):
+    """Torch would compute bias corrections in float32."""
+    found = lf.steps(
+        GPT2, 8, optimizer=lambda m: torch.optim.AdamW(m.parameters(), lr=rate), steps=2, seed=0, **QUIET
+    ).witness  # fmt: skip
+    assert (found.status, found.steps) == (WITNESSED, 2)
+
+
 def test_steps_that_rounding_changes_do_not_count():
     """The gate's first step has the sign of a chaotic gradient: the passes before it are compared, and no step."""
 

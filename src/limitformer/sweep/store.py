@@ -99,9 +99,11 @@ class Store:
         """Return the results of a finished cell; add the code that made it to `origins`.
 
         Raises:
-            InputError, LookupError, TypeError: the file is damaged, or that of another cell.
+            InputError, LookupError, TypeError, UserWarning: the file is damaged, or that of another cell.
         """
-        data = load(self.file(name, DONE))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)  # a file without a checksum is none that a run wrote
+            data = load(self.file(name, DONE))
         require(data.attrs["cell"] == name, "the file of another cell")
         origins.add(printable(data.attrs["origin"]))
         variables = {each: data[each] for each in data.attrs["results"].split()}  # NetCDF has another order
@@ -145,7 +147,7 @@ def file_names(path: Path) -> list[str]:
     """Return the names of the files of cells."""
     try:
         return os.listdir(path / CELLS)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
 
 
@@ -261,7 +263,7 @@ def load_sweep(store: str | Path) -> xr.Dataset:
             if status[index] == DONE:
                 try:
                     yield index, there.load(name, origins)
-                except (InputError, LookupError, TypeError):
+                except (InputError, LookupError, TypeError, UserWarning):
                     damaged.append(str(there.file(name, DONE)))
 
     data = gathered(there.record, done())

@@ -248,9 +248,14 @@ def owner_of(optimizer: Any, rule: StepRules) -> str:
 
 def optimizer_of(optimizer: Any, module: nn.Module, rule: StepRules) -> list[torch.optim.Optimizer]:
     """Return the user's optimisers at the base rate of the rules; those of torch, or a formula, for one by name."""
+    made: list[torch.optim.Optimizer]
     if callable(optimizer):
-        return made_at(optimizer, module, rule)
-    made: list[torch.optim.Optimizer] = []
+        made = made_at(optimizer, module, rule)
+        for group in (each for one in made for each in one.param_groups):  # torch computes in the format of the rate
+            rate = group["lr"]
+            group["lr"] = rate.to(next(module.parameters()).dtype) if isinstance(rate, Tensor) else float(rate)
+        return made
+    made = []
     for name, each in module.named_parameters():
         if (one := rule.rules.get(name)) is None:
             continue

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from limitformer.base.errors import require
 from limitformer.weightless import laws
 from limitformer.weightless.laws import Law
 
@@ -72,12 +73,14 @@ def compared_law(law: Law) -> ComparedLaw:
 
 def normal(std: float, mean: float = 0.0) -> ComparedLaw:
     """Return N(mean, std²)."""
+    require(not std < 0, f"a standard deviation must not be negative; got {std:g}.")
     return compared_law(laws.normal(float(std), float(mean)))
 
 
 def uniform(low: float, high: float | None = None) -> ComparedLaw:
     """Return U(low, high), or U(−low, low)."""
     low, high = (-low, low) if high is None else (low, high)
+    require(not low > high, f"the ends of a uniform law must ascend; got {low:g} and {high:g}.")
     return compared_law(laws.uniform(float(low), float(high)))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import optimizer as torchs
@@ -432,6 +433,6 @@ def number_in(options: Mapping[str, Any], key: str, name: str, default: float | 
     """Return an option that must be a number."""
     value = options.get(key, default)
     one = isinstance(value, Tensor) and value.numel() == 1 and not value.is_meta
-    value = float(value) if one else value
+    value = float(value) if one or isinstance(value, np.floating) else value
     require(is_number(value), f"{name} has {key}={value!r}, which is no number.")
     return float(value)
