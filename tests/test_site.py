@@ -422,6 +422,7 @@ def test_text_has_enough_contrast(looks, scheme):
     assert looks[1280, scheme].evaluate(CONTRASTS) == {}
 
 
+@pytest.mark.slow
 def test_keyboard_reaches_content_search_and_wide_formulas(opened):
     page = opened("theory", width=390)
     page.keyboard.press("Tab")

@@ -68,6 +68,7 @@ def network_named(name):
     return network(shallow(MODELS[name]), V0)
 
 
+@pytest.mark.slow(keep=3)
 @pytest.mark.parametrize("name", MODELS)
 def test_chain_and_network_share_one_law(name):
     model, wrong = shallow(MODELS[name]), shallow(HALF_WIDTH[name])

@@ -199,6 +199,7 @@ def share_by_fixed_steps(gamma, tau0, distance, horizon, radius, samples=4000, d
     return out.mean()
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize(
     ("gamma", "tau0", "start", "horizon", "samples"),
     [
@@ -427,6 +428,7 @@ def test_other_tokens_become_relatively_shorter(tokens, gamma, falls):
     assert (highest < 0) == falls
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize(("tokens", "gamma", "size"), [(3, 1.0, 10.0), (3, 0.6, 3.0), (5, 1.0, 3.0)])
 def test_one_token_among_zeros_explodes_with_its_probability(tokens, gamma, size):
     """The others are 1e-12 of it. The same formula without κ₃, and no explosion at γ = 1, are rejected."""

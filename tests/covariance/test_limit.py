@@ -380,6 +380,7 @@ def test_attention_does_not_act_on_parallel_tokens_of_any_variance(scale):
     assert ks_2samp(1.2 * growth[:, 0, 0], single).pvalue < 1e-4
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("parts", ["attention", "both", "causal"])
 def test_a_deep_chain_has_the_law_of_the_limit(parts):
     """At width 100 and depth 50; the limit of a third less time is rejected.

@@ -169,6 +169,7 @@ def test_norms_and_kernel_have_the_law_of_the_chain(parts):
     assert distances[1][1] < distances[0][1] / 2
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("parts", LAWS, ids=["attention", "relu", "both"])
 def test_laws_of_a_second_implementation(parts):
     model = network(200, **parts)

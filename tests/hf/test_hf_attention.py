@@ -550,6 +550,7 @@ def test_compiled_model_equals_the_model(family, mask):
         assert other is None or largest(one, other) < 1e-10 * max(1.0, float(other.detach().abs().max()))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_model_compiled_by_inductor_equals_the_model():
     """Only forward; tests/nn/test_nn_blocks.py has the backward pass. Llama has parts in float32."""
@@ -595,6 +596,7 @@ def gradients_twice(mask, causal):
     return attention, (query, key, value, gamma1, gamma2)
 
 
+@pytest.mark.slow(keep=3)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("masked", ["none", "padding", "boolean", "added"])
 def test_shaped_attention_has_first_and_second_derivatives(masked, causal):

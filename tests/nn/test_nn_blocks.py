@@ -119,6 +119,7 @@ def summary(v):
     return {**names, "log det V": np.linalg.slogdet(v)[1]}
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # vmap, which only the test needs
 @pytest.mark.parametrize("name", PARTS)
 def test_untrained_stack_has_the_law_of_the_exact_chain(name):

@@ -69,6 +69,7 @@ def test_head_divided_by_the_root_of_the_width_is_found(name):
     assert "effect of head" in result.conclusion
 
 
+@pytest.mark.slow
 def test_change_of_the_stream_under_completep_does_not_depend_on_the_depth():
     model = SMALL | {"hidden_size": 64, "intermediate_size": 128, "initializer_range": 0.125}
     changes = {}

@@ -115,6 +115,7 @@ def test_growth_of_stream_over_depth_has_the_power_of_the_rule(rule, power):
     assert result.low - 0.01 < power < result.high + 0.01
 
 
+@pytest.mark.slow
 def test_depth_mup_stream_does_not_depend_on_depth():
     own, standard = (exponents(LLAMA, "depth", DEPTHS, rule)["stream"] for rule in ("depth-mup", "standard"))
     assert abs(own.value) < 0.05

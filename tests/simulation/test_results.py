@@ -391,12 +391,13 @@ def silent_flips(path, saved, count):
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_flipped_bit_is_never_silent(tmp_path, monkeypatch, ending):
     """The wrong twin: without comparing checksums, bits of numbers are."""
-    path = save(dataset(), tmp_path / f"a{ending}")
-    assert silent_flips(path, dataset(), 400) == 0
+    saved = dataset()
+    path = save(saved, tmp_path / f"a{ending}")
+    assert silent_flips(path, saved, 400) == 0
     with monkeypatch.context() as patch:
         stored = xr.open_dataset(path, engine="zarr" if ending == ".zarr" else "scipy").attrs["sha256"]
         patch.setattr("limitformer.results.storage.checksum", lambda _: stored)
-        assert silent_flips(path, dataset(), 100) > 0
+        assert silent_flips(path, saved, 100) > 0
 
 
 def test_a_file_without_a_checksum_loads_with_one_warning(tmp_path):

@@ -212,6 +212,7 @@ def test_antipodes_attract_only_in_two_and_three_dimensions(dim, b, kind, critic
     assert (fixed.boundaries.minus.kind == kind) == (dim < 4)
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize(("dim", "b", "rate"), [(3, 1.0, -0.394), (4, 1.0, 0.141), (4, 1.75, 0.054), (5, 1.0, 0.676)])
 def test_rate_at_antipodes_is_that_of_a_linearised_simulation(dim, b, rate):
     """D = X¹ + X², tiny, at a pair of antipodes: every matrix drawn in full."""
@@ -311,6 +312,7 @@ def test_lifetime_behind_a_causal_mask_has_its_leading_constant(dim, target):
     ) == pytest.approx(by_hand)
 
 
+@pytest.mark.slow
 def test_probability_in_three_dimensions_against_simulated_tokens():
     """P(antipodal) of the limit, also in coordinates; the probability of fixed queries is rejected."""
     for tau, method in ((1.0, "coordinates"), (2.0, "overlap"), (4.0, "overlap")):

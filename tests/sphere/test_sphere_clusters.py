@@ -52,6 +52,7 @@ def test_tokens_of_a_cluster_meet_at_the_first_order_rate():
         assert abs(mine.mean() - 4 * a**2) > STANDARD_ERRORS * error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dim", "beta"), [(4, 1.5), (7, 2.0)])
 def test_probability_at_the_size_of_the_paper(dim, beta):
     """40,000 trajectories at L = 1000 within four standard errors of the exact probability; that of dim + 1 is not.

@@ -97,6 +97,7 @@ def some(dataset, which):
 # --- bits -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("chunk", [1, 7, 8, 1000])
 @pytest.mark.parametrize("threads", [1, 2])
 @every_run

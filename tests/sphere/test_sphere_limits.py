@@ -177,6 +177,7 @@ def test_wrong_twin_few_layers_differ_from_the_limit():
     assert least_p(few, limit)[0] < 1e-10
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("model", [replace(THREE, sigma=0.8), HYBRID], ids=["stochastic", "hybrid"])
 def test_limit_equals_euler_maruyama_of_the_paper(model):
     """⟨Yⁱ, Yʲ⟩ against Euler-Maruyama of [CT, eqs 6, 8]; half of the second drift is rejected."""

@@ -334,5 +334,5 @@ def test_reduction_that_does_not_fit_is_refused_before_a_store_is_made(tmp_path,
     description = lf.Sweep(base, over={field: [0.1]}, simulate={"samples": 4, **simulate}, reduce=keep)
     with pytest.raises(InputError) as raised:
         lf.run_sweep(description, tmp_path / "s", workers=1, progress=False)
-    assert str(raised.value).startswith(f"No cell of the grid can run. Cell {field} = 0.1: {says}")
+    assert str(raised.value).startswith(f"No cell can run of the 1 that were tried. Cell {field} = 0.1: {says}")
     assert list(tmp_path.iterdir()) == []

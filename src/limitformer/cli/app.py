@@ -39,7 +39,7 @@ COMMANDS = {
     ),
     "recipes": (
         "limitformer.cli.recipes:recipes",
-        "List published initialisations, or print one: its laws, settings and source.",
+        "List published initialisations, or print one: its code, settings and source.",
     ),
     "initialisation": (
         "limitformer.cli.initialisation:initialisation",

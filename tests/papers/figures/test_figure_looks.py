@@ -94,6 +94,7 @@ def sizes(drawing):
     return {kind: several for kind, several in fonts.items() if several}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_panels_share_font_sizes(drawings, name):
     found = sizes(drawings[name])

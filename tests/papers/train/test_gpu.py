@@ -74,6 +74,7 @@ def rows_of(root: Path) -> list[dict]:
     return [json.loads(line) for line in (root / "gpu.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow(keep=1)
 def test_runs_cut_by_budgets_have_the_same_bits(whole, tmp_path, capsys):
     commands = 1
     while not continue_runs("tiny", Budget(23 / 60, clock=Ticks()), tmp_path):
@@ -95,6 +96,7 @@ def killed(out: Path, last: int) -> int:
     return process.exitcode
 
 
+@pytest.mark.slow
 def test_killed_command_resumes_to_the_last_bit(whole, tmp_path):
     # In a vision run between checkpoints, in another one, and in a language run.
     assert [killed(tmp_path, last) for last in (8, 40, 75)] == [-signal.SIGKILL] * 3
@@ -267,6 +269,7 @@ def write_images(folder: Path) -> None:
         (folder / name).write_bytes(head + generator.integers(10, size=shape, dtype=np.uint8).tobytes())
 
 
+@pytest.mark.slow
 def test_papers_list_runs_on_a_small_set_of_its_images(tmp_path, monkeypatch):
     """The list of size paper, with its augmented images, its rates and its seeds, on networks of two layers."""
     write_images(tmp_path)

@@ -173,6 +173,7 @@ def image_run(out, variant, **options):
     return out / "vit-tiny" / f"{variant}-0"
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize(
     ("make", "variant", "options", "near"),
     [

@@ -71,6 +71,7 @@ def checkpoint(folder: Path) -> int:
     return max((int(path.name.partition("-")[2]) for path in folder.glob("checkpoints/checkpoint-*")), default=0)
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_workers_start_saves_their_runs(tmp_path):
     process = begun(tmp_path)
     assert [process.stdout.readline() for _ in range(2)] == ["handed out\n"] * 2  # to workers that still import

@@ -72,6 +72,7 @@ def interrupted(folder: Path, step: int, **changes) -> None:
 
 
 # 12 steps are an epoch, 7 an evaluation and 10 a checkpoint: before, at and after each.
+@pytest.mark.slow(keep=2)
 @pytest.mark.parametrize("step", [25, 1, 24, 28, 30, 49])
 def test_interrupted_run_resumes_to_the_last_bit(step, unbroken, tmp_path):
     interrupted(tmp_path / "run", step)
@@ -181,6 +182,7 @@ def lose(folder: Path) -> None:
     (folder / "log.parquet").unlink()
 
 
+@pytest.mark.slow(keep=3)
 @pytest.mark.parametrize("damage", [truncate, flip, forget, lose])
 @pytest.mark.parametrize("all_of_them", [False, True])
 def test_damaged_checkpoints_are_skipped(damage, all_of_them, unbroken, tmp_path, capfd):

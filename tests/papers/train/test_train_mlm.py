@@ -156,6 +156,7 @@ def rows_without_time(folder: Path):
     return [row for row in read_log(folder).to_pylist() if "seconds" not in row["name"]]
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("variant", ["shaped-recover", "shaped-learn"])
 def test_run_killed_at_random_steps_resumes_to_the_last_bit(corpus, tmp_path, variant):
     """A run killed twice with SIGKILL between checkpoints has the same weights and the same log, to the last bit."""
@@ -286,6 +287,7 @@ def cola(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_glue_fine_tuning_learns_a_word(finished, tmp_path, variant):
     from limitformer_papers.training.tasks.glue import GlueRun, run_glue

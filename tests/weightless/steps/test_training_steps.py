@@ -55,6 +55,7 @@ def by_torch(model, optimizer, seed, sample):
     return train(module, factory(module), clip, loss, batches, *MODELS[model][1:])
 
 
+@pytest.mark.slow(keep=4)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("model", ["gpt2", "mixtral", "albert", "custom"])
 @pytest.mark.parametrize("form", [weights.ENTRIES, weights.AGAIN])
@@ -104,6 +105,7 @@ TWINS = {  # by optimiser: the method that is wrong, and its code
 }
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("optimizer", TWINS)
 def test_steps_in_law_have_the_law_of_networks_that_torch_trains(optimizer, monkeypatch):
     """The wrong twin has a method that forgets, or does not correct, or turns a matrix."""
