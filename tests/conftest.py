@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def leave_out_slow(config, items):
-    """Of a test that is marked as slow, keep the first parameter sets only, none by default."""
+    """Keep the first parameter sets only of tests that are marked as slow; none by default."""
     counts, kept, left_out = {}, [], []
     for item in items:
         mark = item.get_closest_marker("slow")

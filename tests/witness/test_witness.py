@@ -268,7 +268,7 @@ def test_steps_that_rounding_changes_do_not_count():
 
 
 def test_casts_may_be_copies():
-    """Whatever asks for float32 of a float64 tensor gets float64; other casts stay. `hy_v4` needs it (`test_types`)."""
+    """A float64 tensor stays in float64 where float32 is asked for; other casts do not. The type hy_v4 needs it."""
     x, y = torch.ones(2, dtype=torch.float64), torch.ones(2, dtype=torch.int64)
     with CastsAsCopies(torch.float32):
         copies = x.float(), x.to(torch.float32), x.type(torch.float32), x.softmax(0, dtype=torch.float32)
