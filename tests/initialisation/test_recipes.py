@@ -5,6 +5,7 @@ import functools
 import json
 import math
 import pickle
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -389,7 +390,8 @@ def test_formulas_of_earlier_versions_are_refused():
 @pytest.mark.fast
 def test_weight_without_a_size_or_a_value_has_no_law():
     assert law(recipes()["gpt2"], "attention output", {**SMALL, "depth": None}) == "its depth is not known"
-    assert law(recipes()["rwkv-4"], "time decay", {**SMALL, "depth": 1}) == "the recipe has no value for it"
+    one_block = law(recipes()["rwkv-4"], "time decay", {**SMALL, "depth": 1})
+    assert re.fullmatch("the recipe has no value for it: .*division by zero", one_block)
     assert law(recipes()["rwkv-4"], "time decay", SMALL, (1,)) == "the recipe has no value for it"  # 0/0
     assert law(recipes()["gpt2"], "gate", SMALL) == "the recipe has no rule for gate"
 

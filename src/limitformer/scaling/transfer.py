@@ -535,22 +535,18 @@ def measures_of(data: Mapping[int, xr.Dataset]) -> dict[str, NDArray[np.float64]
 def measures_at(data: xr.Dataset) -> dict[str, NDArray[np.float64]]:
     """Return the measures (samples,) of one size; changes of stream and output are root mean squares."""
     last, first, start = data.isel(step=-1), data.isel(step=1), data.isel(step=0)
+    steps = {"": last} | ({", first step": first} if data.sizes["step"] > 2 else {})
     result: dict[str, Any] = {}
     if "stream" in data:
         size = start.stream.isel(layer=-1)  # a rule may change it: the change itself must not depend on the size
         result |= {"stream at the start": start.stream.isel(layer=0), "stream at the end": size}
-    result |= {"output": data.output.isel(step=0), "gradient": data.gradient_norm.isel(step=0)}
-    if "stream" in data:
-        result[STREAM] = last.stream_change.isel(layer=-1) * size
-    result |= {OUTPUT: last.output_change, FALL: data.loss.isel(step=0) - last.loss}
-    if "stream" in data:
+        result |= {f"{STREAM}{when}": each.stream_change.isel(layer=-1) * size for when, each in steps.items()}
         result["largest activation"] = last.largest.max("layer")
+    result |= {"output": data.output.isel(step=0), "gradient": data.gradient_norm.isel(step=0)}
+    result |= {f"{OUTPUT}{when}": each.output_change for when, each in steps.items()}
+    result[FALL] = data.loss.isel(step=0) - last.loss
     if "logit_std" in data:
         result["attention logits"] = last.logit_std.mean(["block", "head"])
-    if data.sizes["step"] > 2:
-        if "stream" in data:
-            result[f"{STREAM}, first step"] = first.stream_change.isel(layer=-1) * size
-        result[f"{OUTPUT}, first step"] = first.output_change
     kinds: dict[str, list[str]] = {}
     for weight in data.weight.values[data.matrix.values]:
         kinds.setdefault(kind_of(str(weight)), []).append(str(weight))

@@ -116,8 +116,8 @@ class Recipe:
                 law = self.law(weight, **self.settings)
             except UnknownSizeError as error:
                 return str(error)
-            except ArithmeticError:
-                return "the recipe has no value for it"
+            except ArithmeticError as error:
+                return f"the recipe has no value for it: {error}"
         if law is None:
             return f"the recipe has no rule for {weight.role}"
         require(isinstance(law, ComparedLaw), f"recipe {self.name} gives {law!r:.60}, which is not a law. {FUNCTION}.")
