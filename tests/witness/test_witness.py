@@ -218,6 +218,27 @@ def test_second_answer_from_fresh_numbers_is_refused():
     run.note_fresh("w", "w: forward")
 
 
+def test_map_that_few_tokens_use_before_many_is_kept_for_both():
+    """ProphetNet's order: fresh numbers answer for one token, then the others would read the entries."""
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.e, self.blocks = nn.Embedding(50, 16), nn.ModuleList([nn.Linear(16, 16) for _ in range(2)])
+            for block in self.blocks:
+                nn.init.normal_(block.weight, std=0.25)
+
+        def forward(self, ids):
+            x = self.e(ids)
+            for block in self.blocks:
+                x = x + torch.cat((block(x[:, :1]), block(x[:, 1:])), dim=1).tanh()
+            return x
+
+    report = lf.check(Twice, torch.arange(40)[None] + 1, **QUIET)
+    assert report.witness.status == WITNESSED
+    assert report.witness.ratio < 1e-2
+
+
 def test_network_that_rounding_changes_is_not_witnessed():
     """A weight of 1e9 turns a change of 1e-10 into another output: nothing is said."""
 

@@ -181,7 +181,7 @@ class WeightlessRun:
         Raises:
             DrawWholeError: fresh numbers have answered for it, which its entries do not know.
         """
-        if weight.name in self.fresh:
+        if weight.name in self.fresh and weight.name not in self.again:  # a second use begins the pass again
             raise DrawWholeError({weight.name: "its entries are read after answers without them"})
         if weight.law.kind == ORTHOGONAL:
             whole = self.orthogonal_entries(weight)
