@@ -296,7 +296,7 @@ def apply_once(x: Tensor, z: Tensor, numbers: WeightNumbers, columns: int) -> Te
     if known is not None and not numbers.turned:
         raise KeepWeightsError({weight.name: "used in several ways"})
     if known is not None and weight.law.rows:  # constant rows need no draw
-        known = run.draw_rows(weight, torch.tensor(sorted(weight.law.rows)))
+        known = run.draw_rows(weight, torch.tensor(sorted(weight.law.rows), device=run.device))
     run.tokens[numbers.name] = run.tokens.get(numbers.name, 0) + z.shape[-2]
     orthogonal = weight.law.kind == ORTHOGONAL  # `apply` has drawn those that must be
     if not orthogonal and not never_drawn(run.tokens[numbers.name], z.shape[-1], columns, numbers):

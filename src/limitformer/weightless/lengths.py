@@ -160,8 +160,8 @@ def rows_attention(
     known = mask.causal is not None and mask.window == window
     require(known, "the first attention has a mask that is not known. Nearest: simulate, for all rows of fewer tokens.")
     repeats = query.shape[1] // key.shape[1]
-    (rows,), keys = asked, torch.arange(key.shape[2])
-    visible = torch.ones(len(rows), len(keys), dtype=torch.bool)
+    rows, keys = asked[0].to(key.device), torch.arange(key.shape[2], device=key.device)
+    visible = torch.ones(len(rows), len(keys), dtype=torch.bool, device=key.device)
     if mask.causal:
         visible = (keys <= rows[:, None]) & (keys > rows[:, None] - (window or len(keys)))
     values = []
@@ -174,7 +174,7 @@ def rows_attention(
             for at in range(0, len(rows), step)
         ]
         values.append(torch.cat(parts, 1).mean(1))
-    effective, seen, variance = torch.stack(values, 1)
+    effective, seen, variance = torch.stack(values, 1).cpu()
     raise RowsMeasured({"effective_tokens": effective, "tokens_seen": seen, "logit_std": variance.sqrt()})
 
 

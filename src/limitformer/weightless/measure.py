@@ -504,7 +504,7 @@ class Measure(TorchFunctionMode):
         seen = visible.sum(-1)
         rows = (seen > 1).double()
         if self.counted is not None and self.counted.shape[-1] == rows.shape[-1]:
-            rows = rows * self.counted.repeat(self.samples, 1)[:, None]
+            rows = rows * self.counted.to(rows.device).repeat(self.samples, 1)[:, None]
         mask = visible.to(logits.dtype)
         below = (logits - most).clamp_(min=torch.finfo(logits.dtype).min)  # log(weight/largest weight)
         entropy = -((weights * below).sum(-1) + weights.sum(-1) * weights.amax(-1).log()).double()

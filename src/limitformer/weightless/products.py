@@ -314,6 +314,7 @@ class RepeatedUse(torch.autograd.Function):
 
 
 def products_of(matrices: list[UndrawnMatrix], z: Tensor, transpose: bool) -> Tensor:
-    """Return the product of each sample's rows (S, M, ·) with its matrix, or the transpose."""
-    each = zip(matrices, z, strict=True)
-    return torch.stack([(w.times_transpose(rows) if transpose else w.times(rows)).answer for w, rows in each])
+    """Return the product of each sample's rows (S, M, ·) with its matrix, or the transpose; matrices are on the CPU."""
+    each = zip(matrices, z.cpu(), strict=True)
+    answers = [(w.times_transpose(rows) if transpose else w.times(rows)).answer for w, rows in each]
+    return torch.stack(answers).to(z.device)

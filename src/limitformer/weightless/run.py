@@ -275,7 +275,7 @@ class WeightlessRun:
 
     def embed(self, weight: RandomWeight, ids: Tensor) -> Tensor:
         """Look up rows of the weight (S, *ids.shape, columns), drawing one for each distinct id."""
-        distinct, place = torch.unique(ids, return_inverse=True)
+        distinct, place = torch.unique(ids.to(self.device), return_inverse=True)
         if int(distinct[-1]) >= weight.shape[0] or int(distinct[0]) < 0:
             raise row_error(weight, int(distinct[0]), int(distinct[-1]))
         if weight.name in self.reasons_to_keep:
