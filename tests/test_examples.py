@@ -48,6 +48,7 @@ def same_text(one, other):
     return words[0] == words[1] and numbers[0] == pytest.approx(numbers[1], rel=NEAR, abs=NOTHING)
 
 
+@pytest.mark.slow(keep=3)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_print_their_stored_output(path, capsys, tmp_path, monkeypatch):
     from matplotlib import pyplot

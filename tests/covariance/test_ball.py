@@ -115,6 +115,7 @@ def test_one_token_leaves_at_the_times_of_a_geometric_brownian_motion(step):
         assert errors_from(seen, probability) < -4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("start", "radius", "more"),
     [

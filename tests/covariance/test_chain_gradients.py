@@ -116,6 +116,7 @@ def test_chain_and_drawn_networks_share_one_law(name, chain):
     assert p > ALPHA, f"{where}: p = {p:.2g}"
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("name", ["causal", "two tiles of ReLU", "Pre-LN, causal", "SwiGLU"])
 def test_chain_and_weightless_networks_share_one_law_and_names(name, chain):
     weightless = lf.weightless.simulate(
@@ -129,6 +130,7 @@ def test_chain_and_weightless_networks_share_one_law_and_names(name, chain):
     assert p > ALPHA, f"{where}: p = {p:.2g}"
 
 
+@pytest.mark.slow(keep=3)
 @pytest.mark.parametrize(
     ("name", "weight"),
     [
@@ -179,6 +181,7 @@ def test_frame_outside_the_tokens_is_uniform_given_tokens_and_sizes():
     assert kstest(twin, uniform.cdf).pvalue < ALPHA
 
 
+@pytest.mark.slow(keep=6)
 @pytest.mark.parametrize("name", [name for name in CASES if name not in ROUNDED])
 def test_states_equal_those_without_gradients(name, chain):
     """Both use the same random numbers, with another orthogonal factorisation."""

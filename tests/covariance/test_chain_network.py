@@ -75,6 +75,7 @@ def test_chain_and_network_share_one_law(name):
     assert_same_law(chain(model, V0), network_named(name), wrong=chain(wrong, V0))
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("part", ["identity", "center", "temperature"])
 def test_intervention_changes_the_law(part):
     """The wrong twin is the model without the intervention, at the same width."""

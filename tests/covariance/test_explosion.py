@@ -277,6 +277,7 @@ def test_aligned_tokens_leave_a_ball_before_their_distance_does():
     assert standard_errors_from(causes, limit.explosion_probability(start, radius=1e100)) > 4
 
 
+@pytest.mark.slow
 def test_euler_maruyama_does_not_hide_explosions():
     """As many paths as explode leave the ball or lose resolution, rather than leave the cone."""
     limit = limit_of(0.4, 0.5, 0.5)

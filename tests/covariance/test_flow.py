@@ -151,6 +151,7 @@ def distance(net, samples, truth):
     return float(np.sqrt(((v - truth) ** 2).mean(0)).max() / np.abs(truth).max())
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("name", ["ReLU", "one matrix", "attention"])
 def test_chains_converge_to_the_flow(name):
     """Four times the width and depth give half the error, which at width 1024 is 0.06 to 0.15.

@@ -213,6 +213,7 @@ CHAIN_SAMPLES = {
 }
 
 
+@pytest.mark.slow(keep=2)
 @pytest.mark.parametrize("name", THEOREMS)
 def test_one_layer_has_the_drift_and_covariance_of_the_limit(name):
     """At width 2000; b with its sign turned and Σ without the part of attention or hidden units are rejected."""
@@ -405,6 +406,7 @@ def test_a_deep_chain_has_the_law_of_the_limit(parts):
     )
 
 
+@pytest.mark.slow
 def test_both_steps_have_one_law():
     """The factor step and Euler-Maruyama have one law; another τ₀ is rejected."""
     limit = lf.limit(lf.Transformer(width=100, depth=50, gamma=0.5, attention=lf.ShapedAttention(tau0=0.7)))

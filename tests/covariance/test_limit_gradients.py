@@ -66,6 +66,7 @@ def test_one_layer_has_the_drift_up_to_an_error_of_order_one_over_n(one_layer):
         assert (abs(second - want) < 4.5 * error2 + 3 / 100).all()
 
 
+@pytest.mark.slow(keep=1)
 def test_each_term_of_the_drift_is_needed(one_layer):
     """Wrong twins: without V⁻¹M in the drift of M, without the alignment's part of Ψ, and Ψ without the ReLU's."""
     right, (narrow, wide) = one_layer
@@ -81,6 +82,7 @@ def test_each_term_of_the_drift_is_needed(one_layer):
         assert (abs(of_psi - straight) / error2).max() > 7
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize(("kind", "mask"), KINDS)
 def test_one_layer_has_the_noise(kind, mask):
     """The covariance of n^(1/2) times the change: what the logits add, and M's and Ψ's own noise."""
@@ -156,6 +158,7 @@ def limit_norms(model, samples, seed, **options):
     return run.fillna(np.inf)
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("parts", LAWS, ids=["attention", "relu", "both"])
 def test_norms_and_kernel_have_the_law_of_the_chain(parts):
     """The distance falls with the width, and the kernel of infinite width at the start's V is rejected."""
@@ -187,6 +190,7 @@ TWINS = [
 ]
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize(("parts", "missing"), TWINS, ids=[missing for _, missing in TWINS])
 def test_wrong_twins_without_one_term_are_rejected(parts, missing):
     model = network(160, **parts)

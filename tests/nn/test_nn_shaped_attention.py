@@ -294,6 +294,7 @@ def test_bfloat16_loses_the_perturbation_and_float32_keeps_it():
     assert (alone - exact).norm() < 0.01 * exact.norm()
 
 
+@pytest.mark.slow(keep=2)
 @pytest.mark.parametrize(
     "mask", [None, padded(True), arbitrary(), biased(HEADS)], ids=["none", "padding", "any", "bias"]
 )

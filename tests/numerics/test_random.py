@@ -326,6 +326,7 @@ def test_rewinding_starts_the_replica_anew(degrees):
     assert degrees == 2 or (drawn[0][2][-1] > 0).any()
 
 
+@pytest.mark.slow(keep=3)
 @pytest.mark.parametrize("degrees", [1, 2, 4, 5, 7, 50, 200])
 def test_chi_follows_its_law(degrees):
     """KS at 1e-4; one degree more shifts a chi by 1/(2 sqrt(degrees)) and is rejected."""
@@ -357,6 +358,7 @@ def proposals(degrees, count):
     return 2 * d * v[v > 0][:count]
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize(("degrees", "replica"), [(5, 0), (5, 2**32 - 4), (6, 1000), (40, 3)])
 def test_chi_is_marsaglia_and_tsang_replica_by_replica(degrees, replica):
     """Every number and every second attempt of eight replicas, against plain Philox one replica at a time."""
@@ -371,6 +373,7 @@ def test_chi_is_marsaglia_and_tsang_replica_by_replica(degrees, replica):
     assert int(FIRST_RETRY) == 2**63
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("degrees", [1, 2, 3, 4])
 def test_few_degrees_are_sums_of_squares(degrees):
     """The sum has as many of the stream's next normals as there are degrees, and needs no second attempt."""

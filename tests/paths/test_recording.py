@@ -330,6 +330,7 @@ def test_the_boundary_of_the_ball_is_outside():
     np.testing.assert_array_equal(ledger.causes, np.where(factor[0, 0] == 2, LEFT_BALL, INSIDE))
 
 
+@pytest.mark.slow(keep=8)
 @pytest.mark.parametrize("lane", range(LANES))
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e200, 1e61])
 def test_values_that_are_not_finite_leave_every_ball(value, lane):

@@ -62,6 +62,7 @@ MODELS = [
 ] + [(3, 2.0, 2, (1, 1), "none"), (4, 0.7, 5, (1, 2), "none")]
 
 
+@pytest.mark.slow(keep=4)
 @pytest.mark.parametrize(("dim", "tau", "head_dim", "clusters", "mask"), MODELS)
 def test_averages_equal_means_over_drawn_attention(dim, tau, head_dim, clusters, mask):
     model, other = (
@@ -325,6 +326,7 @@ def test_probability_in_three_dimensions_against_simulated_tokens():
     assert abs(share - fixed) > STANDARD_ERRORS * error
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize(("dim", "layers", "horizon", "start"), [(3, 4, 5.0, 0.0), (5, 40, 1.0, -0.99)])
 def test_steps_of_the_limit_average_the_drawn_attention(dim, layers, horizon, start):
     """At b = 12 a layer is far from the limit unless L is much larger than b²; steps of the limit are not."""

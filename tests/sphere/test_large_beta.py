@@ -139,6 +139,7 @@ def test_three_tokens_stay_together_with_probability_from_their_angles():
     assert abs(share - 0.25) > STANDARD_ERRORS * error  # that of a uniform start
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("values", ["gaussian", "rademacher"])
 def test_sides_are_fair_coins(values):
     """Five tokens at β = 10⁶ for every law of the values; at β = 1 the sides are not fair coins."""

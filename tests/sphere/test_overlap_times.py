@@ -343,6 +343,7 @@ def test_second_order_in_space_and_time():
     assert (times[0] - times[1]) / (times[1] - times[2]) == pytest.approx(4, abs=0.8)
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize(
     ("diffusion", "start", "time"),
     [

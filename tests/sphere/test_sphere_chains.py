@@ -214,6 +214,7 @@ UNIFORM_STARTS = [
 ]
 
 
+@pytest.mark.slow(keep=4)
 @pytest.mark.parametrize(
     ("model", "method"),
     [(m, method) for m in UNIFORM_STARTS for method in methods(m)],
@@ -369,6 +370,7 @@ def moved_by_hand(z, h, h_, g, g_, rho, chi, model):
     return first @ second * (1 if z >= 0 else -1)
 
 
+@pytest.mark.slow(keep=4)
 @pytest.mark.parametrize("attention", ["softmax", "unnormalized"])
 @pytest.mark.parametrize("dim", [2, 3, 4, 11])
 def test_layer_of_a_pair_equals_vectors_with_the_same_numbers(dim, attention):

@@ -20,6 +20,7 @@ def pairs_within(data, larger):
     return (second < larger), (first >= larger)
 
 
+@pytest.mark.slow
 def test_lifetime_of_two_against_one_equals_the_formula():
     """β = 2, d = 4: 32.66 to z = 0.9 [docs/unequal-clusters.md]; 17.19, for three against one, is rejected."""
     model = lf.StochasticTransformer(tokens=3, dim=4, beta=2.0, layers_per_unit_time=100)
@@ -71,6 +72,7 @@ def test_probability_at_the_size_of_the_paper(dim, beta):
         assert bool(deviation < STANDARD_ERRORS) is right
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize(
     ("clusters", "dim", "beta", "times"),
     [((2, 1), 100, 20.0, [1e4]), ((49, 1), 1000, 15.0, [2.0]), ((2, 1), 1000, 20.0, [2.0])],

@@ -244,6 +244,7 @@ def test_replicas_stop_at_the_first_check_below_the_bound():
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(keep=12)
 @pytest.mark.parametrize("ending", [".nc", ".zarr"])
 @every_run
 def test_save_and_load_keep_every_kind_of_result(name, ending, tmp_path):
@@ -278,6 +279,7 @@ def start_from(data):
     return float(match.group(1)) if match else None
 
 
+@pytest.mark.slow(keep=12)
 @pytest.mark.parametrize("horizon", [4.2, 0.3, 0.7, 2.9])
 @every_run
 def test_stored_result_contains_all_that_repeats_it(name, horizon, tmp_path):

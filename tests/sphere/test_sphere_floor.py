@@ -89,6 +89,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow(keep=4)
 @pytest.mark.parametrize("name", CASES)
 def test_gaps_equal_those_of_layers_in_eighty_digits(name):
     """Eighteen layers with different neighbours: 1 − |z| of all pairs to 1e-8; doubles (the wrong twin) fail."""

@@ -154,6 +154,7 @@ def limit_of(model):
     return overlaps(lf.limit(model), START[: model.tokens], seed=2, dt=1 / 400)
 
 
+@pytest.mark.slow(keep=3)
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("model", [TWO, THREE], ids=["two tokens", "three tokens"])
 def test_every_law_of_the_values_has_one_limit(model, law):
@@ -258,6 +259,7 @@ POINTS = [
 ]
 
 
+@pytest.mark.slow(keep=2)
 @pytest.mark.parametrize("model", POINTS, ids=lambda m: f"{type(m).__name__} {m.dim} {m.beta} {m.attention}")
 def test_the_default_step_resolves_the_model(model, monkeypatch):
     """E z and E z² from z = 0.3 against the exact law; two long steps are rejected."""

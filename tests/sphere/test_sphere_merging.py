@@ -259,6 +259,7 @@ def test_gap_near_the_least_double_opens_as_without_a_stop():
     assert opened[0].mean() > 60
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize(("tokens", "dim"), [(3, 2), (5, 3), (3, 4)])
 def test_one_cluster_stays_one(tokens, dim):
     """At most 5 % ever leave the tolerance from the edge of the bound; twice the exponent (the wrong twin) fails."""
@@ -283,6 +284,7 @@ def share_that_parts(model, w):
     return float((data["clusters"].values > 1).any(1).mean())
 
 
+@pytest.mark.slow
 def test_distances_in_a_cluster_grow_far_less_than_transit_allows():
     """Two tokens of a cluster move from antipodes to one point with one across; |D| to first order.
 

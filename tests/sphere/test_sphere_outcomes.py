@@ -69,6 +69,7 @@ def configurations(seed, samples, tokens, dim=3):
     return normalised(centres + spread * rng.standard_normal((samples, tokens, dim)))
 
 
+@pytest.mark.slow(keep=2)
 @pytest.mark.parametrize("tokens", [1, 2, 3, 5, 8, 13])
 def test_outcomes_equal_brute_force(tokens):
     """The kernel uses tokens, the library also overlaps; another tolerance (the wrong twin) gives other outcomes."""

@@ -27,6 +27,7 @@ def start_at(model, gap, sign):
 # --- exactly ±1 -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(keep=4)
 @pytest.mark.parametrize("end", [1.0, -1.0])
 @pytest.mark.parametrize("name", MODELS)
 def test_tokens_that_coincide_stay_together_and_antipodes_stay_antipodes(name, end):

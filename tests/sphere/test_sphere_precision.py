@@ -24,6 +24,7 @@ ON_THE_SPHERE = [
 ]
 
 
+@pytest.mark.slow(keep=2)
 @pytest.mark.parametrize("model", ON_THE_SPHERE, ids=lambda m: f"{type(m).__name__} {m.values}")
 @pytest.mark.parametrize("of", [lambda m: m, lf.limit], ids=["chain", "limit"])
 def test_tokens_stay_on_the_sphere(model, of):
@@ -107,6 +108,7 @@ def naive_gaps():
     return np.log(gaps_of(naive_chain(COLLAPSING, NEAR, 80, SAMPLES, seed=2))[:, 0])
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("method", ["overlap", "gram", "coordinates"])
 def test_all_methods_agree_on_gaps_far_below_rounding(method):
     """Gaps are near 1e-16, some below 1e-22, where 1 − |z| (the wrong twin) is zero or one rounding."""

@@ -137,6 +137,7 @@ LAMBDA = {
 }
 
 
+@pytest.mark.slow(keep=4)
 @pytest.mark.parametrize(
     ("model", "end"),
     [(model, end) for name, model in LAMBDA.items() for end in END if (name, end) != ("hybrid, unnormalized", "+1")],
@@ -191,6 +192,7 @@ def claimed_exponent(model, end, tolerance=1e-6):
     return 0.0 if gap == 0 else 2 * np.log(LEVEL) / np.log(w_of(gap) / w_of(tolerance))
 
 
+@pytest.mark.slow(keep=6)
 @pytest.mark.parametrize("layers", [1, 2, 4, 10, 30, 100])
 @pytest.mark.parametrize("dim", [2, 3, 8])
 def test_no_exponent_at_plus_one_is_above_the_true_one(dim, layers):
@@ -254,6 +256,7 @@ def returns(model, end, gap, layers=1500):
     return int((z < 1 - TOLERANCE).any(1).sum())
 
 
+@pytest.mark.slow(keep=3)
 @pytest.mark.parametrize("name", HONOURED)
 def test_bound_holds_in_simulations(name):
     """At most 5 % return from the edge of the stop; twice the exponent (the wrong twin) gives far more."""

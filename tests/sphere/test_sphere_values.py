@@ -170,6 +170,7 @@ def test_zero_degrees_give_zero():
     assert blocks_needed(0) == 0
 
 
+@pytest.mark.slow(keep=4)
 @pytest.mark.parametrize("degrees", DEGREES)
 def test_chi_squares_have_their_law(degrees):
     """The wrong twin has one degree more, or a scale one percent larger if that is a small change."""
@@ -179,6 +180,7 @@ def test_chi_squares_have_their_law(degrees):
         assert stats.kstest(x, twin.cdf).pvalue < ALPHA
 
 
+@pytest.mark.slow(keep=4)
 @pytest.mark.parametrize("degrees", DEGREES)
 def test_the_two_of_a_pair_are_independent(degrees):
     """They are independent, also of other blocks and replicas: ranks and a joint tail; a dependent twin fails."""

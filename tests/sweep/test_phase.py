@@ -97,6 +97,7 @@ def deviations(data, exact):
     return (data["probability"].sel(outcome="antipodal pair").values - exact) / error
 
 
+@pytest.mark.slow
 def test_simulated_and_exact_agree_and_a_wrong_twin_does_not():
     """At L = 1000; 100 000 samples of two of these cells are within one standard error."""
     base = replace(BASE, layers_per_unit_time=1000)

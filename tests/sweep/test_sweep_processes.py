@@ -174,6 +174,7 @@ def cluster():
         yield made
 
 
+@pytest.mark.slow
 def test_killed_dask_worker_changes_nothing(cluster, whole, tmp_path):
     """A sweep moves between this process and the cluster, and is extended."""
     path = tmp_path / "s.sweep"
@@ -186,6 +187,7 @@ def test_killed_dask_worker_changes_nothing(cluster, whole, tmp_path):
     assert_same_bits(path, whole)
 
 
+@pytest.mark.slow
 def test_dask_client_of_the_caller_stays_open(cluster, tmp_path):
     with Client(cluster.scheduler_address, set_as_default=False) as client:
         report = run(sweep(BETAS), tmp_path / "s.sweep", dask=client)

@@ -162,6 +162,7 @@ def test_attention_is_measured_by_head_in_every_order(order, heads):
         assert np.abs(twin[0] - data["entropy"].values[0, place]).min() > 0.1
 
 
+@pytest.mark.slow(keep=3)
 @pytest.mark.parametrize("order", [order for order in ATTEND if order != "attend"])
 def test_law_of_attention_has_the_same_numbers_in_every_order(order):
     """There are several samples, which are side by side where the order allows it."""

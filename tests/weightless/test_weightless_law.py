@@ -19,6 +19,7 @@ from limitformer.weightless.numbers import entries as draw_entries
 from weightless_families import CONFIGS
 
 
+@pytest.mark.slow(keep=6)
 @pytest.mark.parametrize("family", list(CONFIGS))
 def test_law_has_the_moments_of_a_drawn_model(family):
     table, torch_state = lf.weightless.law(CONFIGS[family]()), torch.get_rng_state()
@@ -45,6 +46,7 @@ def test_watched_std_of_a_truncated_normal_is_not_the_nominal_one():
     assert abs(law.std - 0.02) > 1e-3
 
 
+@pytest.mark.slow(keep=2)
 @pytest.mark.parametrize(
     ("shape", "pattern", "std"),
     [

@@ -115,6 +115,7 @@ def causal():
     return measures
 
 
+@pytest.mark.slow(keep=24)
 @pytest.mark.parametrize("low", [-50.0, -100.0, -1e3, -1e4, -1e9, torch.finfo(torch.float32).min, -torch.inf])
 @pytest.mark.parametrize("way", WAYS)
 def test_mask_is_recognised_at_any_size(causal, way, low):

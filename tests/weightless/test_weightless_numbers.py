@@ -46,6 +46,7 @@ def test_uniform_entries_have_their_law(dtype):
     assert float(entries.max()) <= np.float32(0.5)
 
 
+@pytest.mark.slow(keep=4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("bounds", BOUNDS)
 def test_truncated_entries_have_their_law(bounds, dtype):

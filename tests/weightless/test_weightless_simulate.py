@@ -44,6 +44,7 @@ def test_passes_free_their_tensors(gradients):
     assert tensors_after_a_call() == tensors_after_a_call()
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bert"])
 def test_both_precisions_give_the_same_sample(family):
     single, double = (weightless(family, 2, dtype=dtype) for dtype in (torch.float32, torch.float64))
@@ -157,6 +158,7 @@ class Routed(nn.Module):
         return x + self.embed((x.sum(-1) > 0).long())
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("seed", range(4))
 def test_samples_with_different_ids_go_one_at_a_time(seed, monkeypatch):
     x = np.random.Generator(np.random.Philox(3)).standard_normal((1, 1, 8))
