@@ -8,15 +8,13 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from inspect import signature
-from math import inf, isnan
 from pathlib import Path
 from typing import Any
 
 from limitformer.base.errors import InputError, nearest, require
-from limitformer.base.foreign import MOST_JSON, escaped_errors, one_line, readable_name, small_file_in
+from limitformer.base.foreign import escaped_errors, file_in, one_line, readable_name
 from limitformer.models.serial import from_record, json_object
 from limitformer.models.text import read_text
-from limitformer.weightless.hints import without_family
 from limitformer.weightless.quiet import quiet_transformers
 from limitformer.weightless.shapes import SHAPES, require_shape
 
@@ -28,14 +26,11 @@ LEFT_OUT |= {"experts_implementation", "_experts_implementation", "_experts_impl
 
 OWN_CODE = " Its folder has code of its own, which --trust-remote-code (trust_remote_code=True in Python) runs."
 WEIGHTS_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".npz", ".onnx")
-MOST_LAYERS, MOST_LABELS = 4096, 10**6  # a configuration makes a list of them before a module is built
-MOST_POSITIONS = 2**24  # one has been published with 10,485,760
-MOST_TABLED = 2**20  # if a class computes a table of them when it is built, even on the meta device
-TABLED = {"codegen", "ctrl", "distilbert", "flaubert", "gptj", "xlm"}
-LISTED = ("depths", "depth", "attention_types", "block_sizes", "block_repeats", "blocks_per_stage")
+WITHOUT_FAMILY = " Nearest: of nanoGPT, or of Meta's params.json, the module itself: limitformer.check(model)."
+MOST_JSON = 2**25  # bytes
+MOST_LAYERS = 4096  # a configuration makes a list of them before a module is built
 SPREAD = re.compile(r"(^|_)(initializer_range|initializer_factor|init_range|variance_scale|std|std_dev)$")
 MOST_SPREAD = 1e6  # its sixth power, which tests need, does not overflow
-MOST_LEVELS = 32  # of objects within objects
 
 # The names that families have for each size.
 SIZES = (
@@ -76,43 +71,39 @@ def values_in(path: Path) -> dict[str, Any]:
         is_weights = path.suffix in WEIGHTS_ENDINGS
         require(not is_weights, f"{path} is a file of weights. Nearest: its folder, with a config.json in it.")
         return json_object(read_text(path, MOST_JSON), str(path))
-    with one_line(f"the folder {readable_name(path)} cannot be read"):
-        names = sorted(each.name for each in path.iterdir())
-    require("config.json" in names, f"There is no config.json in {path}.{hint_of_folder(path, names)}")
+    if not (path / "config.json").exists():
+        inner = [each for each in path.glob("*") if (each / "config.json").is_file()]
+        latest = max(inner, key=lambda each: (len(each.name), each.name), default=None)  # checkpoint-900 before -1000
+        hint = "" if latest is None else f" Nearest: {latest}."
+        if (path / "adapter_config.json").exists():
+            hint = " It holds an adapter. Nearest: its base model with the adapter merged into it (merge_and_unload)."
+        raise InputError(f"There is no config.json in {path}.{hint}")
     with one_line(f"config.json in {readable_name(path)} cannot be read"):
-        file = small_file_in(path, "config.json")
-    return json_object(read_text(file), str(file))
+        return object_in(path, "config.json")
 
 
-def hint_of_folder(folder: Path, names: list[str]) -> str:
-    """Return the hint about a folder without a configuration."""
-    inner = [name for name in names if (folder / name / "config.json").is_file()]
-    if "adapter_config.json" in names:
-        return " It holds an adapter. Nearest: its base model with the adapter merged into it (merge_and_unload)."
-    if inner:
-        latest = max(inner, key=lambda name: (len(name), name))  # checkpoint-900 before checkpoint-1000
-        return f" Nearest: {folder / latest}."
-    if "params.json" in names:
-        return f" Nearest: {folder / 'params.json'}, whose error says how transformers writes it."
-    if "model_index.json" in names:
-        return " It holds a pipeline of diffusers. Nearest: a module that you load from it, given to limitformer.check."
-    weights = [name for name in names if name.endswith(WEIGHTS_ENDINGS)]
-    return f" It holds weights, {weights[0]!r}, but not their configuration." if weights else ""
+def object_in(folder: Path, name: str) -> dict[str, Any]:
+    """Return the JSON object in a file of a folder."""
+    return json_object(read_text(file_in(folder, name), MOST_JSON), f"{name} in {folder}")
 
 
 @escaped_errors()
 def config_from(values: dict[str, Any]) -> Any:
     """Make a configuration of transformers from its JSON."""
+    import transformers
     from transformers import CONFIG_MAPPING, AutoConfig
 
     if "kind" in values and "model_type" not in values:
         return from_record(values, imports=False)
     own_code = "auto_map" in values
-    with one_line("the configuration cannot be read"):
-        values = data_of(values)
+    values = data_of(values)
     kind = values.get("model_type")
     if not isinstance(kind, str):
-        raise InputError(without_family(values))
+        names = values.get("architectures")
+        named = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+        family = getattr(getattr(getattr(transformers, named, None), "config_class", None), "model_type", None)
+        hint = f' Nearest: "model_type": "{family}", the family of {named}.' if family else WITHOUT_FAMILY
+        raise InputError(f'a configuration must name its family, such as "model_type": "gpt2"; got {kind!r:.60}.{hint}')
     if kind not in CONFIG_MAPPING:
         raise InputError(
             f"model_type must be one that the installed transformers has; got {kind!r}."
@@ -139,44 +130,22 @@ def family_like(kind: str) -> str:
     return f" Nearest: {matches[0]}." if matches else nearest(word, known)
 
 
-def data_of(values: Any, level: int = 1) -> Any:
-    """Copy JSON without entries that name code or files, and refuse NaN and ∞."""
-    require(level <= MOST_LEVELS, f"A configuration must have at most {MOST_LEVELS} levels; got more.")
+def data_of(values: Any) -> Any:
+    """Copy JSON without entries that name code or files."""
     if isinstance(values, dict):
         if values.keys() == {"__float__"}:  # how transformers writes ∞
             return float(values["__float__"])
-        data = {name: data_of(value, level + 1) for name, value in values.items() if name not in LEFT_OUT}
-        for name, value in data.items():
-            finite = not isinstance(value, float) or abs(value) < inf
-            require(finite, f"{name} in a configuration must be a finite number; got {value}.")
-        return data
-    if isinstance(values, list | tuple):
-        listed = [data_of(value, level + 1) for value in values]
-        bad = any(isinstance(value, float) and isnan(value) for value in listed)
-        require(not bad, "a list in a configuration holds NaN; it must hold numbers.")
-        return listed  # ∞ may end an interval
-    return values
+        return {name: data_of(value) for name, value in values.items() if name not in LEFT_OUT}
+    return [data_of(value) for value in values] if isinstance(values, list | tuple) else values
 
 
 def check_sizes(values: Any, family: str) -> None:
-    """Raise `InputError` for numbers that would take a class too much memory or time."""
+    """Raise `InputError` for numbers of which a class would make too long a list, or that cannot be a std."""
     for name, value in numbers_in(values):
-        most = most_of(name, family)
-        small = most is None or not isinstance(value, int) or value <= most
-        require(small, f"{name} of {family} must be at most {most or 0:,}; got more.")
-        if SPREAD.search(name):
-            number = f"{value:g}" if abs(value) < 1e300 else "more"
-            drawn = 0 <= value < MOST_SPREAD
-            require(drawn, f"{name} of {family} must be at least 0 and below {MOST_SPREAD:,.0f}; got {number}.")
-
-
-def most_of(name: str, family: str) -> int | None:
-    """Return the largest value of an entry for layers, labels or positions, None for any other entry."""
-    if name in SIZES[0] or name in LISTED or name.split("_")[-1] == "layers":
-        return MOST_LAYERS
-    if name in SIZES[-1] or name.endswith(("_positions", "position_embeddings")):
-        return MOST_TABLED if family in TABLED else MOST_POSITIONS
-    return MOST_LABELS if name == "num_labels" else None
+        layers = name in SIZES[0] or name.split("_")[-1] == "layers"
+        require(not layers or value <= MOST_LAYERS, f"{name} of {family} must be at most {MOST_LAYERS:,}; got more.")
+        drawn = not SPREAD.search(name) or 0 <= value < MOST_SPREAD
+        require(drawn, f"{name} of {family} must be at least 0 and below {MOST_SPREAD:,.0f}; got {value:g}.")
 
 
 def numbers_in(values: Any, name: str = "") -> Iterator[tuple[str, int | float]]:
