@@ -192,17 +192,6 @@ DRAWS = {
     ),
     "olmo-normal": (for_roles(normal(0.02), *IN, *OUT, *ENDS), {}),
     "mitchell": (MITCHELL, {}),
-    "olmo-kaiming-normal": (
-        for_roles(lambda weight, s: init.kaiming_normal_(weight, nonlinearity="relu"), *IN, *OUT, *ENDS),
-        {},
-    ),
-    "olmo-fan-in": (
-        {
-            **for_roles(normal(lambda s: 1 / math.sqrt(s.width)), *IN, *ENDS, "attention output"),
-            "feed-forward out": normal(lambda s: 1 / math.sqrt(s.hidden)),
-        },
-        {},
-    ),
     "olmo-full-megatron": (
         {
             **for_roles(cut(0.02, three), *IN, "embedding", "position embedding"),
@@ -309,17 +298,6 @@ DRAWS = {
                 w, -0.4 * 3**0.5 * s.width**-0.5, 0.4 * 3**0.5 * s.width**-0.5
             ),
             **for_roles(zeros, *OUT),
-        },
-        {"gated": False},
-    ),
-    "modded-nanogpt": (
-        {
-            **for_roles(normal(0.005), "embedding", "head"),
-            **for_roles(
-                lambda w, s: init.uniform_(w, -(3**0.5) * 0.5 * s.width**-0.5, 3**0.5 * 0.5 * s.width**-0.5),
-                *("query", "key", "value", "attention output", "feed-forward in"),
-            ),
-            "feed-forward out": zeros,
         },
         {"gated": False},
     ),

@@ -204,6 +204,18 @@ def with_fans(name, shards, initialise=nn.init.xavier_uniform_, same_seed=False)
     return built
 
 
+def kinds(report):
+    """Return the names of the findings by kind."""
+    result = {}
+    for each in report.findings:
+        result.setdefault(each.kind, set()).update(each.names)
+    return result
+
+
+def names_ending(name, *endings):
+    return {key for key, _ in MODELS[name]().named_parameters() if key.endswith(endings)}
+
+
 ERRORS = {  # kind: the two builds of a model, and the pattern of the names that must be found
     "erased buffer": lambda name: (
         (MODELS[name], materialised(MODELS[name], ("*rotary_emb",)), "*inv_freq")

@@ -94,24 +94,18 @@ def places(model, config=None):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_roles_in_blocks_are_those_of_the_names(family):
+def test_roles_and_sizes_in_blocks_are_those_of_names_and_configuration(family):
     config, expected = FAMILIES[family]
+    inside = {name: place for name, place in places(config, config).items() if place.stack}
     seen = {}
-    for name, place in places(config, config).items():
-        if len(place.shape) >= 2 and place.stack:
+    for name, place in inside.items():
+        if len(place.shape) >= 2:
             seen.setdefault("+".join(place.roles), set()).add(name.removesuffix(".weight"))
     assert seen.keys() == expected.keys()
     for role, names in seen.items():
         assert all(name.endswith(expected[role]) for name in names), (role, names)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_depth_and_width_are_those_of_the_configuration(family):
-    config, _ = FAMILIES[family]
-    inside = [place for place in places(config, config).values() if place.stack]
-    assert {place.sizes["depth"] for place in inside} == {2}
-    assert {place.sizes["layer"] for place in inside} == {0, 1}
-    assert {place.sizes["width"] for place in inside} == {48}
+    for size, values in {"depth": {2}, "layer": {0, 1}, "width": {48}}.items():
+        assert {place.sizes[size] for place in inside.values()} == values
 
 
 def test_stacks_have_depths_of_their_own():

@@ -16,7 +16,7 @@ from torch import nn
 
 from limitformer.base.errors import InputError
 from limitformer.initialisation.recipes import Recipe, compare_with_recipe, recipe_of, recipes
-from limitformer.initialisation.recipes.comparison import DIFFERS, FORM, RecipeComparison, RecipeRow, estimate
+from limitformer.initialisation.recipes.comparison import DIFFERS, FORM, RecipeComparison, RecipeRow
 from limitformer.initialisation.recipes.law import constant, normal, uniform, values
 from limitformer.initialisation.recipes.recipe import Weight
 from recipe_models import DRAWS, OTHERS, NanochatFactors, factory
@@ -44,13 +44,6 @@ NUMBERS = {
     "mitchell": {
         "embedding": (0.123322, 0.0356001), "gate": (0.123322, 0.0356001), "head": (0.123322, 0.0356001),
         "attention output": (0.0503461, 0.0102769), "feed-forward out": (0.0251731, 0.00629326),
-    },
-    "olmo-kaiming-normal": {
-        "embedding": (0.176777, 0.051031), "query": (0.176777, 0.051031), "feed-forward out": (0.0883883, 0.03125),
-    },
-    "olmo-fan-in": {
-        "embedding": (0.125, 0.0360844), "attention output": (0.125, 0.0360844),
-        "feed-forward out": (0.0625, 0.0220971), "head": (0.125, 0.0360844),
     },
     "olmo-full-megatron": {
         "embedding": (0.0197316, 0.0197316), "key": (0.0197316, 0.0197316),
@@ -102,10 +95,6 @@ NUMBERS = {
         "embedding": (0.8, 0.8), "head": (0.001, 0.001), "query": (0.125, 0.0360844),
         "feed-forward in": (0.05, 0.0144338), "attention output": (0.0, 0.0), "smear gate": (0.0057735, 0.0057735),
         "backout factor": (0.2, 0.2),
-    },
-    "modded-nanogpt": {
-        "embedding": (0.005, 0.005), "value": (0.0625, 0.0180422), "attention output": (0.0625, 0.0180422),
-        "feed-forward out": (0.0, 0.0), "value embedding": (0.01, 0.01), "residual factors": (1.0488088, 1.0488088),
     },
     "rwkv-7": {
         "embedding": (5.7735e-05, 5.7735e-05), "head": (0.0625, 0.0180422), "receptance": (0.125, 0.0360844),
@@ -175,18 +164,14 @@ def test_vectors_of_rwkv_are_those_of_the_source():
     assert slow[[0, 63]] == pytest.approx([-5.0, 3.0])
 
 
-def test_laws_of_one_uniform_number_have_the_moments_of_their_draws():
-    """Mamba-2's step bias and log of A, by quadrature and by 400,000 draws of the source's statements."""
-    chance = torch.Generator().manual_seed(0)
-    u = torch.rand(400_000, generator=chance, dtype=torch.float64)
-    step = torch.exp(u * (math.log(0.1) - math.log(0.001)) + math.log(0.001))
-    draws = {"step bias": step + torch.log(-torch.expm1(-step)), "log of A": torch.log(1 + 15 * u)}
-    for role, drawn in draws.items():
-        exact = law(recipes()["mamba-2"], role, SMALL)
-        error = exact.std / math.sqrt(len(drawn))
-        assert abs(float(drawn.mean()) - exact.mean) < 4 * error
-        assert abs(float(drawn.std()) - exact.std) < 4 * error
-        assert abs(float(drawn.std()) * math.sqrt(2) - exact.std) > 100 * error  # the wrong twin
+def test_law_of_a_logarithm_has_the_moments_of_its_draws():
+    """Mamba-2's log of A in closed form, and by 400,000 draws of the source's statement."""
+    drawn = torch.log(1 + 15 * torch.rand(400_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
+    exact = law(recipes()["mamba-2"], "log of A", SMALL)
+    error = exact.std / math.sqrt(len(drawn))
+    assert abs(float(drawn.mean()) - exact.mean) < 4 * error
+    assert abs(float(drawn.std()) - exact.std) < 4 * error
+    assert abs(float(drawn.std()) * math.sqrt(2) - exact.std) > 100 * error  # the wrong twin
 
 
 @functools.cache
@@ -210,6 +195,7 @@ def test_module_drawn_as_the_source_says_has_no_difference(name):
     assert set(drawn_roles(name)) <= seen, set(drawn_roles(name)) - seen
 
 
+@pytest.mark.slow(keep=8)
 @pytest.mark.parametrize("name", DRAWS)
 def test_factor_of_root_two_in_one_role_is_the_one_that_is_named(name):
     recipe = recipes()[name]
@@ -225,8 +211,9 @@ def test_factor_of_root_two_in_one_role_is_the_one_that_is_named(name):
 def test_other_architectures_drawn_as_their_sources_say_have_no_difference(name):
     comparison = compare_with_recipe(OTHERS[name], name)
     assert comparison.differences == (), str(comparison)
-    assert {row.kind for row in comparison.rows} >= set(recipes()[name].names) - {"share of mixing"}
-    assert comparison.uncovered == (), str(comparison)
+    unknown = {"mamba-2": {"A_log", "dt_bias"}, "mhc": {"H_pre_logits"}}.get(name, set())
+    assert {each.names.rpartition(".")[2] for each in comparison.uncovered} == unknown
+    assert {row.kind for row in comparison.rows} >= set(recipes()[name].names) - {"share of mixing", "log of A"}
 
 
 def test_factors_and_gates_of_nanochat_are_covered():
@@ -237,18 +224,6 @@ def test_factors_and_gates_of_nanochat_are_covered():
     assert {row.kind for row in comparison.rows} == matrices | set(recipes()["nanochat"].names)
 
 
-def test_error_of_an_estimate_is_that_of_repeated_estimates():
-    chance = np.random.default_rng(0)
-    sizes = [estimate(chance.standard_normal((4, 300))) for _ in range(400)]
-    logs = np.log([each.std for each in sizes])
-    errors = np.array([each.error for each in sizes])
-    assert 0.8 < logs.std() / np.median(errors) < 1.05  # the larger of two errors, so a little too large
-    far = sum(abs(log) > 5 * each.error for log, each in zip(logs, sizes, strict=True))
-    assert far == 0
-    same = [estimate(1.2 * chance.standard_normal((4, 300))) for _ in range(20)]
-    assert all(abs(math.log(each.std)) > 5 * each.error for each in same)  # the wrong twin
-
-
 def test_table_fits_its_columns_whatever_its_cells_hold():
     long = RecipeRow(
         kind="feed-forward out (part of a fused matrix)",
@@ -257,11 +232,10 @@ def test_table_fits_its_columns_whatever_its_cells_hold():
         code="inverse softplus mean -4.592, 1.341 to 1.342",
         recipe="truncated 0.008055 to 0.01395",
         ratio=(0.00012345, 123456.0),
-        error=0.001,
         mark=DIFFERS,
         remark="",
     )
-    short = replace(long, kind="query", code="normal 0.02", recipe="normal 0.01", ratio=(2.0, 2.0), error=0.0)
+    short = replace(long, kind="query", code="normal 0.02", recipe="normal 0.01", ratio=(2.0, 2.0))
     lines = RecipeComparison("m", recipes()["gpt2"], (long, short)).table(80)
     assert max(map(len, lines)) <= 80
     text = " ".join(" ".join(lines).split())
@@ -274,7 +248,7 @@ def test_numbers_of_size_zero_divide_nothing():
     assert {row.kind: row.ratio for row in comparison.rows} == {"embedding": (math.inf,) * 2, "head": (math.inf,) * 2}
 
 
-def test_module_that_cannot_be_watched_is_drawn():
+def test_module_that_cannot_be_watched_is_refused():
     class Stubborn(nn.Module):
         def __init__(self):
             super().__init__()
@@ -282,9 +256,8 @@ def test_module_that_cannot_be_watched_is_drawn():
             numbers = torch.randn(96, 48).numpy() * 0.02  # fails without memory
             self.embed_tokens.weight = nn.Parameter(torch.from_numpy(numbers))
 
-    row = compare_with_recipe(Stubborn, "megatron").rows[0]
-    assert (row.kind, row.mark) == ("embedding", "=")
-    assert 0 < row.error < 0.02
+    (missing,) = compare_with_recipe(Stubborn, "megatron").uncovered
+    assert missing.reason.startswith("its law is not known")
 
 
 def test_recipes_are_copied_and_pickled():
@@ -307,11 +280,8 @@ def test_page_lists_every_recipe_with_its_source():
         ("rwkv-7", "att.w2", "second low-rank factors"),
         ("rwkv-4", "att.time_first", "time first"),
         ("rwkv-4", "ffn.key.weight", "channel keys"),
-        ("mamba-2", "mixer.A_log", "log of A"),  # 64 draws of an unknown law, with its standard error
         ("mamba-2", "mixer.out_proj.weight", "output projection"),
-        ("mamba-2", "mixer.dt_bias", "step bias"),
         ("mhc", "H_res_logits", "mixing of streams"),
-        ("mhc", "H_pre_logits", "reading of streams"),
     ],
 )
 def test_wrong_twin_of_another_architecture_is_named(name, ending, role):
@@ -400,7 +370,7 @@ def test_weight_without_a_size_or_a_value_has_no_law():
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("gpt-2", "recipe must be one of 25 names; got 'gpt-2'. Nearest: gpt2"),
+        ("gpt-2", "recipe must be one of 22 names; got 'gpt-2'. Nearest: gpt2"),
         ("megatron,sd=1", "recipe megatron has no setting 'sd'. It has std."),
         ("gpt2,std=1", "recipe gpt2 has no setting 'std'. It has none."),
         ("megatron,std=big", "setting std of recipe megatron must be a number; got 'big'"),

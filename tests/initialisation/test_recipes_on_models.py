@@ -87,7 +87,7 @@ def test_gpt2_without_the_residual_scaling_is_named():
 def test_head_of_t5_is_the_embedding_where_the_configuration_asks_for_its_own():
     comparison = compare_with_recipe(T5_11, "t5-v1.1")
     assert ratios(comparison) == {"head": one(768**0.5), "relative bias": one(768**-0.5 / (2 / 44) ** 0.5)}
-    assert "the configuration asks for untied embeddings" in comparison.remarks[0]
+    assert "lm_head.weight shares the weights of shared.weight" in comparison.remarks[0]
     head = next(row for row in comparison.rows if row.kind == "head")
     assert head.remark.startswith("tied to shared.weight; std 27.71 times the recipe's")
 
@@ -124,8 +124,6 @@ def test_mamba2_of_the_library_differs_in_five_kinds():
     assert off["input projection"] == one(0.1 * math.sqrt(3 * 64))
     assert off["log of A"][0] == pytest.approx(0.9772, abs=1e-3)
     assert "computed, not drawn" in next(row.remark for row in comparison.rows if row.kind == "log of A")
-    step = next(row for row in comparison.rows if row.kind == "step bias")
-    assert (step.mark, step.error > 0) == ("=", True)
 
 
 def test_rwkv_of_the_library_draws_weights_that_are_zero_in_the_recipe():
@@ -290,5 +288,5 @@ def test_existing_model_is_compared_by_its_law():
 def test_recipe_needs_a_law():
     with pytest.raises(InputError, match="recipe needs the law of the model's code"):
         check(torch.nn.Linear(4, 4), torch.ones(2, 4), recipe="gpt2", progress=False)
-    with pytest.raises(InputError, match="recipe must be one of 25 names; got 'gpt3'"):
+    with pytest.raises(InputError, match="recipe must be one of 22 names; got 'gpt3'"):
         check(MODELS["gpt2"](), recipe="gpt3")

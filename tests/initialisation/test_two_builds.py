@@ -1,45 +1,20 @@
 """Two builds of one model: planted errors, sound pairs, uninitialised memory, shards, and the levels of the tests."""
 
 import json
-import math
 from fnmatch import fnmatchcase
-from functools import partial
 
 import numpy as np
 import pytest
 import safetensors.torch
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from typer.testing import CliRunner
 
-import limitformer as lf
 from limitformer.base.errors import InputError
 from limitformer.cli.app import app
 from limitformer.initialisation import KINDS, compare
 from limitformer.initialisation.builds import build_of
-from limitformer.initialisation.comparison import TwoBuilds, same_law
-from limitformer.initialisation.sharding import Estimate, Shards, equal_shards, shards_of, slice_of
-from limitformer.initialisation.summary import summarise
-from limitformer.initialisation.two_builds import p_of_builds, p_of_numbers
-from limitformer.weightless import laws
-from two_builds import ERRORS, MODELS, OUTPUTS, SOUND, Plain, materialised, with_fans
-
-
-def kinds(report):
-    """Return the names of the findings by kind."""
-    result = {}
-    for each in report.findings:
-        result.setdefault(each.kind, set()).update(each.names)
-    return result
-
-
-def names_ending(name, *endings):
-    return {key for key, _ in MODELS[name]().named_parameters() if key.endswith(endings)}
-
+from two_builds import ERRORS, MODELS, OUTPUTS, SOUND, Plain, kinds, materialised, names_ending
 
 # Planted errors and sound pairs
 
@@ -72,21 +47,6 @@ def test_sound_pair_has_no_finding(family, kind):
     report = SOUND[kind](family, 3)
     assert not report.findings, str(report)
     assert report.tests == 0 if kind in ("meta", "loaded") else report.tests > 20
-
-
-def test_shards_of_every_formula_are_found_among_like_matrices():
-    for initialise in (nn.init.kaiming_normal_, nn.init.xavier_normal_, partial(nn.init.kaiming_uniform_, a=5**0.5)):
-        report = compare(with_fans("plain", 1, initialise), with_fans("plain", 2, initialise))
-        assert list(kinds(report)) == ["after sharding"]
-        assert "2 slices" in report.findings[0].detail
-
-
-def test_equal_shards_are_found():
-    a, b = with_fans("plain", 1, nn.init.normal_), with_fans("plain", 4, nn.init.normal_, same_seed=True)
-    (finding,) = compare(a, b).findings
-    assert finding.kind == "equal shards"
-    assert set(finding.names) == names_ending("plain", "up.weight", "down.weight")
-    assert "4 equal slices along dimension 1" in finding.detail
 
 
 # Uninitialised memory
@@ -317,188 +277,18 @@ def test_module_on_meta_has_no_memory():
 # Shards
 
 
-class Slices(nn.Module):
-    """A feed-forward layer of which every rank has one slice, initialised with the fans of the slice."""
-
-    def __init__(self, ranks=1, rank=0, seed="own"):
-        super().__init__()
-        self.up, self.down = nn.Linear(16, 64 // ranks), nn.Linear(64 // ranks, 24, bias=False)
-        self.norm, self.router = nn.LayerNorm(16), nn.Linear(16, 4, bias=False)
-        if seed == "own":
-            torch.manual_seed(torch.initial_seed() + rank)
-        nn.init.normal_(self.up.weight)
-        nn.init.normal_(self.up.bias)
-        nn.init.kaiming_uniform_(self.down.weight, a=math.sqrt(5))
-        if seed == "late":
-            torch.manual_seed(torch.initial_seed() + rank)
-            nn.init.uniform_(self.router.weight)
-
-
-def ranks(seed):
-    return [partial(Slices, 4, rank, seed) for rank in range(4)]
-
-
-def test_ranks_are_joined():
-    assert kinds(compare(Slices, ranks("own"))) == {"after sharding": {"down.weight"}}
-    assert kinds(compare(Slices, ranks("one")))["equal shards"] == {"up.weight", "up.bias", "down.weight"}
-    assert kinds(compare(partial(Slices, 1, 0, "late"), ranks("late")))["unequal replicas"] == {"router.weight"}
-
-
-def test_one_of_several_shards_is_compared():
-    found = kinds(compare(Slices, ranks("own")[0]))
-    assert found == {"after sharding": {"down.weight"}, "shape": {"up.weight", "up.bias"}}
-    assert kinds(compare(Slices, ranks("own")[0], shards=4)) == {"after sharding": {"down.weight"}}
-    assert kinds(compare(Slices, ranks("own")[0], shards=2))["shape"] == {"up.weight", "up.bias"}
-
-
-@pytest.fixture(params=["fake", "gloo"])
-def mesh(request, tmp_path):
-    """A mesh of four processes of which one exists, or of one process."""
-    size = 4 if request.param == "fake" else 1
-    if request.param == "fake":
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
-    else:
-        dist.init_process_group("gloo", f"file://{tmp_path}/meet", rank=0, world_size=1)
-    yield init_device_mesh("cpu", (size,))
-    dist.destroy_process_group()
-
-
-@pytest.mark.filterwarnings("ignore:DTensor random operators:UserWarning")
-def test_fully_sharded_build_is_compared(mesh):
-    def sharded(skipped=(), on_shards=False):
-        def built():
-            with torch.device("meta"):
-                model = Plain()
-            fully_shard(model, mesh=mesh)
-            model.to_empty(device="cpu")
-            for name, part in model.named_modules():
-                part._is_hf_initialized = name in skipped
-            model.initialize_weights()
-            model.tie_weights()
-            for block in model.blocks if on_shards else ():
-                nn.init.xavier_uniform_(block.up.weight.to_local())
-            return model
-
-        return built
-
-    def whole():
-        model = Plain()
-        for block in model.blocks:
-            nn.init.xavier_uniform_(block.up.weight)
-        return model
-
-    assert not compare(Plain, sharded()).findings
-    assert kinds(compare(Plain, sharded(("score",)))) == {"uninitialised": {"score.weight"}}
-    expected = {} if mesh.size() == 1 else {"after sharding": {"blocks.0.up.weight", "blocks.1.up.weight"}}
-    assert kinds(compare(whole, sharded(on_shards=True))) == expected
-
-
-def test_formulas_of_shards():
-    exact = Estimate(math.sqrt(2 / (48 + 96)), 0.0)
-    third = Estimate(math.sqrt(2 / (48 + 32)), 0.0)
-    assert shards_of((48, 96), exact, third) == [Shards(3, 1, "2/(fan_in + fan_out)", frozenset())]
-    assert shards_of((48, 96), exact, exact) == []
-    assert shards_of((48, 96), Estimate(0.02, 0.0), Estimate(0.04, 0.0)) == []  # no formula of fans
-    assert shards_of((24, 96), Estimate(96**-0.5, 0.0), Estimate(24**-0.5, 0.0))[0].others == {
-        "1/fan_out",
-        "1/fan_in, exchanged",
-    }
-    assert slice_of((12, 7), (48, 7)) == (4, 0)
-    assert slice_of((48, 7), (12, 7)) is None
-    assert slice_of((12, 7), (48, 14)) is None
-    assert equal_shards(torch.randn(8, 6).repeat(1, 4)) == (4, 1)
-    assert equal_shards(torch.randn(8, 6)) is None
-    assert equal_shards(torch.ones(8, 6)) is None
-
-
 # Laws and tests
-
-
-def test_laws_are_the_same_up_to_rounding_and_bounds_that_cut_nothing():
-    wide = laws.truncated_normal(0.0, 0.02, -2.0, 2.0)
-    assert same_law(wide, laws.normal(0.02))
-    assert same_law(laws.normal(0.02), laws.normal(0.02 * (1 + 1e-8)))
-    assert same_law(laws.uniform(-0.1, 0.3), laws.uniform(-0.3, 0.1).times(-1.0))
-    assert same_law(laws.truncated_normal(0.0, 1.0, -1.0, 2.0), laws.truncated_normal(0.0, 1.0, -2.0, 1.0).times(-1.0))
-    assert not same_law(laws.truncated_normal(0.0, 1.0, -1.0, 2.0), laws.truncated_normal(0.0, 1.0, -2.0, 1.0))
-    assert not same_law(laws.normal(0.02), laws.normal(0.0201))
-    assert not same_law(laws.normal(0.5), laws.uniform(-(0.75**0.5), 0.75**0.5))
-    assert not same_law(laws.normal(0.02), laws.normal(0.02, mean=1e-4))
-
-
-def draws(generator, count, scale=1.0, mean=0.0):
-    """Return summaries of builds whose entries share a random factor and a random shift."""
-    result = []
-    for _ in range(count):
-        x = generator.normal(size=(6, 8)) * math.exp(0.3 * generator.normal()) + 0.2 * generator.normal()
-        result.append(summarise(torch.from_numpy(scale * x + mean)))
-    return result
-
-
-def test_builds_with_dependent_entries_have_the_level():
-    """No level is exceeded by 3.5 standard errors of 300 pairs; entries that count as independent exceed it."""
-    generator = np.random.default_rng(1)
-    p = [p_of_builds(draws(generator, 12), draws(generator, 12)) for _ in range(300)]
-    naive = [p_of_numbers(*draws(generator, 2)) for _ in range(300)]
-    for test in ("mean", "spread", "shape"):
-        for level in (0.3, 0.05, 0.01):
-            bound = level + 3.5 * math.sqrt(level * (1 - level) / len(p))
-            assert np.mean([each[test] <= level for each in p]) <= bound, (test, level)
-    assert np.mean([each["spread"] <= 0.01 for each in naive]) > 0.2  # the wrong twin
-    assert p_of_builds(draws(generator, 12), draws(generator, 12, scale=3.0))["spread"] < 1e-4
-    assert p_of_builds(draws(generator, 12), draws(generator, 12, mean=2.0))["mean"] < 1e-4
-
-
-def test_numbers_of_one_law_have_the_level():
-    generator = np.random.default_rng(2)
-    for size in (4, 20, 400):
-        x, y = ([summarise(torch.from_numpy(generator.normal(size=size))) for _ in range(300)] for _ in range(2))
-        p = [p_of_numbers(*pair) for pair in zip(x, y, strict=True)]
-        assert set(p[0]) == ({"shape"} if size < 16 else {"shape", "mean", "spread"})
-        for test in p[0]:
-            for level in (0.3, 0.05, 0.01):
-                bound = level + 3.5 * math.sqrt(level * (1 - level) / len(p))
-                assert np.mean([each[test] <= level for each in p]) <= bound, (size, test, level)
-    wide = summarise(torch.from_numpy(1.5 * generator.normal(size=400)))
-    assert p_of_numbers(x[0], wide)["spread"] < 1e-8
-
-
-def test_law_that_the_numbers_do_not_follow_is_not_used():
-    """The code acts otherwise where its weights are on the meta device, as they are while it is read."""
-
-    def devious():
-        layer = nn.Linear(40, 40, bias=False)
-        nn.init.normal_(layer.weight, 0, 0.5 if layer.weight.untyped_storage().device.type == "meta" else 0.02)
-        return layer
-
-    def plain():
-        layer = nn.Linear(40, 40, bias=False)
-        nn.init.normal_(layer.weight, 0, 0.02)
-        return layer
-
-    assert lf.weightless.law(devious)["weight"].std == 0.5
-    assert build_of(devious, "build").laws == {}
-    assert not compare(plain, devious).findings
-    assert kinds(compare(devious, lambda: plain().requires_grad_(False)))["requires_grad"] == {"weight"}
-
-
-def test_unread_laws_find_another_std():
-    builds = [build_of(each, "build") for each in (ERRORS["second initialisation"]("plain")[:2])]
-    for each in builds:
-        each.laws = {}
-    report = TwoBuilds(*builds, False, None).report(1e-4)
-    assert {name for each in report.findings for name in each.names} == names_ending("plain", "down.weight")
 
 
 # Report, command line and errors
 
 
-def test_report_has_a_table_a_dataset_and_json():
+def test_report_has_a_table_and_json():
     report = compare(Plain, materialised(Plain, ("blocks.?",), tie=False))
-    data = report.dataset()
-    assert str(data.sel(tensor="blocks.0.ln_scale").in_b.values) == "nothing writes it"
-    assert str(data.sel(tensor="embed.weight").verdict.values) == "lost tie"
-    assert str(data.sel(tensor="angles").verdict.values) == "equal"
+    rows = {each.name: each for each in report.tensors}
+    assert rows["blocks.0.ln_scale"].in_b == "nothing writes it"
+    assert rows["embed.weight"].verdict == "lost tie"
+    assert rows["angles"].verdict == "equal"
     assert "blocks.*.up.bias ×2" in report.table()
     assert len(report.table().splitlines()) == 13
     record = json.loads(json.dumps(report.record()))

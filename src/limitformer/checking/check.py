@@ -26,7 +26,7 @@ from limitformer.checking.thresholds import FINE, GRADES, thresholds_with
 from limitformer.checking.verdicts import TRAINED, Verdict, verdicts
 from limitformer.hf import Shaping
 from limitformer.initialisation.recipes import Recipe, RecipeComparison, recipe_of
-from limitformer.initialisation.recipes.comparison import asks_untied, compare_law
+from limitformer.initialisation.recipes.comparison import compare_law
 from limitformer.initialisation.recipes.law import ComparedLaw
 from limitformer.initialisation.report import InitialisationReport
 from limitformer.initialisation.weight_by_weight import check_initialisation
@@ -65,7 +65,6 @@ class Options:
     blocks: Chosen | None
     progress: bool
     recipe: Recipe | None = None
-    untied: bool = False
     witness: bool | str = True
 
 
@@ -173,7 +172,6 @@ def check(
         blocks=blocks,
         progress=progress,
         recipe=published,
-        untied=published is not None and asks_untied(what),
         witness=witness,
     )
     report = with_verdicts(summarise(subject, measure(subject, options)), limits, subject.shaped)
@@ -181,7 +179,7 @@ def check(
         report = replace(report, name=f"{report.name} with {', '.join(f'{k}={v}' for k, v in settings.items())}")
     if other is None:
         return report
-    options = replace(options, overrides=None, untied=published is not None and asks_untied(against))
+    options = replace(options, overrides=None)
     second = summarise(other, measure(other, options))
     second = with_verdicts(second, limits, other.shaped)
     if second.name == report.name:
@@ -218,9 +216,7 @@ def measure(subject: Subject, options: Options) -> Measured:
         )
         result.laws = network.table
         if options.recipe is not None:
-            result.recipe = compare_law(
-                options.recipe, network.module, network.table, subject.blueprint, options.untied
-            )
+            result.recipe = compare_law(options.recipe, network.module, network.table, subject.blueprint.config)
         if module is not None:  # before any pass: a module may change its buffers as it runs
             result.weights = check_initialisation(module, network.table, reference=network.module)
         inputs = settle(inputs, network, options.seed, own_loss)

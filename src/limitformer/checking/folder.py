@@ -4,6 +4,7 @@ Transformers builds the class and sets the weights. It receives tensors and a co
 missing weight, which transformers would draw, and whole numbers, which it would take for weights, are errors here.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from torch import Tensor, nn
 
 from limitformer.base.errors import InputError, require
 from limitformer.base.foreign import escaped_errors, one_line, readable_name
-from limitformer.checking.weights import check_numbers, weights_in
 from limitformer.hf import load_shaped
+from limitformer.weightless.checkpoints import check_numbers, weights_in
 from limitformer.weightless.classes import family_classes, named_class
 from limitformer.weightless.configurations import config_from, values_in
 from limitformer.weightless.models import as_plain_formulas
@@ -67,7 +68,7 @@ def unshaped(
         names = ", ".join(list(family_classes(config))[:LISTED])
         raise InputError(f"config.json in {folder} must name the class under 'architectures', such as {names}.")
     config = as_plain_formulas(config)
-    size = size_of(lambda: kind(config), kind.__name__)
+    size = size_of(partial(kind, config), kind.__name__)
     check_numbers(tensors, size.names)
     require_room(size.whole, f"The network in {folder}", dtype.itemsize)
     with quiet_transformers(), one_line(f"{readable_name(folder)} cannot be loaded"):
@@ -106,7 +107,7 @@ def names_of_heads(config: Any) -> set[str]:
     result: set[str] = set()
     for kind in family_classes(config).values():
         try:
-            names = size_of(lambda kind=kind: kind(config), kind.__name__).names
+            names = size_of(partial(kind, config), kind.__name__).names
         except InputError:
             continue
         result.update(names)

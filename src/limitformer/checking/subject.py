@@ -15,15 +15,16 @@ from limitformer.base.foreign import readable_name
 from limitformer.checking.folder import load
 from limitformer.checking.remote import has_code, with_code
 from limitformer.checking.tokenizer import FolderTokenizer, folder_tokenizer
-from limitformer.checking.weights import holds_weights as holds_weights
 from limitformer.hf import Shaping, shape_model
 from limitformer.hf.shaping import require_shaping
+from limitformer.initialisation.builds import unwrapped
 from limitformer.models import Start, Transformer, equicorrelated, from_text
 from limitformer.models.serial import from_record
 from limitformer.models.start import as_start
 from limitformer.models.text import words_of
 from limitformer.nn.drawn.simulate import torch_seed
 from limitformer.weightless.building import refuse_scripted
+from limitformer.weightless.checkpoints import holds_weights as holds_weights
 from limitformer.weightless.classes import task_of
 from limitformer.weightless.configurations import config_from, config_of
 from limitformer.weightless.inputs import Inputs, ids_in, inputs_of
@@ -80,17 +81,6 @@ def subject_of(
     if shaping is not None:
         blueprint = shaped(blueprint, shaping)
     return Subject(blueprint.name, blueprint, shaped=shaping is not None or centred(blueprint.transformer))
-
-
-def unwrapped(what: Any) -> Any:
-    """Return the module inside a compiled one, or inside one that is trained on several devices."""
-    while isinstance(what, nn.Module):
-        inner = getattr(what, "_orig_mod", None)
-        parallel = isinstance(what, nn.DataParallel | nn.parallel.DistributedDataParallel)
-        if inner is None and not parallel:
-            break
-        what = what.module if inner is None else inner
-    return what
 
 
 def centred(model: Transformer | None) -> bool:

@@ -5,9 +5,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import xarray as xr
-
 from limitformer.base.errors import InputError, nearest
 from limitformer.initialisation.like_layers import pattern
 from limitformer.initialisation.report import aligned, screen, with_reason
@@ -44,7 +41,6 @@ KINDS = {  # why it matters, and the usual fix
 }
 SHOWN = 8  # findings in the text
 NAMED = 3  # patterns in the title of a finding
-COLUMNS = ("role", "in_a", "in_b", "verdict", "p")
 
 
 @dataclass(frozen=True)
@@ -136,12 +132,6 @@ class BuildComparison:
         """
         wanted = failing_kinds(names)
         return any(each.kind in wanted for each in self.findings)
-
-    def dataset(self) -> xr.Dataset:
-        """Return one entry for each tensor: role, in_a, in_b, verdict, p."""
-        rows = {key: ("tensor", np.array([getattr(each, key) for each in self.tensors])) for key in COLUMNS}
-        attributes = {"a": self.a, "b": self.b, "summary": self.summary, "level": self.level, "tests": self.tests}
-        return xr.Dataset(rows, {"tensor": [each.name for each in self.tensors]}, attributes)
 
     def table(self) -> str:
         """Return the table as text; like layers with equal rows share a line."""

@@ -26,11 +26,12 @@ from limitformer.base.errors import InputError, first_line, printable, require
 from limitformer.base.foreign import one_line
 from limitformer.base.memory import SHARE, available_memory, readable
 from limitformer.initialisation.empty_memory import FINITE, NAN, EmptyMemory
-from limitformer.initialisation.ranks import in_one_process, joined_module, unequal_replicas
+from limitformer.initialisation.sharding import in_one_process, joined_module, unequal_replicas
 from limitformer.initialisation.summary import TensorSummary, summarise
 from limitformer.initialisation.two_builds import p_of_law
 from limitformer.weightless import laws
 from limitformer.weightless.building import Limited, build_twice, build_watched, drawn_module
+from limitformer.weightless.checkpoints import holds_weights, tensors_in, weights_in
 from limitformer.weightless.laws import Law
 from limitformer.weightless.models import Blueprint, blueprint_of
 from limitformer.weightless.reachable import stray_tensors
@@ -129,8 +130,10 @@ def build_of(what: Any, side: str) -> Build:
     Raises:
         InputError: it is none of these, or it cannot be built.
     """
-    if isinstance(what, str | Path) and is_weights(Path(what)):
-        return build_of_numbers(Path(what).name, tensors_in_file(Path(what)))
+    if isinstance(what, str | Path) and (Path(what).suffix == ".safetensors" or holds_weights(what)):
+        with one_line(f"{what} cannot be read"):
+            tensors = weights_in(Path(what)) if Path(what).is_dir() else tensors_in(Path(what))
+        return build_of_numbers(Path(what).name, tensors)
     if isinstance(what, Mapping) and what and all(isinstance(each, Tensor) for each in what.values()):
         return build_of_numbers("state dict", dict(what))
     if isinstance(what, nn.Module):
@@ -291,12 +294,11 @@ def built_tensor(module: nn.Module, name: str, tensor: Tensor, role: str) -> Bui
     return BuiltTensor(whole(tensor.detach()), role, tuple(tensor.shape), tensor.requires_grad, persistent, owner)
 
 
-def unwrapped(module: nn.Module) -> nn.Module:
+def unwrapped(module: Any) -> Any:
     """Return the module inside a compiled one, or inside one that is trained on several devices."""
     while isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel) or hasattr(module, "_orig_mod"):
-        inner: Any = getattr(module, "_orig_mod", None)
-        inner = module.module if inner is None else inner
-        module = inner
+        inner = getattr(module, "_orig_mod", None)
+        module = module.module if inner is None else inner
     return module
 
 
@@ -336,23 +338,3 @@ def memory_of(tensor: Tensor) -> Any:
     if tensor.is_meta or not local.numel() or local.layout != torch.strided:
         return id(tensor)
     return storage(local), local.storage_offset(), local.numel()
-
-
-def is_weights(path: Path) -> bool:
-    """Whether a path is that of a file of safetensors, or of a folder with some."""
-    try:
-        return (path.suffix == ".safetensors" and path.is_file()) or (path.is_dir() and any(path.glob("*.safetensors")))
-    except OSError:
-        return False
-
-
-def tensors_in_file(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a file of safetensors, or of all in a folder."""
-    from safetensors.torch import load_file
-
-    result: dict[str, Tensor] = {}
-    for file in [path] if path.is_file() else sorted(path.glob("*.safetensors")):
-        with one_line(f"{file} cannot be read"):
-            result |= load_file(file)
-    require(bool(result), f"{path} holds no tensors.")
-    return result

@@ -7,8 +7,6 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-import xarray as xr
 from torch import Tensor
 
 from limitformer.initialisation.bugs import BUGS, Bug
@@ -42,7 +40,6 @@ UNNAMED = {  # why it matters, and the usual fix
     "like layers": ("One of many equal layers differs from the others.", "See what treats this layer differently."),
 }  # fmt: skip
 SHOWN = 5  # findings in the text
-COLUMNS = ("law", "count", "mean", "std", "kurtosis", "ks", "p")
 
 
 @dataclass(frozen=True)
@@ -133,18 +130,6 @@ class InitialisationReport:
         unknown = sum(each.law.startswith("unknown") for each in self.weights) if self.lawful else 0
         but = f", but for {unknown} whose law is not known" if unknown else ""
         return f"all {number} as the law says{but}" if self.lawful else f"nothing found in {number}, without a law"
-
-    def dataset(self) -> xr.Dataset:
-        """Return one entry for each weight: law, count, mean, std, kurtosis, ks, p, shape, findings."""
-        rows = {key: np.array([getattr(each, key) for each in self.weights]) for key in COLUMNS}
-        rows["shape"] = np.array(["×".join(map(str, each.shape)) for each in self.weights])
-        rows["findings"] = np.array([", ".join(each.findings) for each in self.weights])
-        attributes = {"name": self.name, "summary": self.summary, "level": self.level, "tests": self.tests}
-        return xr.Dataset(
-            {key: ("weight", values) for key, values in rows.items()},
-            {"weight": [each.name for each in self.weights]},
-            attributes,
-        )
 
     def __str__(self) -> str:
         """Return the summary, and at most a screen of findings."""

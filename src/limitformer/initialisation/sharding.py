@@ -5,10 +5,11 @@ standard deviation is up to √k too large. Shards that are drawn from one seed 
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 MOST = 64  # shards
 EXACT = 1e-3  # relative difference of a std from a formula that is rounding
@@ -101,3 +102,49 @@ def equal_shards(values: Tensor) -> tuple[int, int] | None:
             if not constant and all(torch.equal(first, values.narrow(dimension, start, part)) for start in starts):
                 return number, dimension
     return None
+
+
+# Ranks of a tensor-parallel build: slices are joined to whole matrices, replicas to one
+
+
+def in_one_process(factories: Sequence[Callable[[], nn.Module]]) -> list[nn.Module]:
+    """Call the function of every rank, each with the global seed that all processes begin with."""
+    seed = torch.initial_seed()
+    modules = []
+    for factory in factories:
+        torch.manual_seed(seed)
+        modules.append(factory())
+    return modules
+
+
+def joined_module(modules: Sequence[nn.Module], shapes: Mapping[str, tuple[int, ...]]) -> nn.Module:
+    """Return the first module, with slices replaced by the whole tensors of these shapes."""
+    named = [dict([*each.named_parameters(), *each.named_buffers()]) for each in modules]
+    whole: dict[int, Tensor] = {}
+    for name, tensor in named[0].items():
+        parts = [each[name] for each in named if name in each]
+        part = slice_of(tuple(tensor.shape), shapes.get(name, ()))
+        if part is not None and part[0] == len(parts):
+            with torch.no_grad():
+                value = torch.cat(parts, part[1])
+            is_parameter = isinstance(tensor, nn.Parameter)
+            whole[id(tensor)] = nn.Parameter(value, tensor.requires_grad) if is_parameter else value
+    for owner in modules[0].modules():
+        registers: tuple[dict[str, Any], ...] = (owner._parameters, owner._buffers)
+        for register in registers:
+            for key, each in register.items():
+                if each is not None and id(each) in whole:
+                    register[key] = whole[id(each)]
+    return modules[0]
+
+
+def unequal_replicas(modules: Sequence[nn.Module], shapes: Mapping[str, tuple[int, ...]]) -> set[str]:
+    """Return the names of whole tensors of which the ranks hold different numbers."""
+    named = [dict([*each.named_parameters(), *each.named_buffers()]) for each in modules]
+    return {
+        name
+        for name, tensor in named[0].items()
+        if tuple(tensor.shape) == shapes.get(name)
+        for other in named[1:]
+        if name in other and not tensor.is_meta and not torch.equal(tensor, other[name])
+    }

@@ -1,8 +1,7 @@
 """The law of a model's own code, weight by weight, compared with a published recipe.
 
 Laws are compared, not numbers that were drawn: the ratio is that of the standard deviations, or of the constants. Both
-are exact, so that a ratio that is not 1 is a difference of the code. Where the law of the code is not known in closed
-form, such as that of an orthogonal matrix, the model's code builds a few networks, and the ratio has a standard error.
+are exact, so that a ratio that is not 1 is a difference of the code.
 """
 
 import math
@@ -16,24 +15,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from limitformer.base.errors import first_line
 from limitformer.initialisation.like_layers import pattern as like_pattern
-from limitformer.initialisation.recipes.law import SORTED, ComparedLaw, compared_law
+from limitformer.initialisation.recipes.law import ComparedLaw, compared_law, values
 from limitformer.initialisation.recipes.recipe import Recipe, Weight, recipe_of
 from limitformer.initialisation.recipes.roles import is_embedding, owner_of, places_of
 from limitformer.initialisation.report import aligned
-from limitformer.initialisation.summary import summarise
 from limitformer.weightless import laws
-from limitformer.weightless.building import build_sample, drawn_module
-from limitformer.weightless.configurations import values_in
 from limitformer.weightless.law import LawTable, build_without_weights, table_of
-from limitformer.weightless.models import Blueprint, blueprint_of, is_config
-from limitformer.weightless.shapes import SHAPES
+from limitformer.weightless.models import blueprint_of
 
 EXACT = 1e-4  # relative difference of two laws that rounded constants may cause
-ERRORS = 5.0  # standard errors of a ratio that is estimated
-BUILDS = 4
-MOST_ESTIMATED = 2 * 10**7  # entries of unknown law, which a build computes
 LEFT = 5  # spaces before the cells of a row that takes several lines
 SAME, FORM, DIFFERS = ORDER = "=", "~", "≠"
 NO_RULE = "the recipe has no rule for "
@@ -50,7 +41,6 @@ class RecipeRow:
         code: the law of this code.
         recipe: the law of the recipe.
         ratio: the smallest and the largest std of this code over that of the recipe, or ratio of constants. 0/0 is 1.
-        error: the largest standard error of a ratio; 0 where both laws are known.
         mark: `≠` where size or mean differ, `~` where only the form of the law does, else `=`.
         remark: the difference in words.
     """
@@ -61,7 +51,6 @@ class RecipeRow:
     code: str
     recipe: str
     ratio: tuple[float, float]
-    error: float
     mark: str
     remark: str
 
@@ -69,8 +58,7 @@ class RecipeRow:
     def ratio_text(self) -> str:
         """The ratio as text, such as `4.899` or `0.5 to 2`."""
         low, high = self.ratio
-        text = number(low) if high - low <= EXACT * high or low == high else f"{number(low)} to {number(high)}"
-        return f"{text} ± {self.error * max(1.0, high if math.isfinite(high) else 1.0):.1g}" if self.error else text
+        return number(low) if high - low <= EXACT * high or low == high else f"{number(low)} to {number(high)}"
 
 
 @dataclass(frozen=True)
@@ -176,7 +164,6 @@ class ComparedWeight:
     code: ComparedLaw
     recipe: ComparedLaw
     ratio: float
-    error: float
     mark: str
     remark: str
 
@@ -199,30 +186,29 @@ def compare_with_recipe(model: Any, recipe: Recipe | Callable[..., ComparedLaw |
     recipe = recipe_of(recipe)
     blueprint = blueprint_of(model)
     module, known = build_without_weights(blueprint, torch.float32)
-    return compare_law(recipe, module, table_of(blueprint, module, known), blueprint, asks_untied(model))
+    return compare_law(recipe, module, table_of(blueprint, module, known), blueprint.config)
 
 
-def compare_law(
-    recipe: Recipe, module: nn.Module, table: LawTable, blueprint: Blueprint, untied: bool = False
-) -> RecipeComparison:
+def compare_law(recipe: Recipe, module: nn.Module, table: LawTable, config: Any) -> RecipeComparison:
     """Compare a table of laws with a recipe.
 
     Args:
         recipe: the recipe.
         module: the module whose laws these are, for classes and computed numbers.
         table: the laws.
-        blueprint: builds the module, for laws that are not known.
-        untied: whether the configuration asks for a head with weights of its own.
+        config: of transformers, or None.
     """
-    places = places_of(module, table.shapes, recipe.names, blueprint.config)
+    places = places_of(module, table.shapes, recipe.names, config)
     published = {name: published_laws(place, recipe) for name, place in places.items()}
     named = {name: each for name, each in published.items() if isinstance(each, dict)}
-    codes, reasons = codes_of(module, table, blueprint, list(named))
+    codes = codes_of(module, table, list(named))
     single: list[ComparedWeight] = []
     missing: list[tuple[str, str]] = []
     for name, each in published.items():
         if not isinstance(each, dict) or name not in codes:
-            missing.append((name, reasons[name] if isinstance(each, dict) else each))
+            missing.append(
+                (name, f"its law is not known: {table.laws[name].reason}" if isinstance(each, dict) else each)
+            )
             continue
         part = " (part of a fused matrix)" if len(each) > 1 else ""
         single += [compare_sizes(name, f"{role}{part}", codes[name], law) for role, law in each.items()]
@@ -243,8 +229,12 @@ def compare_law(
             single.append(replace(one, remark="; ".join(filter(None, (f"tied to {first}", one.remark)))))
     groups = Counter((pattern(name), "×".join(map(str, table.shapes[name])), reason) for name, reason in missing)
     uncovered = tuple(Uncovered(name, count, shape, reason) for (name, shape, reason), count in groups.items())
-    remarks = tie_remarks(heads, recipe, single, untied)
-    return RecipeComparison(table.name, recipe, rows_of(single), uncovered, remarks)
+    remarks = []
+    if recipe.tied is False and heads:
+        remarks.append(f"{heads[0][1]} shares the weights of {heads[0][0]}; in the recipe the head has its own")
+    if recipe.tied and not heads and any(each.kind == "head" for each in single):
+        remarks.append("the head has weights of its own; in the recipe it shares those of the embedding")
+    return RecipeComparison(table.name, recipe, rows_of(single), uncovered, tuple(remarks))
 
 
 def published_laws(place: Weight, recipe: Recipe) -> dict[str, ComparedLaw] | str:
@@ -262,60 +252,16 @@ def published_laws(place: Weight, recipe: Recipe) -> dict[str, ComparedLaw] | st
     return {", ".join(laws): next(iter(laws.values()))} if equal else laws
 
 
-def codes_of(
-    module: nn.Module, table: LawTable, blueprint: Blueprint, names: list[str]
-) -> tuple[dict[str, ComparedLaw], dict[str, str]]:
-    """Return the law of each weight in the code, and reasons where it is not known."""
+def codes_of(module: nn.Module, table: LawTable, names: list[str]) -> dict[str, ComparedLaw]:
+    """Return the law of each weight in the code, if it is known."""
     codes: dict[str, ComparedLaw] = {}
     for name in names:
         law, parameter = table.laws[name], module.get_parameter(name)
         if law.random or law.kind == laws.CONSTANT:
             codes[name] = compared_law(law)
         elif law.kind == laws.GIVEN and not parameter.is_meta:
-            numbers = parameter.detach().double().cpu().numpy()
-            codes[name] = ComparedLaw(laws.GIVEN, float(numbers.mean()), float(numbers.std()), values=numbers)
-    estimated, reasons = estimates(table, blueprint, [name for name in names if name not in codes])
-    return codes | estimated, reasons
-
-
-def estimates(table: LawTable, blueprint: Blueprint, names: list[str]) -> tuple[dict[str, ComparedLaw], dict[str, str]]:
-    """Estimate mean and standard deviation of weights of unknown law from a few networks of the model's own code."""
-    reasons = {name: table.laws[name].reason for name in names if "never initialised" in table.laws[name].reason}
-    count = sum(math.prod(table.shapes[name]) for name in names)
-    if count > MOST_ESTIMATED:
-        return {}, dict.fromkeys(names, f"its law is not known, and {count:,} entries are too many to draw")
-    numbers: dict[str, list[np.ndarray]] = {name: [] for name in names if name not in reasons}
-    for seed in range(BUILDS if names else 0):
-        try:
-            module, _ = build_sample(blueprint.factory, torch.float32, seed)
-        except Exception:  # the user's own code cannot be watched, so that it draws all weights  # noqa: BLE001
-            try:
-                module = drawn_module(blueprint.factory, torch.float32, seed)
-            except Exception as error:  # noqa: BLE001  it may raise anything
-                return {}, {name: f"its law is not known, and a build fails: {first_line(error)}" for name in names}
-        for name in list(numbers):
-            parameter = module.get_parameter(name)
-            if parameter.is_meta:
-                reasons[name] = "its law is not known"
-                del numbers[name]
-            else:
-                numbers[name].append(parameter.detach().float().cpu().numpy().ravel())
-    return {name: estimate(np.stack(each)) for name, each in numbers.items()}, reasons
-
-
-def estimate(draws: np.ndarray) -> ComparedLaw:
-    """Return the law of draws (builds × entries).
-
-    The error is the larger of that of independent entries and that of independent builds.
-    """
-    draws = draws.astype(np.float64)
-    summary = summarise(torch.from_numpy(draws))
-    if np.all(draws == draws[0]):  # nothing is random
-        constant = ComparedLaw(laws.CONSTANT, summary.mean, 0.0)
-        return constant if summary.constant else replace(constant, kind=laws.GIVEN, std=summary.std, values=draws[0])
-    by_build = np.log(np.maximum(draws.std(axis=1), 1e-300))
-    error = max(summary.log_error(), float(by_build.std(ddof=1)) / math.sqrt(len(draws)))
-    return ComparedLaw(laws.UNKNOWN, summary.mean, summary.std, error=error, count=draws.size)
+            codes[name] = values(parameter.detach().double().cpu().numpy())
+    return codes
 
 
 def compare_sizes(name: str, kind: str, size: ComparedLaw, law: ComparedLaw) -> ComparedWeight:
@@ -323,16 +269,13 @@ def compare_sizes(name: str, kind: str, size: ComparedLaw, law: ComparedLaw) -> 
     ratio, why = ratio_of(size, law)
     form = form_of(size, law)
     mark = DIFFERS if why else FORM if form else SAME
-    error = size.error if law.random else 0.0
-    return ComparedWeight(name, kind, size, law, ratio, error, mark, "; ".join(filter(None, (why, form))))
+    return ComparedWeight(name, kind, size, law, ratio, mark, "; ".join(filter(None, (why, form))))
 
 
 def ratio_of(size: ComparedLaw, law: ComparedLaw) -> tuple[float, str]:
     """Return the ratio of sizes, and the difference in words; empty if there is none."""
     if law.values is not None and not size.random:
         numbers, published = np.full(law.values.shape, size.mean) if size.values is None else size.values, law.values
-        if law.kind == SORTED:
-            numbers, published = np.sort(numbers.ravel()), np.sort(published.ravel())
         if numbers.size != published.size:
             return math.nan, f"{numbers.size} numbers, where the recipe has {published.size}"
         root = float(np.sqrt((published**2).mean()))
@@ -352,10 +295,9 @@ def ratio_of(size: ComparedLaw, law: ComparedLaw) -> tuple[float, str]:
         return over(abs(size.mean), law.rms), f"{number(size.mean)} everywhere, where the recipe draws"
     ratio = over(size.std, law.std)
     why = []
-    if ratio <= 0 or not math.isfinite(ratio) or abs(math.log(ratio)) > EXACT + ERRORS * size.error:
+    if ratio <= 0 or not math.isfinite(ratio) or abs(math.log(ratio)) > EXACT:
         why.append(f"std {number(ratio)} times the recipe's")
-    slack = EXACT * max(law.std, abs(law.mean)) + ERRORS * size.std / math.sqrt(size.count or math.inf)
-    if abs(size.mean - law.mean) > slack:
+    if abs(size.mean - law.mean) > EXACT * max(law.std, abs(law.mean)):
         why.append(f"mean {number(size.mean)}, where the recipe has {number(law.mean)}")
     return ratio, "; ".join(why)
 
@@ -367,47 +309,11 @@ def form_of(size: ComparedLaw, law: ComparedLaw) -> str:
     if not size.random or not law.random:
         return "computed, not drawn" if size.values is not None and law.random else noted
     kind, expected = (laws.NORMAL if each.wide else each.kind for each in (size, law))
-    if kind == laws.UNKNOWN:  # estimated: the form is not compared
-        return ""
     if kind != expected:
         return "; ".join(filter(None, (f"{kind}, where the recipe is {expected}", noted)))
     if kind == laws.TRUNCATED and not math.isclose(size.cut[1], law.cut[1], rel_tol=1e-3):
         return f"cut at ±{number(size.cut[1])} σ, where the recipe cuts at ±{number(law.cut[1])} σ"
     return noted
-
-
-def tie_remarks(
-    heads: list[tuple[str, str]], recipe: Recipe, single: list[ComparedWeight], untied: bool
-) -> tuple[str, ...]:
-    """Return remarks about a head that is tied where it should not be, or the reverse; `heads`: (embedding, head)."""
-    remarks = []
-    if untied and heads:
-        first, name = heads[0]
-        remarks.append(
-            f"the configuration asks for untied embeddings (tie_word_embeddings), but the module ties {name} to {first}"
-        )
-    if recipe.tied is False and heads:
-        remarks.append(f"{heads[0][1]} shares the weights of {heads[0][0]}; in the recipe the head has its own")
-    if recipe.tied and not heads and any(each.kind == "head" for each in single):
-        remarks.append("the head has weights of its own; in the recipe it shares those of the embedding")
-    return tuple(remarks)
-
-
-def asks_untied(model: Any) -> bool:
-    """Return whether the JSON of a configuration has tie_word_embeddings false, which a family may overwrite."""
-    import json
-    from pathlib import Path
-
-    if is_config(model):  # of T5, which replaces tie_word_embeddings and remembers the answer under this name
-        return getattr(model, "scale_decoder_outputs", None) is False
-    values: Any = model
-    if isinstance(model, str) and model in SHAPES:
-        values = SHAPES[model][0]
-    elif isinstance(model, str) and model.lstrip().startswith("{"):
-        values = json.loads(model)
-    elif isinstance(model, str | Path) and Path(model).exists():
-        values = values_in(Path(model))
-    return isinstance(values, dict) and values.get("tie_word_embeddings") is False
 
 
 def rows_of(single: list[ComparedWeight]) -> tuple[RecipeRow, ...]:
@@ -417,9 +323,6 @@ def rows_of(single: list[ComparedWeight]) -> tuple[RecipeRow, ...]:
         by_pattern.setdefault((each.kind, pattern(each.name), each.code.kind), []).append(each)
     rows: dict[tuple[Any, ...], RecipeRow] = {}
     for (kind, name, _), group in by_pattern.items():
-        one_law = len({str(each.recipe) for each in group}) == 1
-        if len(group) > 1 and one_law and all(each.code.error for each in group):
-            group = [pooled(group)] * len(group)
         worst = max(group, key=lambda each: (ORDER.index(each.mark), each.remark))
         low, high = (f(each.ratio for each in group) for f in (min, max))
         codes = span([str(each.code) for each in group], [each.code.std or each.code.mean for each in group])
@@ -427,25 +330,13 @@ def rows_of(single: list[ComparedWeight]) -> tuple[RecipeRow, ...]:
         remark = worst.remark
         if low != high and high - low > EXACT * abs(high):
             remark = re.sub(r"^std \S+ times", f"std {number(low)} to {number(high)} times", remark)
-        error = max(each.error for each in group)
         key = (kind, codes, published, round(low, 6), round(high, 6), worst.mark, remark)
-        row = RecipeRow(kind, (name,), len(group), codes, published, (low, high), error, worst.mark, remark)
+        row = RecipeRow(kind, (name,), len(group), codes, published, (low, high), worst.mark, remark)
         if before := rows.get(key):
             names, count = (*before.names, name), before.count + row.count
-            row = replace(row, names=names, count=count, error=max(before.error, error))
+            row = replace(row, names=names, count=count)
         rows[key] = row
     return tuple(rows.values())
-
-
-def pooled(group: list[ComparedWeight]) -> ComparedWeight:
-    """Return one estimate from those of several layers with one law in the recipe."""
-    codes, worst = [each.code for each in group], max(group, key=lambda each: ORDER.index(each.mark))
-    mean = sum(each.mean for each in codes) / len(codes)
-    std = math.sqrt(sum(each.std**2 for each in codes) / len(codes))
-    error = math.sqrt(sum(each.error**2 for each in codes)) / len(codes)
-    size = replace(codes[0], mean=mean, std=std, error=error, count=sum(each.count for each in codes))
-    whole = compare_sizes(worst.name, worst.kind, size, worst.recipe)
-    return whole if whole.mark == DIFFERS else replace(whole, mark=worst.mark, remark=worst.remark)
 
 
 def pattern(name: str) -> str:

@@ -1,8 +1,7 @@
 """Laws as they are compared: kind, mean and standard deviation of an entry, or the entries themselves."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from limitformer.weightless.laws import Law
 if TYPE_CHECKING:
     from limitformer.initialisation.recipes.recipe import Weight
 
-SORTED = "sorted values"  # in any order
 EVERYWHERE = (-math.inf, math.inf)
 
 
@@ -23,13 +21,11 @@ class ComparedLaw:
     """The law of a weight, in the code or in a recipe.
 
     Attributes:
-        kind: as in `limitformer.weightless.laws`, or one of this module.
+        kind: as in `limitformer.weightless.laws`.
         mean: of an entry.
         std: of an entry; of entries that are not random, over the entries.
         cut: the bounds of a truncated normal, in its own standard deviations before truncation.
         values: the entries, if they are neither random nor all equal.
-        error: the relative standard error of `std`; 0 unless it was estimated.
-        count: the number of entries that it was estimated from.
     """
 
     kind: str
@@ -37,13 +33,11 @@ class ComparedLaw:
     std: float
     cut: tuple[float, float] = EVERYWHERE
     values: np.ndarray | None = None
-    error: float = 0.0
-    count: int = 0
 
     @property
     def random(self) -> bool:
         """Whether entries are random."""
-        return self.kind not in (laws.CONSTANT, laws.GIVEN, SORTED)
+        return self.kind not in (laws.CONSTANT, laws.GIVEN)
 
     @property
     def wide(self) -> bool:
@@ -61,7 +55,7 @@ class ComparedLaw:
             return {0.0: "zeros", 1.0: "ones"}.get(self.mean, f"constant {self.mean:.4g}")
         if self.values is not None:
             return f"numbers, rms {self.rms:.4g}"
-        kind = {laws.TRUNCATED: "truncated", laws.UNKNOWN: "drawn"}.get(self.kind, self.kind)
+        kind = {laws.TRUNCATED: "truncated"}.get(self.kind, self.kind)
         centre = f"mean {self.mean:.3g}, " if abs(self.mean) > 0.02 * self.std else ""
         return f"{laws.NORMAL if self.wide else kind} {centre}{self.std:.4g}"
 
@@ -106,30 +100,12 @@ def orthogonal(weight: "Weight", gain: float) -> ComparedLaw:
 
 def log_uniform(low: float, high: float) -> ComparedLaw:
     """Return the law of log u, u ~ U(low, high)."""
-    return function_of_uniform("log of uniform", np.log, low, high)
-
-
-def softplus_log_uniform(low: float, high: float) -> ComparedLaw:
-    """Return the law of x with softplus(x) = exp(u), u ~ U(log low, log high)."""
-    return function_of_uniform("inverse softplus", lambda u: np.log(np.expm1(np.exp(u))), math.log(low), math.log(high))
-
-
-def function_of_uniform(
-    kind: str, function: Callable[[np.ndarray], np.ndarray], low: float, high: float
-) -> ComparedLaw:
-    """Return mean and standard deviation of function(u), u ~ U(low, high), by Gauss-Legendre quadrature."""
-    nodes, weights = np.polynomial.legendre.leggauss(64)
-    values = function((low + high) / 2 + (high - low) / 2 * nodes)
-    mean = float(values @ weights / 2)
-    return ComparedLaw(kind, mean, math.sqrt(float((values - mean) ** 2 @ weights / 2)))
+    first, second = ((high * math.log(high) ** k - low * math.log(low) ** k) / (high - low) for k in (1, 2))
+    mean = first - 1
+    return ComparedLaw("log of uniform", mean, math.sqrt(second - 2 * mean - mean**2))
 
 
 def values(numbers: Any) -> ComparedLaw:
     """Return entries that are these numbers, of any shape that can be broadcast to the weight's."""
     numbers = np.asarray(numbers, dtype=np.float64)
     return ComparedLaw(laws.GIVEN, float(numbers.mean()), float(numbers.std()), values=numbers)
-
-
-def sorted_values(numbers: Any) -> ComparedLaw:
-    """Return entries that are these numbers, in any order."""
-    return replace(values(numbers), kind=SORTED)

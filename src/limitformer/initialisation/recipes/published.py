@@ -15,8 +15,6 @@ from limitformer.initialisation.recipes.law import (
     normal,
     orthogonal,
     rescaled_truncated,
-    softplus_log_uniform,
-    sorted_values,
     truncated,
     uniform,
     values,
@@ -120,28 +118,6 @@ def mitchell(w: Weight) -> ComparedLaw | None:
         size = w.width if w.role == "attention output" else w.fan_in
         return truncated(1 / sqrt(2 * size * (w.layer + 1)), 3)
     return truncated(1 / sqrt(w.width), 3) if w.role in (*ENDS, *READS) else zero_biases(w)
-
-
-@known_as("olmo-kaiming-normal")
-def olmo_kaiming_normal(w: Weight) -> ComparedLaw | None:
-    """OLMo, init_fn kaiming_normal.
-
-    allenai/OLMo olmo/initialization.py at a52d0584 (v0.3.0); later versions do not have it
-    """
-    if w.role in ENDS:
-        return normal(sqrt(2 / w.width))
-    return normal(sqrt(2 / w.fan_in)) if w.role in (*READS, *WRITES) else zero_biases(w)
-
-
-@known_as("olmo-fan-in")
-def olmo_fan_in(w: Weight) -> ComparedLaw | None:
-    """OLMo, init_fn fan_in.
-
-    allenai/OLMo olmo/initialization.py and olmo/model.py at a52d0584 (v0.3.0); later versions do not have it
-    """
-    if w.role == "feed-forward out":
-        return normal(1 / sqrt(w.fan_in))
-    return normal(1 / sqrt(w.width)) if w.role in (*ENDS, *READS, "attention output") else zero_biases(w)
 
 
 @known_as("olmo-full-megatron")
@@ -373,32 +349,6 @@ def nanochat(w: Weight) -> ComparedLaw | None:
     return normal(0.8 if w.role == "embedding" else 0.001) if w.role in ("embedding", "head") else None
 
 
-MODDED_NANOGPT_NAMES = {
-    "value embedding": r"(^|\.)value_embeds(\.|$)", "residual factors": r"(^|\.)resid_lambdas$",
-    "branch factors": r"(^|\.)post_lambdas$", "smear gate": r"(^|\.)smear_gate\.weight$",
-    "gate of value embeddings": r"(^|\.)ve_gate_bank$",
-}  # fmt: skip
-
-
-@known_as("modded-nanogpt", names=MODDED_NANOGPT_NAMES)
-def modded_nanogpt(w: Weight) -> ComparedLaw | None:
-    """modded-nanogpt.
-
-    KellerJordan/modded-nanogpt train_gpt.py at f411b3d3
-
-    Its own code stores the matrices of all layers in banks, padded with zeros: the law of a bank is not one law, and is
-    not compared. The embedding starts as a copy of the head. The weights of its MUDD connections are not covered.
-    """
-    if w.role in ("query", "key", "value", "attention output", "feed-forward in"):
-        return uniform(0.5 * sqrt(3 / w.width))
-    if w.role in ("feed-forward out", "smear gate", "gate of value embeddings"):
-        return constant(0)
-    if w.role in ("residual factors", "branch factors"):
-        return constant(1.1**0.5 if w.role == "residual factors" else 1)
-    stds = {"embedding": 0.005, "head": 0.005, "value embedding": 0.01}
-    return normal(stds[w.role]) if w.role in stds else None
-
-
 RWKV_7_NAMES = {
     "receptance": r"\.att\.receptance\.weight$", "keys": r"\.att\.key\.weight$", "values": r"\.att\.value\.weight$",
     "outputs": r"\.att\.output\.weight$", "channel keys": r"\.ffn\.key\.weight$",
@@ -486,7 +436,7 @@ def rwkv_4(w: Weight) -> ComparedLaw | None:
 MAMBA_2_NAMES = {
     "input projection": r"\.mixer\.in_proj\.weight$", "output projection": r"\.mixer\.out_proj\.weight$",
     "convolution": r"\.mixer\.conv1d\.weight$", "bias of the convolution": r"\.mixer\.conv1d\.bias$",
-    "step bias": r"\.mixer\.dt_bias$", "log of A": r"\.mixer\.A_log$", "D": r"\.mixer\.D$",
+    "log of A": r"\.mixer\.A_log$", "D": r"\.mixer\.D$",
 }  # fmt: skip
 
 
@@ -496,7 +446,8 @@ def mamba_2(w: Weight, kernel: float = 4) -> ComparedLaw | None:
 
     state-spaces/mamba mamba_ssm/modules/mamba2.py and mamba_ssm/models/mixer_seq_simple.py (_init_weights) at e9594ce1
 
-    Blocks without an MLP; with one the output projection is divided by √(2L). The setting is d_conv.
+    Blocks without an MLP; with one the output projection is divided by √(2L). The setting is d_conv. The law of the
+    step bias is not compared.
     """
     if w.role in ("input projection", "convolution"):
         return uniform(1 / sqrt(w.fan_in))
@@ -504,8 +455,6 @@ def mamba_2(w: Weight, kernel: float = 4) -> ComparedLaw | None:
         return uniform(1 / sqrt(w.fan_in * w.depth))
     if w.role == "bias of the convolution":
         return uniform(1 / sqrt(kernel))
-    if w.role == "step bias":
-        return softplus_log_uniform(0.001, 0.1)
     if w.role == "log of A":
         return log_uniform(1, 16)
     if w.role in ("embedding", "head"):
@@ -514,8 +463,8 @@ def mamba_2(w: Weight, kernel: float = 4) -> ComparedLaw | None:
 
 
 MHC_NAMES = {
-    "mixing of streams": r"(^|\.)H_res_logits$", "reading of streams": r"(^|\.)H_pre_logits$",
-    "writing to streams": r"(^|\.)H_post_logits$", "share of mixing": r"(^|\.)H_res_alpha_logit$",
+    "mixing of streams": r"(^|\.)H_res_logits$", "writing to streams": r"(^|\.)H_post_logits$",
+    "share of mixing": r"(^|\.)H_res_alpha_logit$",
 }  # fmt: skip
 
 
@@ -525,20 +474,18 @@ def mhc(w: Weight, share: float = 0.01) -> ComparedLaw | None:
 
     tokenbender/mHC-manifold-constrained-hyper-connections hyper_connections/hyper_connections_mhc.py at f4d7acb1
 
-    Logits before softmax and Sinkhorn's iterations. A sub-layer reads one stream, its own, which the recipe does not
-    place. The numbers of the paper (Xie et al., arXiv 2512.24880) could not be read, and may be others.
+    Logits before softmax and Sinkhorn's iterations. Which stream a sub-layer reads is not compared. The numbers of the
+    paper (Xie et al., arXiv 2512.24880) could not be read, and may be others.
     """
     if w.role == "mixing of streams":
         return values(np.where(np.eye(w.rows, w.columns), 0, -8))
-    if w.role == "reading of streams":
-        return sorted_values(np.where(w.i == 0, 0, -8))
     if w.role == "share of mixing":
         return constant(log(share / (1 - share)))
     return constant(0) if w.role == "writing to streams" else None
 
 
 PUBLISHED = (
-    *(gpt2, megatron, gpt_neox, olmo_normal, mitchell, olmo_kaiming_normal, olmo_fan_in, olmo_full_megatron),
+    *(gpt2, megatron, gpt_neox, olmo_normal, mitchell, olmo_full_megatron),
     *(llama_depth_init, torchtitan, t5, t5_1_1, switch, clip, big_vision_vit, deepnorm, torchscale_deepnorm),
-    *(mup, completep, nanochat, modded_nanogpt, rwkv_7, rwkv_4, mamba_2, mhc),
+    *(mup, completep, nanochat, rwkv_7, rwkv_4, mamba_2, mhc),
 )

@@ -53,7 +53,7 @@ def weights_in(folder: Path) -> dict[str, Tensor]:
         f"Nearest: save_pretrained, or {folder / 'config.json'} for the configuration alone.",
     )
     if files[0].endswith(".json"):
-        places = object_in(folder, files[0]).get("weight_map")
+        places: Any = object_in(folder, files[0]).get("weight_map")
         require(isinstance(places, dict), f"{files[0]} in {folder} must map weights to files under 'weight_map'.")
         files = sorted(set(map(str, places.values())))
     result: dict[str, Tensor] = {}
