@@ -301,6 +301,17 @@ DRAWS = {
         },
         {"gated": False},
     ),
+    "modded-nanogpt": (
+        {
+            **for_roles(normal(0.005), "embedding", "head"),
+            **for_roles(
+                lambda w, s: init.uniform_(w, -(3**0.5) * 0.5 * s.width**-0.5, 3**0.5 * 0.5 * s.width**-0.5),
+                *("query", "key", "value", "attention output", "feed-forward in"),
+            ),
+            "feed-forward out": zeros,
+        },
+        {"gated": False},
+    ),
 }
 
 

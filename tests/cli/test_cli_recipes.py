@@ -41,7 +41,7 @@ def test_one_recipe_is_printed_with_its_settings_and_source(run):
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        (("recipes", "gtp2"), r"one of 22 names; got 'gtp2'\. Nearest: gpt2"),
+        (("recipes", "gtp2"), r"one of 23 names; got 'gtp2'\. Nearest: gpt2"),
         (
             ("check", "gpt2", "--recipe", "megatron,sd=1"),
             r"--recipe: recipe megatron has no setting 'sd'\. It has std\.",

@@ -96,6 +96,10 @@ NUMBERS = {
         "feed-forward in": (0.05, 0.0144338), "attention output": (0.0, 0.0), "smear gate": (0.0057735, 0.0057735),
         "backout factor": (0.2, 0.2),
     },
+    "modded-nanogpt": {
+        "embedding": (0.005, 0.005), "value": (0.0625, 0.0180422), "attention output": (0.0625, 0.0180422),
+        "feed-forward out": (0.0, 0.0), "value embedding": (0.01, 0.01), "residual factors": (1.0488088, 1.0488088),
+    },
     "rwkv-7": {
         "embedding": (5.7735e-05, 5.7735e-05), "head": (0.0625, 0.0180422), "receptance": (0.125, 0.0360844),
         "keys": (0.0125, 0.00360844), "channel keys": (0.0625, 0.0220971), "bonus": (-0.04, -0.04),
@@ -370,7 +374,7 @@ def test_weight_without_a_size_or_a_value_has_no_law():
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("gpt-2", "recipe must be one of 22 names; got 'gpt-2'. Nearest: gpt2"),
+        ("gpt-2", "recipe must be one of 23 names; got 'gpt-2'. Nearest: gpt2"),
         ("megatron,sd=1", "recipe megatron has no setting 'sd'. It has std."),
         ("gpt2,std=1", "recipe gpt2 has no setting 'std'. It has none."),
         ("megatron,std=big", "setting std of recipe megatron must be a number; got 'big'"),

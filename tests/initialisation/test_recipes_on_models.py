@@ -288,5 +288,5 @@ def test_existing_model_is_compared_by_its_law():
 def test_recipe_needs_a_law():
     with pytest.raises(InputError, match="recipe needs the law of the model's code"):
         check(torch.nn.Linear(4, 4), torch.ones(2, 4), recipe="gpt2", progress=False)
-    with pytest.raises(InputError, match="recipe must be one of 22 names; got 'gpt3'"):
+    with pytest.raises(InputError, match="recipe must be one of 23 names; got 'gpt3'"):
         check(MODELS["gpt2"](), recipe="gpt3")

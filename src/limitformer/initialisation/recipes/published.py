@@ -349,6 +349,32 @@ def nanochat(w: Weight) -> ComparedLaw | None:
     return normal(0.8 if w.role == "embedding" else 0.001) if w.role in ("embedding", "head") else None
 
 
+MODDED_NANOGPT_NAMES = {
+    "value embedding": r"(^|\.)value_embeds(\.|$)", "residual factors": r"(^|\.)resid_lambdas$",
+    "branch factors": r"(^|\.)post_lambdas$", "smear gate": r"(^|\.)smear_gate\.weight$",
+    "gate of value embeddings": r"(^|\.)ve_gate_bank$",
+}  # fmt: skip
+
+
+@known_as("modded-nanogpt", names=MODDED_NANOGPT_NAMES)
+def modded_nanogpt(w: Weight) -> ComparedLaw | None:
+    """modded-nanogpt.
+
+    KellerJordan/modded-nanogpt train_gpt.py at f411b3d3
+
+    Its own code stores the matrices of all layers in banks, padded with zeros: the law of a bank is not one law, and is
+    not compared. The embedding starts as a copy of the head. The weights of its MUDD connections are not covered.
+    """
+    if w.role in ("query", "key", "value", "attention output", "feed-forward in"):
+        return uniform(0.5 * sqrt(3 / w.width))
+    if w.role in ("feed-forward out", "smear gate", "gate of value embeddings"):
+        return constant(0)
+    if w.role in ("residual factors", "branch factors"):
+        return constant(1.1**0.5 if w.role == "residual factors" else 1)
+    stds = {"embedding": 0.005, "head": 0.005, "value embedding": 0.01}
+    return normal(stds[w.role]) if w.role in stds else None
+
+
 RWKV_7_NAMES = {
     "receptance": r"\.att\.receptance\.weight$", "keys": r"\.att\.key\.weight$", "values": r"\.att\.value\.weight$",
     "outputs": r"\.att\.output\.weight$", "channel keys": r"\.ffn\.key\.weight$",
@@ -487,5 +513,5 @@ def mhc(w: Weight, share: float = 0.01) -> ComparedLaw | None:
 PUBLISHED = (
     *(gpt2, megatron, gpt_neox, olmo_normal, mitchell, olmo_full_megatron),
     *(llama_depth_init, torchtitan, t5, t5_1_1, switch, clip, big_vision_vit, deepnorm, torchscale_deepnorm),
-    *(mup, completep, nanochat, rwkv_7, rwkv_4, mamba_2, mhc),
+    *(mup, completep, nanochat, modded_nanogpt, rwkv_7, rwkv_4, mamba_2, mhc),
 )
