@@ -26,7 +26,6 @@ from transformers.masking_utils import (
 from transformers.utils import is_tracing
 
 from limitformer.base.errors import InputError, require
-from limitformer.hf.caches import cache_among
 from limitformer.hf.marks import OUTPUT_ATTENTIONS
 from limitformer.nn import Gain, Visibility, shaped_attention, visibility
 from limitformer.nn.attention_matrix import mixed_and_matrix
@@ -247,12 +246,17 @@ def wants_attention(requested: Any, layer: int, layers: int) -> bool:
     return layer in [k % layers for k in requested]
 
 
+def cache_among(kwargs: dict[str, Any]) -> Any:
+    """Return the cache, which is called `cache` from transformers 5.24 on, and `layer_past` in GPT-NeoX, or None."""
+    names = ("cache", "past_key_values", "layer_past")
+    return next((kwargs[name] for name in names if kwargs.get(name) is not None), None)
+
+
 def note_offset(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
     """A hook before an attention: pass the position of its first query in the cache."""
     kind = module.config._attn_implementation
     require(kind == ATTENTION, f"This model is shaped: its attention is {ATTENTION!r} and cannot become {kind!r}.")
     cache = cache_among(kwargs)
-    cache = kwargs.get("layer_past") if cache is None else cache  # GPT-NeoX's name
     if cache is None:
         return None
     offset = cache.get_query_offset(module.layer_idx)
