@@ -24,9 +24,10 @@ from transformers import (
     ViTModel,
 )
 from transformers.masking_utils import eager_mask
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 import limitformer as lf
-from limitformer.hf import ShapedTransformerConfig, ShapedTransformerModel, Shaping, shape_model
+from limitformer.hf import Shaping, shape_model
 from limitformer.nn import Residual, gains
 from limitformer.nn.drawn.simulate import TokenLaw, gram
 from many_networks import many
@@ -67,6 +68,7 @@ def config_of(family, **options):
     return ViTConfig(**(SIZES | {"intermediate_size": 24, "image_size": 12, "patch_size": 4} | options))
 
 
+CACHE = "cache" if "cache" in BaseModelOutputWithPast.__dataclass_fields__ else "past_key_values"  # since 5.24
 BASE = {"bert": BertModel, "roberta": RobertaModel, "gpt2": GPT2Model, "llama": LlamaModel, "vit": ViTModel}
 UNPOOLED = {"bert", "roberta", "vit"}
 
@@ -104,13 +106,6 @@ def unlike(model, seed=5):
 def shaped(family, seed=0, shaping=None, **options):
     """A shaped model whose gains differ."""
     return unlike(shape_model(stock(family, seed, **options), shaping or Shaping(tau0=0.8)))
-
-
-def ours(causal=False, seed=0, **options):
-    """The paper's architecture."""
-    torch.manual_seed(seed)
-    config = ShapedTransformerConfig(**(TEXT | {"num_key_value_heads": KV_HEADS, "causal": causal} | options))
-    return unlike(loud(ShapedTransformerModel(config).double().eval()))
 
 
 def inputs_of(family, seed=1, batch=BATCH):
@@ -197,31 +192,6 @@ def written_out(monkeypatch):
     """Let models with shaped attention use `explicit_attention` and eager masks."""
     monkeypatch.setitem(AttentionInterface._global_mapping, "shaped", explicit_attention)
     monkeypatch.setitem(AttentionMaskInterface._global_mapping, "shaped", eager_mask)
-
-
-def by_hand(model, input_ids, bias, positions):
-    """A `ShapedTransformerModel` from its weights alone: tokens after each block, under a mask that is added."""
-    config = model.config
-    head_dim = config.hidden_size // config.num_attention_heads
-    repeats = config.num_attention_heads // config.num_key_value_heads
-    x = model.tokens.weight[input_ids] + model.positions.weight[positions]
-    states = [x]
-    for block in model.blocks:
-        attention, feedforward = block.attention, block.feedforward
-        query, key, value = (
-            (x @ getattr(attention, name).weight.T).unflatten(-1, (-1, head_dim)).transpose(1, 2)
-            for name in ("query", "key", "value")
-        )
-        key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
-        scale = 1 / (config.tau0 * head_dim**0.5)
-        a = explicit_matrix(query, key, bias, attention.gamma1.value, attention.gamma2.value, scale)
-        mixed = torch.einsum("bhqk,bhkd->bqhd", a, value).flatten(2) @ attention.output.weight.T
-        x = block.residual.attention.lam * x + block.residual.attention.gamma * mixed
-        hidden = x @ feedforward.pre.weight.T
-        hidden = hidden.clamp(min=0) + feedforward.activation.negative.value * hidden.clamp(max=0)
-        x = block.residual.feedforward.lam * x + block.residual.feedforward.gamma * (hidden @ feedforward.post.weight.T)
-        states.append(x)
-    return states
 
 
 # Laws.

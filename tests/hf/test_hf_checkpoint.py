@@ -25,7 +25,7 @@ from transformers.utils import output_capturing
 
 from hf_models import config_of, inputs_of, loud, unlike
 from limitformer import InputError
-from limitformer.hf import ShapedTransformerConfig, ShapedTransformerForMaskedLM, Shaping, load_shaped, shape_model
+from limitformer.hf import Shaping, load_shaped, shape_model
 from limitformer.nn import gains
 from limitformer.nn.strengths import ENDING
 
@@ -265,11 +265,6 @@ def test_load_shaped_refuses_missing_and_unshaped_models(tmp_path):
     transformers.BertModel(config_of("bert")).save_pretrained(tmp_path)
     with pytest.raises(InputError, match=r"holds no shaped model\. Load it with from_pretrained, then shape_model"):
         load_shaped(tmp_path)
-    ShapedTransformerForMaskedLM(
-        ShapedTransformerConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
-    ).save_pretrained(tmp_path / "ours")
-    with pytest.raises(InputError, match="holds no shaped model"):
-        load_shaped(tmp_path / "ours")
 
 
 def test_load_shaped_reads_a_subfolder(tmp_path):
@@ -425,19 +420,16 @@ def test_load_shaped_with_another_class_needs_the_whole_body(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("model_class", "message"),
+    ("model_class", "name"),
     [
-        (transformers.RobertaModel, "model_class must be one of the family 'bert', which was saved; got RobertaModel"),
-        (
-            AutoModelForSequenceClassification,
-            "must be a class of models, such as BertForSequenceClassification; got Auto",
-        ),
-        ("BertModel", "must be a class of models, such as BertForSequenceClassification; got 'BertModel'"),
+        (transformers.RobertaModel, "RobertaModel"),
+        (AutoModelForSequenceClassification, "AutoModelForSequenceClassification"),
+        ("BertModel", "'BertModel'"),
     ],
-    ids=["another family", "an Auto class", "a name"],
 )
-def test_load_shaped_refuses_classes_of_other_families(model_class, message, tmp_path):
+def test_load_shaped_refuses_other_classes(model_class, name, tmp_path):
     saved(tmp_path)
+    message = rf"model_class must be a class of models of 'bert', such as the saved one; got {name}\."
     with pytest.raises(InputError, match=message):
         load_shaped(tmp_path, model_class)
 

@@ -9,10 +9,9 @@ import transformers
 from benchmarks.zoo.configurations import small_config, task_of
 from torch import nn
 
-from hf_models import loud, unlike, written_out
+from hf_models import CACHE, loud, unlike, written_out
 from limitformer import InputError
 from limitformer.hf import Shaping, load_shaped, shape_model
-from limitformer.hf.caches import NAME
 from limitformer.hf.families import found_family
 from limitformer.hf.found import has_bias
 
@@ -112,7 +111,7 @@ def test_generation_is_the_same_with_and_without_a_cache(kind):
     assert torch.equal(with_cache, without)
     cache = transformers.DynamicCache(config=model.config)
     whole = model(with_cache, use_cache=False).logits
-    parts = [model(part, **{NAME: cache}, use_cache=True).logits for part in with_cache.split([5, 3, 1, 8], 1)]
+    parts = [model(part, **{CACHE: cache}, use_cache=True).logits for part in with_cache.split([5, 3, 1, 8], 1)]
     assert torch.allclose(torch.cat(parts, 1), whole, atol=2e-4 * float(whole.abs().max()))
 
 
@@ -127,7 +126,7 @@ def test_static_caches_know_the_places_of_queries(kind):
     ids = IDS[:, :7]
     whole = model(ids, use_cache=False).logits
     cache = transformers.StaticCache(config=model.config, max_cache_len=16)
-    parts = [model(part, **{NAME: cache}, use_cache=True).logits for part in ids.split([4, 1, 2], 1)]
+    parts = [model(part, **{CACHE: cache}, use_cache=True).logits for part in ids.split([4, 1, 2], 1)]
     assert torch.allclose(torch.cat(parts, 1), whole, atol=2e-4 * float(whole.abs().max()))
 
 

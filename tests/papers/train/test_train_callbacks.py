@@ -9,6 +9,7 @@ from limitformer import hf
 from limitformer.base.errors import InputError
 from limitformer.nn import Learn, Logits, Recover, Stack, attention_matrix, entropy, gains, shaped_block, visibility
 from limitformer_papers.training import Correlation, Entropy, Gains, GradientNorms, Log, ShapingSchedule
+from limitformer_papers.training.architecture import ShapedTransformerConfig, ShapedTransformerForMaskedLM
 from limitformer_papers.training.callbacks import mean_correlation
 
 VOCABULARY = 40
@@ -94,11 +95,11 @@ def test_mean_correlation_equals_all_pairs():
 
 def models():
     """Return our masked model, a shaped BERT and a shaped Llama."""
-    config = hf.ShapedTransformerConfig(vocab_size=VOCABULARY, max_position_embeddings=16, **SIZES)
+    config = ShapedTransformerConfig(vocab_size=VOCABULARY, max_position_embeddings=16, **SIZES)
     bert = BertForMaskedLM(BertConfig(vocab_size=VOCABULARY, **SIZES))
     llama = LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, num_key_value_heads=2, **SIZES))
     return {
-        "own": hf.ShapedTransformerForMaskedLM(config),
+        "own": ShapedTransformerForMaskedLM(config),
         "bert": hf.shape_model(bert, hf.Shaping(residual_gamma=0.2, shaped_relu=True)),
         "llama": hf.shape_model(llama),
     }
