@@ -9,7 +9,6 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import (
-    CONFIG_MAPPING,
     AttentionInterface,
     AttentionMaskInterface,
     BertConfig,
@@ -18,6 +17,7 @@ from transformers import (
     GPT2Model,
     LlamaConfig,
     LlamaModel,
+    MistralConfig,
     RobertaConfig,
     RobertaModel,
     ViTConfig,
@@ -43,11 +43,6 @@ NO_DROPOUT = {
     "llama": {},
     "vit": {},
 }
-FOUND = {  # families whose attention is found by structure
-    "mistral": {"num_key_value_heads": KV_HEADS, "sliding_window": None},
-    "qwen3": {"num_key_value_heads": KV_HEADS, "head_dim": 4},
-    "electra": UNDROPPED | {"embedding_size": WIDTH},
-}
 GPT2_SIZES = {"n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "vocab_size": VOCABULARY, "n_positions": POSITIONS}
 NO_ENDS = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
 
@@ -57,8 +52,8 @@ def config_of(family, **options):
     options = NO_DROPOUT.get(family, {}) | options
     if family == "bert":
         return BertConfig(**(TEXT | NO_ENDS | options))
-    if family in FOUND:
-        return CONFIG_MAPPING[family](**(TEXT | NO_ENDS | FOUND[family] | options))
+    if family == "mistral":  # its attention is found by structure
+        return MistralConfig(**(TEXT | NO_ENDS | {"num_key_value_heads": KV_HEADS, "sliding_window": None} | options))
     if family == "roberta":
         return RobertaConfig(**(TEXT | {"pad_token_id": 1} | options))
     if family == "gpt2":
