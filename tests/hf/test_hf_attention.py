@@ -552,10 +552,8 @@ def test_compiled_decoding_needs_one_graph():
 
 
 @pytest.mark.slow(keep=1)
-@pytest.mark.parametrize(
-    ("masked", "causal"), [("padding", True), ("none", False), ("boolean", False), ("added", True)]
-)
-def test_shaped_attention_has_first_and_second_derivatives(masked, causal):
+@pytest.mark.parametrize(("kind", "causal"), [("padding", True), ("none", False), ("boolean", False), ("added", True)])
+def test_shaped_attention_has_first_and_second_derivatives(kind, causal):
     """Only torch's kernel without fusion has a second derivative."""
     generator = torch.Generator().manual_seed(0)
     shapes = ((2, 2, 3, 2), (2, 1, 3, 2), (2, 1, 3, 2), (2,), (2,))
@@ -565,7 +563,7 @@ def test_shaped_attention_has_first_and_second_derivatives(masked, causal):
         "padding": torch.tensor([[True, True, False], [False, True, True]])[:, None, None],
         "boolean": torch.rand(2, 1, 3, 3, generator=generator) < 0.6,
         "added": torch.randn(2, 1, 3, 3, generator=generator, dtype=torch.float64),
-    }[masked]
+    }[kind]
 
     def attention(query, key, value, gamma1, gamma2):
         return shaped_attention(query, key, value, gamma1=gamma1, gamma2=gamma2, scale=0.7, mask=mask, is_causal=causal)

@@ -9,7 +9,7 @@ growing cache has them last; a cache of fixed length does not, and no argument o
 hook before each attention asks the cache, before it receives the new keys, and passes the result as `query_offset`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import sqrt
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
@@ -184,7 +184,8 @@ def store_output_attentions(module: Any, args: tuple[Any, ...], kwargs: dict[str
     requested = kwargs.get("output_attentions")
     requested = getattr(module.config, OUTPUT_ATTENTIONS, False) if requested is None else requested
     blocks = list(attrgetter(module.shaped_blocks)(module))
-    layers, number = range(len(blocks) if requested else 0), len(blocks)
+    number = len(blocks)
+    layers: Sequence[int] = range(number if requested else 0)
     if isinstance(requested, list | tuple):  # of layers; −1 is the last
         fits = all(isinstance(k, int) and -number <= k < number for k in requested)
         require(fits, f"output_attentions must be a flag, or layers from 0 to {number - 1}; got {requested!r}.")

@@ -25,7 +25,7 @@ NO_CONFIGURATION = (*UNREADABLE, TypeError, AttributeError, StrictDataclassError
 # Options of `from_pretrained` that configurations have too.
 FOR_WEIGHTS = ("dtype", "torch_dtype", "quantization_config")
 # Options for files of a hub, which the configuration and the weights need.
-FOR_BOTH = ("cache_dir", "force_download", "local_files_only", "proxies", "revision")
+FOR_BOTH: tuple[str, ...] = ("cache_dir", "force_download", "local_files_only", "proxies", "revision")
 FOR_BOTH += ("subfolder", "token", "trust_remote_code")
 KINDS = ("missing_keys", "unexpected_keys", "mismatched_keys")
 

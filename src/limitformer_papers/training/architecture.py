@@ -74,8 +74,8 @@ class ShapedTransformerConfig(PreTrainedConfig):
         for name, value, words in (("kind", kind, get_args(Kind)), ("initial", initial, get_args(Initial))):
             require(value in words, f"{name} must be one of {', '.join(words)}; got {value!r}.")
         for name, fixed in FIXED.items():
-            value = options.get(name)
-            require(value in (None, fixed), f"The networks of [ST] have {name}={fixed}; got {value!r}.")
+            stored = options.get(name)
+            require(stored is None or stored == fixed, f"The networks of [ST] have {name}={fixed}; got {stored!r}.")
         self.vocab_size, self.max_position_embeddings = vocab_size, max_position_embeddings
         self.hidden_size, self.intermediate_size = hidden_size, intermediate_size
         self.num_hidden_layers, self.num_attention_heads = num_hidden_layers, num_attention_heads
@@ -190,7 +190,7 @@ class ShapedTransformerForSequenceClassification(ShapedTransformerPreTrainedMode
     def __init__(self, config: ShapedTransformerConfig) -> None:
         super().__init__(config)
         self.transformer = ShapedTransformerModel(config)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.classifier = nn.Linear(config.hidden_size, int(config.num_labels or 2))
         self.post_init()
 
     def forward(
