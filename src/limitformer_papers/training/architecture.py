@@ -165,6 +165,8 @@ class ShapedTransformerModel(ShapedTransformerPreTrainedModel):
 class ShapedTransformerForMaskedLM(ShapedTransformerPreTrainedModel):
     """Logits (b, m, vocab) of the token at each position."""
 
+    accepts_loss_kwargs = True  # the Trainer then passes `num_items_in_batch`
+
     def __init__(self, config: ShapedTransformerConfig) -> None:
         super().__init__(config)
         self.transformer = ShapedTransformerModel(config)
@@ -172,15 +174,20 @@ class ShapedTransformerForMaskedLM(ShapedTransformerPreTrainedModel):
         self.post_init()
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None, **counted: Any
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | None = None,
     ) -> MaskedLMOutput:
-        """Return logits, and the mean cross-entropy of `labels` (b, m) other than −100.
+        """Return logits, and the cross-entropy of `labels` (b, m) other than −100, summed.
 
-        The Trainer may pass `num_items_in_batch`, by which the sum is then divided.
+        The sum is divided by `num_items_in_batch`; None means the number of these labels.
         """
         logits, loss = self.head(self.transformer(input_ids, attention_mask).last_hidden_state), None
         if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **counted)
+            counted = {"num_items_in_batch": num_items_in_batch, "vocab_size": self.config.vocab_size}
+            loss = self.loss_function(logits=logits, labels=labels, **counted)
         return MaskedLMOutput(loss=loss, logits=logits)
 
 
