@@ -283,6 +283,7 @@ def test_cached_logits_with_padding_equal_those_of_the_whole_text(name, cache, c
 def test_cache_may_have_either_name(name):
     """The name depends on the version of transformers."""
     model = language_model("llama")
+    model.config.use_cache = False
     with pytest.raises(InputError, match=r"Packed sequences and a cache exclude each other"):
         check_packing(model.model, (), {"position_ids": restarting(), name: CACHES["dynamic"](model)})
 

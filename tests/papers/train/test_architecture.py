@@ -156,7 +156,7 @@ def test_missing_strengths_have_their_start_values(tmp_path):
 
 @every_head
 def test_auto_classes_load_the_saved_model(head, tmp_path):
-    """So does `limitformer.check`, once the class is imported."""
+    """The loader of `limitformer.check` reads it too, once the class is imported."""
     model = built(head, num_labels=3, kind="pre_ln", initial="paper", residual_gamma=0.1, float32=True)
     model.save_pretrained(tmp_path)
     config = AutoConfig.from_pretrained(tmp_path)
