@@ -9,7 +9,6 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import (
-    CONFIG_MAPPING,
     AttentionInterface,
     AttentionMaskInterface,
     BertConfig,
@@ -18,15 +17,17 @@ from transformers import (
     GPT2Model,
     LlamaConfig,
     LlamaModel,
+    MistralConfig,
     RobertaConfig,
     RobertaModel,
     ViTConfig,
     ViTModel,
 )
 from transformers.masking_utils import eager_mask
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 import limitformer as lf
-from limitformer.hf import ShapedTransformerConfig, ShapedTransformerModel, Shaping, shape_model
+from limitformer.hf import Shaping, shape_model
 from limitformer.nn import Residual, gains
 from limitformer.nn.drawn.simulate import TokenLaw, gram
 from many_networks import many
@@ -42,11 +43,6 @@ NO_DROPOUT = {
     "llama": {},
     "vit": {},
 }
-FOUND = {  # families whose attention is found by structure
-    "mistral": {"num_key_value_heads": KV_HEADS, "sliding_window": None},
-    "qwen3": {"num_key_value_heads": KV_HEADS, "head_dim": 4},
-    "electra": UNDROPPED | {"embedding_size": WIDTH},
-}
 GPT2_SIZES = {"n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "vocab_size": VOCABULARY, "n_positions": POSITIONS}
 NO_ENDS = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
 
@@ -56,8 +52,8 @@ def config_of(family, **options):
     options = NO_DROPOUT.get(family, {}) | options
     if family == "bert":
         return BertConfig(**(TEXT | NO_ENDS | options))
-    if family in FOUND:
-        return CONFIG_MAPPING[family](**(TEXT | NO_ENDS | FOUND[family] | options))
+    if family == "mistral":  # its attention is found by structure
+        return MistralConfig(**(TEXT | NO_ENDS | {"num_key_value_heads": KV_HEADS, "sliding_window": None} | options))
     if family == "roberta":
         return RobertaConfig(**(TEXT | {"pad_token_id": 1} | options))
     if family == "gpt2":
@@ -67,6 +63,7 @@ def config_of(family, **options):
     return ViTConfig(**(SIZES | {"intermediate_size": 24, "image_size": 12, "patch_size": 4} | options))
 
 
+CACHE = "cache" if "cache" in BaseModelOutputWithPast.__dataclass_fields__ else "past_key_values"  # since 5.24
 BASE = {"bert": BertModel, "roberta": RobertaModel, "gpt2": GPT2Model, "llama": LlamaModel, "vit": ViTModel}
 UNPOOLED = {"bert", "roberta", "vit"}
 
@@ -104,13 +101,6 @@ def unlike(model, seed=5):
 def shaped(family, seed=0, shaping=None, **options):
     """A shaped model whose gains differ."""
     return unlike(shape_model(stock(family, seed, **options), shaping or Shaping(tau0=0.8)))
-
-
-def ours(causal=False, seed=0, **options):
-    """The paper's architecture."""
-    torch.manual_seed(seed)
-    config = ShapedTransformerConfig(**(TEXT | {"num_key_value_heads": KV_HEADS, "causal": causal} | options))
-    return unlike(loud(ShapedTransformerModel(config).double().eval()))
 
 
 def inputs_of(family, seed=1, batch=BATCH):
@@ -197,31 +187,6 @@ def written_out(monkeypatch):
     """Let models with shaped attention use `explicit_attention` and eager masks."""
     monkeypatch.setitem(AttentionInterface._global_mapping, "shaped", explicit_attention)
     monkeypatch.setitem(AttentionMaskInterface._global_mapping, "shaped", eager_mask)
-
-
-def by_hand(model, input_ids, bias, positions):
-    """A `ShapedTransformerModel` from its weights alone: tokens after each block, under a mask that is added."""
-    config = model.config
-    head_dim = config.hidden_size // config.num_attention_heads
-    repeats = config.num_attention_heads // config.num_key_value_heads
-    x = model.tokens.weight[input_ids] + model.positions.weight[positions]
-    states = [x]
-    for block in model.blocks:
-        attention, feedforward = block.attention, block.feedforward
-        query, key, value = (
-            (x @ getattr(attention, name).weight.T).unflatten(-1, (-1, head_dim)).transpose(1, 2)
-            for name in ("query", "key", "value")
-        )
-        key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
-        scale = 1 / (config.tau0 * head_dim**0.5)
-        a = explicit_matrix(query, key, bias, attention.gamma1.value, attention.gamma2.value, scale)
-        mixed = torch.einsum("bhqk,bhkd->bqhd", a, value).flatten(2) @ attention.output.weight.T
-        x = block.residual.attention.lam * x + block.residual.attention.gamma * mixed
-        hidden = x @ feedforward.pre.weight.T
-        hidden = hidden.clamp(min=0) + feedforward.activation.negative.value * hidden.clamp(max=0)
-        x = block.residual.feedforward.lam * x + block.residual.feedforward.gamma * (hidden @ feedforward.post.weight.T)
-        states.append(x)
-    return states
 
 
 # Laws.

@@ -13,19 +13,16 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
     AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForImageClassification,
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
     Trainer,
     TrainingArguments,
-    pipeline,
 )
 from transformers.utils import output_capturing
 
 from hf_models import config_of, inputs_of, loud, unlike
 from limitformer import InputError
-from limitformer.hf import ShapedTransformerConfig, ShapedTransformerForMaskedLM, Shaping, load_shaped, shape_model
+from limitformer.hf import Shaping, load_shaped, shape_model
 from limitformer.nn import gains
 from limitformer.nn.strengths import ENDING
 
@@ -43,7 +40,6 @@ HEADS = {
     "vit": ["ViTModel", "ViTForImageClassification"],
 }
 EVERY_HEAD = [(family, name) for family, names in HEADS.items() for name in names]
-ONE_HEAD = [(family, names[-1]) for family, names in HEADS.items()]
 
 
 def built(family, name, shaping, seed=0):
@@ -71,9 +67,8 @@ def outputs(model, family):
 
 @pytest.mark.parametrize(
     ("family", "name", "shaping"),
-    [(*head, "everything") for head in EVERY_HEAD if head[0] != "llama"]
-    + [(*head, "residuals") for head in EVERY_HEAD if head[0] == "llama"]
-    + [(*head, shaping) for head in ONE_HEAD for shaping in ("attention alone", "one gain a layer")],
+    [(*head, "residuals" if head[0] == "llama" else "everything") for head in EVERY_HEAD]
+    + [("bert", "BertForMaskedLM", "attention alone"), ("gpt2", "GPT2LMHeadModel", "one gain a layer")],
 )
 def test_loaded_model_has_the_saved_logits(family, name, shaping, tmp_path):
     """Outputs are equal to the last bit after two saves, and the class is the library's."""
@@ -94,6 +89,8 @@ def test_loaded_model_has_the_saved_logits(family, name, shaping, tmp_path):
     assert model.config.shaping == second.config.shaping
     with pytest.raises(InputError, match="shaped already"):
         shape_model(second)
+    with pytest.raises(KeyError, match=r"limitformer\.hf\.load_shaped"):
+        type(second).from_pretrained(tmp_path / "twice")
 
 
 def test_load_shaped_reads_shards_and_casts_to_16_bits(tmp_path):
@@ -111,44 +108,20 @@ def test_load_shaped_reads_shards_and_casts_to_16_bits(tmp_path):
 
 
 PLAIN = {
-    "AutoModel": lambda folder, **options: AutoModel.from_pretrained(folder, **options),
-    "its class": lambda folder, **options: transformers.BertForMaskedLM.from_pretrained(folder, **options),
-    "another head": lambda folder, **options: AutoModelForSequenceClassification.from_pretrained(folder, **options),
-    "AutoModelForMaskedLM": lambda folder, **options: AutoModelForMaskedLM.from_pretrained(folder, **options),
-    "another family": lambda folder, **options: transformers.RobertaModel.from_pretrained(folder, **options),
-    "its configuration": lambda folder, **options: AutoModel.from_config(AutoConfig.from_pretrained(folder), **options),
+    "AutoModel": AutoModel.from_pretrained,
+    "its class": transformers.BertForMaskedLM.from_pretrained,
+    "another head": AutoModelForSequenceClassification.from_pretrained,
+    "AutoModelForMaskedLM": AutoModelForMaskedLM.from_pretrained,
+    "another family": transformers.RobertaModel.from_pretrained,
+    "its configuration": lambda folder: AutoModel.from_config(AutoConfig.from_pretrained(folder)),
 }
 
 
-@pytest.mark.parametrize("attention", [None, "sdpa", "eager"])
 @pytest.mark.parametrize("how", PLAIN)
-def test_from_pretrained_fails_and_names_load_shaped(how, attention, tmp_path):
+def test_from_pretrained_fails_and_names_load_shaped(how, tmp_path):
     saved(tmp_path)
-    options = {} if attention is None else {"attn_implementation": attention}
     with pytest.raises(KeyError, match=r"of a shaped model, which limitformer\.hf\.load_shaped loads"):
-        PLAIN[how](tmp_path, **options)
-
-
-@pytest.mark.parametrize(
-    ("family", "name", "auto"),
-    [
-        ("gpt2", "GPT2LMHeadModel", AutoModelForCausalLM),
-        ("llama", "LlamaForCausalLM", AutoModelForCausalLM),
-        ("roberta", "RobertaForMaskedLM", AutoModelForMaskedLM),
-        ("vit", "ViTForImageClassification", AutoModelForImageClassification),
-    ],
-)
-def test_from_pretrained_fails_for_every_family(family, name, auto, tmp_path):
-    saved(tmp_path, family, name)
-    for options in ({}, {"attn_implementation": "sdpa"}):
-        with pytest.raises(KeyError, match=r"limitformer\.hf\.load_shaped"):
-            auto.from_pretrained(tmp_path, **options)
-
-
-def test_pipeline_fails_and_names_load_shaped(tmp_path):
-    saved(tmp_path, "gpt2", "GPT2LMHeadModel")
-    with pytest.raises((KeyError, ValueError), match=r"limitformer\.hf\.load_shaped"):
-        pipeline("text-generation", model=str(tmp_path))
+        PLAIN[how](tmp_path)
 
 
 def test_from_pretrained_fails_without_limitformer(tmp_path):
@@ -192,19 +165,9 @@ BROKEN = {
     "no folder": (lambda folder: [path.unlink() for path in folder.iterdir()], "There is no config.json in"),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "The weights in .* cannot be read: "),
     "half the weights": (lambda folder: cut(folder, 0.5), "The weights in .* cannot be read: "),
-    "a piece of the header": (lambda folder: cut(folder, 0.001), "The weights in .* cannot be read: "),
-    "an empty file": (lambda folder: cut(folder, 0), "The weights in .* cannot be read: "),
-    "text for weights": (
-        lambda folder: (folder / "model.safetensors").write_text("not weights" * 100),
-        "The weights in .* cannot be read: ",
-    ),
     "no gains": (
         lambda folder: weights(folder, lambda kept: {name: x for name, x in kept.items() if "gamma1" not in name}),
         r"does not hold the whole model: 2 missing weights, bert.encoder.layer.0.attention.self.shaping.gamma1.value",
-    ),
-    "no residuals": (
-        lambda folder: weights(folder, lambda kept: {name: x for name, x in kept.items() if ".lam" not in name}),
-        r"does not hold the whole model: 4 missing weights, .*residual.lam",
     ),
     "more weights": (
         lambda folder: weights(folder, lambda kept: kept | {"extra.weight": torch.zeros(1)}),
@@ -216,16 +179,13 @@ BROKEN = {
         ),
         r"(cannot be read|does not hold the whole model): ",
     ),
-    "other sizes": (lambda folder: edited(folder, vocab_size=60), r"(cannot be read|does not hold the whole model): "),
     "half a configuration": (
         lambda folder: (folder / "config.json").write_text((folder / "config.json").read_text()[:99]),
         "config.json cannot be read: ",
     ),
-    "an empty configuration": (lambda folder: (folder / "config.json").write_text(""), "config.json cannot be read: "),
     "a list": (lambda folder: (folder / "config.json").write_text("[1]"), "config.json cannot be read: "),
     "no model type": (lambda folder: edited(folder, model_type="none"), "config.json cannot be read: "),
     "sizes that are words": (lambda folder: edited(folder, hidden_size="wide"), "config.json cannot be read: "),
-    "heads that do not divide": (lambda folder: edited(folder, num_attention_heads=3), "cannot be read: "),
     "no shaping": (lambda folder: edited(folder, shaping=None), "holds no shaped model. Load it with from_pretrained"),
     "a shaping with an unknown field": (
         lambda folder: edited(folder, shaping={"gamma3": 1.0}),
@@ -265,11 +225,6 @@ def test_load_shaped_refuses_missing_and_unshaped_models(tmp_path):
     transformers.BertModel(config_of("bert")).save_pretrained(tmp_path)
     with pytest.raises(InputError, match=r"holds no shaped model\. Load it with from_pretrained, then shape_model"):
         load_shaped(tmp_path)
-    ShapedTransformerForMaskedLM(
-        ShapedTransformerConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
-    ).save_pretrained(tmp_path / "ours")
-    with pytest.raises(InputError, match="holds no shaped model"):
-        load_shaped(tmp_path / "ours")
 
 
 def test_load_shaped_reads_a_subfolder(tmp_path):
@@ -297,16 +252,6 @@ def test_load_shaped_raises_type_error_for_unknown_options(tmp_path):
     saved(tmp_path)
     with pytest.raises(TypeError, match="depth_of_the_sea"):
         load_shaped(tmp_path, depth_of_the_sea=3)
-
-
-def test_stock_checkpoint_can_be_shaped_and_saved(tmp_path):
-    torch.manual_seed(0)
-    plain = loud(transformers.BertForMaskedLM(config_of("bert")))
-    plain.save_pretrained(tmp_path / "plain")
-    model = shape_model(AutoModelForMaskedLM.from_pretrained(tmp_path / "plain"), Shaping(gamma1=0.0, gamma2=0.0))
-    assert torch.allclose(outputs(model, "bert"), outputs(plain.eval(), "bert"), atol=1e-5)
-    model.save_pretrained(tmp_path / "shaped")
-    assert torch.equal(outputs(load_shaped(tmp_path / "shaped"), "bert"), outputs(model, "bert"))
 
 
 class Texts(torch.utils.data.Dataset):
@@ -395,7 +340,6 @@ def test_load_shaped_returns_loading_info(tmp_path):
     [
         ("bert", "BertForMaskedLM", "BertForSequenceClassification"),
         ("bert", "BertForSequenceClassification", "BertModel"),
-        ("bert", "BertModel", "BertForTokenClassification"),
         ("gpt2", "GPT2LMHeadModel", "GPT2ForSequenceClassification"),
         ("llama", "LlamaForCausalLM", "LlamaModel"),
         ("vit", "ViTModel", "ViTForImageClassification"),
@@ -425,19 +369,16 @@ def test_load_shaped_with_another_class_needs_the_whole_body(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("model_class", "message"),
+    ("model_class", "name"),
     [
-        (transformers.RobertaModel, "model_class must be one of the family 'bert', which was saved; got RobertaModel"),
-        (
-            AutoModelForSequenceClassification,
-            "must be a class of models, such as BertForSequenceClassification; got Auto",
-        ),
-        ("BertModel", "must be a class of models, such as BertForSequenceClassification; got 'BertModel'"),
+        (transformers.RobertaModel, "RobertaModel"),
+        (AutoModelForSequenceClassification, "AutoModelForSequenceClassification"),
+        ("BertModel", "'BertModel'"),
     ],
-    ids=["another family", "an Auto class", "a name"],
 )
-def test_load_shaped_refuses_classes_of_other_families(model_class, message, tmp_path):
+def test_load_shaped_refuses_other_classes(model_class, name, tmp_path):
     saved(tmp_path)
+    message = rf"model_class must be a class of models of 'bert', such as the saved one; got {name}\."
     with pytest.raises(InputError, match=message):
         load_shaped(tmp_path, model_class)
 

@@ -9,9 +9,6 @@ from transformers import GPT2Model, Trainer, TrainingArguments
 
 from hf_models import BASE, VOCABULARY, config_of, unlike
 from limitformer.hf import (
-    ShapedTransformerConfig,
-    ShapedTransformerForMaskedLM,
-    ShapedTransformerForSequenceClassification,
     Shaping,
     shape_model,
 )
@@ -224,11 +221,7 @@ def decayed(model, tmp_path):
 
 
 def test_the_stock_trainer_decays_no_strength(tmp_path):
-    sizes = {"vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-    own = [ShapedTransformerForMaskedLM, ShapedTransformerForSequenceClassification]
-    models = [whole(family) for family in FAMILIES]
-    models += [one(ShapedTransformerConfig(**sizes, intermediate_size=8)) for one in own]
-    for model in models:
+    for model in map(whole, FAMILIES):
         found = decayed(model, tmp_path)
         assert not found & set(strengths(model))
         matrices = {name for name, value in model.named_parameters() if value.dim() >= 2}

@@ -1,4 +1,4 @@
-"""Shaped attention for Hugging Face models: stock models, and the paper's architecture with Auto classes."""
+"""Shaped attention for the stock models of Hugging Face."""
 
 from limitformer.base.extras import of_extra as _of_extra
 
@@ -7,12 +7,5 @@ with _of_extra("hf"):
 
     from limitformer.hf.attention import ATTENTION as ATTENTION
     from limitformer.hf.checkpoint import load_shaped as load_shaped
-    from limitformer.hf.configuration import ShapedTransformerConfig as ShapedTransformerConfig
-    from limitformer.hf.heads import ShapedTransformerForCausalLM as ShapedTransformerForCausalLM
-    from limitformer.hf.heads import ShapedTransformerForMaskedLM as ShapedTransformerForMaskedLM
-    from limitformer.hf.heads import (
-        ShapedTransformerForSequenceClassification as ShapedTransformerForSequenceClassification,
-    )
     from limitformer.hf.shaping import Shaping as Shaping
     from limitformer.hf.shaping import shape_model as shape_model
-    from limitformer.hf.transformer import ShapedTransformerModel as ShapedTransformerModel

@@ -9,10 +9,10 @@ growing cache has them last; a cache of fixed length does not, and no argument o
 hook before each attention asks the cache, before it receives the new keys, and passes the result as `query_offset`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import sqrt
 from operator import attrgetter
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,12 +26,14 @@ from transformers.masking_utils import (
 from transformers.utils import is_tracing
 
 from limitformer.base.errors import InputError, require
-from limitformer.hf.caches import cache_among
 from limitformer.hf.marks import OUTPUT_ATTENTIONS
 from limitformer.nn import Gain, Visibility, shaped_attention, visibility
 from limitformer.nn.attention_matrix import mixed_and_matrix
 from limitformer.nn.logits import Logits, Probe
 from limitformer.nn.rounding import warn_of_rounding
+
+if TYPE_CHECKING:
+    from limitformer.hf.shaping import Shaping
 
 ATTENTION = "shaped"
 CACHED = "Packed sequences and a cache exclude each other: tokens would see other sequences. Nearest: use_cache=False."
@@ -49,33 +51,18 @@ MEANINGLESS = {
 
 
 class AttentionShaping(nn.Module):
-    """The shaping of one attention: γ₁, γ₂, τ₀.
-
-    Args:
-        heads: h, or None for one γ₁ and one γ₂ for all heads.
-        gamma1, gamma2: start values; None removes the term.
-        tau0: τ₀, by which the logits are divided in addition to the attention's own scale.
-        trained: whether γ₁ and γ₂ have gradients.
-        float32: whether softmax − C̄ and the sum are in float32 whatever the dtype.
+    """The γ₁, γ₂ and τ₀ of one attention with `heads` heads.
 
     Attributes:
         forms_matrix: whether A is formed too, for `output_attentions=True`.
     """
 
-    def __init__(
-        self,
-        heads: int | None,
-        *,
-        gamma1: float | None,
-        gamma2: float | None,
-        tau0: float,
-        trained: bool,
-        float32: bool,
-    ) -> None:
+    def __init__(self, shaping: "Shaping", heads: int) -> None:
         super().__init__()
-        self.gamma1 = None if gamma1 is None else Gain(gamma1, heads, trained)
-        self.gamma2 = None if gamma2 is None else Gain(gamma2, heads, trained)
-        self.tau0, self.float32 = tau0, float32
+        number = heads if shaping.per_head else None
+        self.gamma1 = None if shaping.gamma1 is None else Gain(shaping.gamma1, number, shaping.trained)
+        self.gamma2 = None if shaping.gamma2 is None else Gain(shaping.gamma2, number, shaping.trained)
+        self.tau0, self.float32 = shaping.tau0, shaping.float32
         self.probe: Probe | None = None
         self.forms_matrix = False
 
@@ -117,17 +104,15 @@ def shaped_attention_forward(
     require(seen, f"a sliding window of {window} needs an attention mask; this model passes none.")
     scale = (1 / sqrt(query.shape[-1]) if scaling is None else scaling) / shaping.tau0
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    query_positions = positions_of(query_offset, query, key)
-    arguments: dict[str, Any] = {
-        "scale": scale,
-        "mask": attention_mask,
-        "positions": query_positions,
-        **shaping.gains(),
-    }
-    arguments |= {"is_causal": causal and attention_mask is None, "dropout": dropout}
+    is_causal, queries, positions = causal and attention_mask is None, query.shape[-2], None
+    last = isinstance(query_offset, int) and query_offset + queries == key.shape[-2]
+    if query_offset is not None and not last:
+        positions = torch.arange(queries, device=query.device) + query_offset
+    arguments: dict[str, Any] = {"scale": scale, "mask": attention_mask, "is_causal": is_causal, **shaping.gains()}
+    arguments |= {"positions": positions, "dropout": dropout}
     warn_of_rounding(value, shaping.float32 or not (shaping.gamma1 or shaping.gamma2))
     if shaping.probe is not None:
-        shaping.probe(Logits(query, key, scale, attention_mask, arguments["is_causal"], query_positions))
+        shaping.probe(Logits(query, key, scale, attention_mask, is_causal, positions))
     mixed, a = shaped_attention(query, key, value, **arguments, float32=shaping.float32), None
     if shaping.forms_matrix:
         mixed, a = mixed_and_matrix(mixed, query, key, value, **arguments)
@@ -150,14 +135,6 @@ def refuse_meaningless(others: dict[str, Any]) -> None:
     """Raise `InputError` for terms that would change the softmax but not C̄."""
     for name, term in MEANINGLESS.items():
         require(others.get(name) is None, f"Shaped attention has no meaning for {term} ({name}).")
-
-
-def positions_of(offset: int | Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
-    """Return the positions of the queries (…, q, d) among the keys (…, k, d); None if they are the last."""
-    queries, keys = query.shape[-2], key.shape[-2]
-    if offset is None or (isinstance(offset, int) and offset + queries == keys):
-        return None
-    return torch.arange(queries, device=query.device) + offset
 
 
 def shaped_mask(
@@ -183,7 +160,8 @@ def shaped_mask(
     square = isinstance(q_offset, int) and q_offset == kv_offset == 0 and q_length == kv_length
     padding = None if attention_mask is None else attention_mask[:, None, None, :].bool()
     if square and padding is not None and mask_function is causal_mask_function and padding.shape[-1] == kv_length:
-        padding = None if shows_all(padding) else padding
+        hides = is_tracing(padding) or not bool(padding.all())  # entries cannot be read while a graph is traced
+        padding = padding if hides else None
         return visibility(padding, is_causal=True, queries=q_length, keys=kv_length)
     mask = sdpa_mask(
         batch_size, q_length, kv_length, cast(int, q_offset), kv_offset, mask_function=mask_function,
@@ -192,11 +170,6 @@ def shaped_mask(
     if mask is None or not square:
         return mask
     return visibility(mask, queries=q_length, keys=kv_length)
-
-
-def shows_all(padding: Tensor) -> bool:
-    """Whether a mask hides no token; False while a graph is traced, as its entries cannot be read."""
-    return not is_tracing(padding) and bool(padding.all())
 
 
 def masks_for_generate(**options: Any) -> Tensor | None:
@@ -211,11 +184,16 @@ def store_output_attentions(module: Any, args: tuple[Any, ...], kwargs: dict[str
     requested = kwargs.get("output_attentions")
     requested = getattr(module.config, OUTPUT_ATTENTIONS, False) if requested is None else requested
     blocks = list(attrgetter(module.shaped_blocks)(module))
+    number = len(blocks)
+    layers: Sequence[int] = range(number if requested else 0)
+    if isinstance(requested, list | tuple):  # of layers; −1 is the last
+        fits = all(isinstance(k, int) and -number <= k < number for k in requested)
+        require(fits, f"output_attentions must be a flag, or layers from 0 to {number - 1}; got {requested!r}.")
+        layers = [k % number for k in requested]
     for layer, block in enumerate(blocks):
-        forms_matrix = wants_attention(requested, layer, len(blocks))
         for part in block.modules():
-            if isinstance(part, AttentionShaping) and part.forms_matrix != forms_matrix:
-                part.forms_matrix = forms_matrix
+            if isinstance(part, AttentionShaping) and part.forms_matrix != (layer in layers):
+                part.forms_matrix = layer in layers
     return args, kwargs | ({"output_attentions": requested} if requested else {})
 
 
@@ -223,28 +201,18 @@ def check_packing(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     """A hook before a causal model: raise `InputError` for packed sequences that it would not separate."""
     if kwargs.get("attention_mask") is not None:
         return
-    use_cache = kwargs.get("use_cache")
+    use_cache, places = kwargs.get("use_cache"), kwargs.get("position_ids")
     use_cache = getattr(module.config, "use_cache", False) if use_cache is None else use_cache
-    if not module.shaped_packs:
-        refuse_packed(kwargs.get("position_ids"), UNPACKED)
-    elif use_cache or cache_among(kwargs) is not None:
-        refuse_packed(kwargs.get("position_ids"))
-
-
-def refuse_packed(position_ids: Tensor | None, message: str = CACHED) -> None:
-    """Raise `InputError` for positions that restart, unless a graph is traced and they cannot be read."""
-    if position_ids is None or position_ids.shape[-1] == 1 or is_tracing(position_ids):
+    harmless = module.shaped_packs and not use_cache and cache_among(kwargs) is None
+    if harmless or places is None or places.shape[-1] == 1 or is_tracing(places):
         return
-    require(bool((position_ids.diff() == 1).all()), message)
+    require(bool((places.diff() == 1).all()), CACHED if module.shaped_packs else UNPACKED)
 
 
-def wants_attention(requested: Any, layer: int, layers: int) -> bool:
-    """Whether `output_attentions`, a flag or a list of layers, includes this layer; −1 is the last."""
-    if not isinstance(requested, list | tuple):
-        return bool(requested)
-    fits = all(isinstance(k, int) and -layers <= k < layers for k in requested)
-    require(fits, f"output_attentions must be a flag, or layers from 0 to {layers - 1}; got {requested!r}.")
-    return layer in [k % layers for k in requested]
+def cache_among(kwargs: dict[str, Any]) -> Any:
+    """Return the cache, which is called `cache` from transformers 5.24 on, and `layer_past` in GPT-NeoX, or None."""
+    names = ("cache", "past_key_values", "layer_past")
+    return next((kwargs[name] for name in names if kwargs.get(name) is not None), None)
 
 
 def note_offset(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
@@ -252,7 +220,6 @@ def note_offset(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     kind = module.config._attn_implementation
     require(kind == ATTENTION, f"This model is shaped: its attention is {ATTENTION!r} and cannot become {kind!r}.")
     cache = cache_among(kwargs)
-    cache = kwargs.get("layer_past") if cache is None else cache  # GPT-NeoX's name
     if cache is None:
         return None
     offset = cache.get_query_offset(module.layer_idx)

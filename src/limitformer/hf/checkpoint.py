@@ -25,18 +25,9 @@ NO_CONFIGURATION = (*UNREADABLE, TypeError, AttributeError, StrictDataclassError
 # Options of `from_pretrained` that configurations have too.
 FOR_WEIGHTS = ("dtype", "torch_dtype", "quantization_config")
 # Options for files of a hub, which the configuration and the weights need.
-FOR_BOTH = (
-    "cache_dir",
-    "force_download",
-    "local_files_only",
-    "proxies",
-    "revision",
-    "subfolder",
-    "token",
-    "trust_remote_code",
-)
+FOR_BOTH: tuple[str, ...] = ("cache_dir", "force_download", "local_files_only", "proxies", "revision")
+FOR_BOTH += ("subfolder", "token", "trust_remote_code")
 KINDS = ("missing_keys", "unexpected_keys", "mismatched_keys")
-LoadingInfo = dict[str, Any]
 
 
 def load_shaped(
@@ -65,10 +56,23 @@ def load_shaped(
     saved = None if model_class is not None else recorded_class(config)
     stock_class = checked_class(model_class, config) if saved is None else saved
     unmark(config)
-    shaping = stored_shaping(stored, folder)
-    model, info = load(shaped_class(stock_class, shaping), folder, config, options)
-    if saved is not None:
-        remove_new_pooler(model, info)
+    try:
+        shaping = Shaping(**stored)
+    except (TypeError, InputError) as error:
+        raise InputError(f"config.json in {folder} holds no shaping that can be used: {first_line(error)}") from error
+    loader = shaped_class(stock_class, shaping)
+    try:
+        model, info = loader.from_pretrained(folder, config=config, output_loading_info=True, **options)
+    except InputError:
+        raise
+    except UNREADABLE as error:
+        only_sizes = "ignore_mismatched_sizes" in str(error)
+        repair = " Nearest: ignore_mismatched_sizes=True, if a head has another size." if only_sizes else ""
+        raise InputError(f"The weights in {folder} cannot be read: {first_line(error)}{repair}") from error
+    pooler = {name for name, _ in model.named_parameters() if name.startswith("pooler.")}
+    if saved is not None and pooler and pooler <= set(info["missing_keys"]):  # saved without one, as in language models
+        model.pooler = None
+        info["missing_keys"] = set(info["missing_keys"]) - pooler
     check_complete(info, folder, model, other_head=saved is None)
     model.__class__ = stock_class  # as after `shape_model`
     align(model)
@@ -98,23 +102,14 @@ def read_config(folder: str | Path, options: dict[str, Any]) -> tuple[PreTrained
     return config, both | unused | later
 
 
-def stored_shaping(stored: dict[str, Any], folder: str | Path) -> Shaping:
-    try:
-        return Shaping(**stored)
-    except (TypeError, InputError) as error:
-        raise InputError(f"config.json in {folder} holds no shaping that can be used: {first_line(error)}") from error
-
-
-def checked_class(model_class: Any, config: PreTrainedConfig) -> type[PreTrainedModel]:
+def checked_class(model_class: Any, config: PreTrainedConfig) -> Any:
     """Return the class; raise `InputError` unless its models have such a configuration."""
-    is_model = isinstance(model_class, type) and issubclass(model_class, PreTrainedModel)
-    name = getattr(model_class, "__name__", repr(model_class))
-    require(is_model, f"model_class must be a class of models, such as BertForSequenceClassification; got {name}.")
-    kind = type(config)
-    fits = isinstance(model_class.config_class, type) and issubclass(kind, model_class.config_class)
-    require(fits, f"model_class must be one of the family {config.model_type!r}, which was saved; got {name}.")
-    result: type[PreTrainedModel] = model_class
-    return result
+    fits = isinstance(model_class, type) and issubclass(model_class, PreTrainedModel)
+    fits = fits and isinstance(model_class.config_class, type) and isinstance(config, model_class.config_class)
+    if not fits:
+        kind, name = config.model_type, getattr(model_class, "__name__", repr(model_class))
+        raise InputError(f"model_class must be a class of models of {kind!r}, such as the saved one; got {name}.")
+    return model_class
 
 
 def shaped_class(stock_class: type[PreTrainedModel], shaping: Shaping) -> Any:
@@ -132,22 +127,7 @@ def shaped_class(stock_class: type[PreTrainedModel], shaping: Shaping) -> Any:
     return Shaped
 
 
-def load(
-    loader: Any, folder: str | Path, config: PreTrainedConfig, options: dict[str, Any]
-) -> tuple[PreTrainedModel, LoadingInfo]:
-    """Load a model; return it with the loading info of its weights."""
-    try:
-        model, info = loader.from_pretrained(folder, config=config, output_loading_info=True, **options)
-    except InputError:
-        raise
-    except UNREADABLE as error:
-        only_sizes = "ignore_mismatched_sizes" in str(error)
-        repair = " Nearest: ignore_mismatched_sizes=True, if a head has another size." if only_sizes else ""
-        raise InputError(f"The weights in {folder} cannot be read: {first_line(error)}{repair}") from error
-    return model, info
-
-
-def check_complete(info: LoadingInfo, folder: str | Path, model: PreTrainedModel, other_head: bool) -> None:
+def check_complete(info: dict[str, Any], folder: str | Path, model: PreTrainedModel, other_head: bool) -> None:
     """Raise `InputError` if weights are missing or unexpected; those of another head may be."""
     for kind in KINDS:
         keys = sorted(key if isinstance(key, str) else key[0] for key in info.get(kind, ()))
@@ -155,15 +135,6 @@ def check_complete(info: LoadingInfo, folder: str | Path, model: PreTrainedModel
             keys = [key for key in keys if is_of_base(key, model)]
         fault = kind.replace("_", " ").replace("keys", "weights")
         require(not keys, f"{folder} does not hold the whole model: {len(keys)} {fault}, {', '.join(keys[:3])}.")
-
-
-def remove_new_pooler(model: PreTrainedModel, info: LoadingInfo) -> None:
-    """Remove a randomly drawn pooler from a base model that was saved without one, as in language models."""
-    pooler = {name for name, _ in model.named_parameters() if name.startswith("pooler.")}
-    if pooler and pooler <= set(info["missing_keys"]):
-        untyped: Any = model
-        untyped.pooler = None
-        info["missing_keys"] = set(info["missing_keys"]) - pooler
 
 
 def is_of_base(key: str, model: PreTrainedModel) -> bool:

@@ -91,14 +91,10 @@ BERT = Family(
     branches=("attention.output", "output"),
     post_norm=True,
     weights=named_weights(
-        query="attention.self.query",
-        key="attention.self.key",
-        value="attention.self.value",
-        output="attention.output.dense",
-        pre="intermediate.dense",
-        post="output.dense",
+        query="attention.self.query", key="attention.self.key", value="attention.self.value",
+        output="attention.output.dense", pre="intermediate.dense", post="output.dense",
     ),
-)
+)  # fmt: skip
 GPT2 = Family(
     blocks="h",
     attention="attn",
@@ -122,14 +118,10 @@ LLAMA = Family(
     packs=True,
     gated=True,
     weights=named_weights(
-        query="self_attn.q_proj",
-        key="self_attn.k_proj",
-        value="self_attn.v_proj",
-        output="self_attn.o_proj",
-        pre="mlp.gate_proj mlp.up_proj",
-        post="mlp.down_proj",
+        query="self_attn.q_proj", key="self_attn.k_proj", value="self_attn.v_proj",
+        output="self_attn.o_proj", pre="mlp.gate_proj mlp.up_proj", post="mlp.down_proj",
     ),
-)
+)  # fmt: skip
 VIT = Family(
     blocks="layers",
     attention="attention",
@@ -138,14 +130,10 @@ VIT = Family(
     norms=("layernorm_before", "layernorm_after"),
     branches=("attention", "mlp"),
     weights=named_weights(
-        query="attention.q_proj",
-        key="attention.k_proj",
-        value="attention.v_proj",
-        output="attention.o_proj",
-        pre="mlp.fc1",
-        post="mlp.fc2",
+        query="attention.q_proj", key="attention.k_proj", value="attention.v_proj",
+        output="attention.o_proj", pre="mlp.fc1", post="mlp.fc2",
     ),
-)
+)  # fmt: skip
 FAMILIES = {"bert": BERT, "roberta": BERT, "gpt2": GPT2, "llama": LLAMA, "vit": VIT}
 ACTIVATION_NAMES = ("hidden_act", "hidden_activation", "activation_function", "activation", "ffn_act_fn")
 LISTS = ("layers", "h", "blocks", "layer", "encoder.layer", "encoder.layers", "transformer.layer", "decoder.layers")

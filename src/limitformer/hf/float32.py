@@ -49,7 +49,13 @@ def keep_float32(blocks: list[nn.Module], family: Family) -> None:
         InputError: an output projection has another class, such as a quantised one.
     """
     for block in blocks:
-        make_float32(attrgetter(family.projection)(block))
+        projection = attrgetter(family.projection)(block)
+        kind: Any = type(projection)
+        if kind not in MAPS:
+            raise InputError(
+                f"float32=True needs an output projection that is a plain linear map; got {kind.__name__}."
+            )
+        projection.__class__ = MAPS[kind]  # its weights keep their names
         for path in family.norms:
             norm = attrgetter(path)(block)
             if type(norm) is nn.LayerNorm:  # RMSNorms compute in float32 already
@@ -59,14 +65,6 @@ def keep_float32(blocks: list[nn.Module], family: Family) -> None:
                 module.register_forward_pre_hook(cast_input)
     blocks[0].register_forward_pre_hook(cast_tokens, with_kwargs=True)
     blocks[-1].register_forward_hook(cast_output)
-
-
-def make_float32(module: nn.Module) -> None:
-    """Change the class of a linear map, so that its weights keep their names."""
-    kind: Any = type(module)
-    if kind not in MAPS:
-        raise InputError(f"float32=True needs an output projection that is a plain linear map; got {kind.__name__}.")
-    module.__class__ = MAPS[kind]
 
 
 def cast_input(module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:

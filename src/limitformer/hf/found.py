@@ -108,13 +108,10 @@ def small_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
         channels = lookup(model.config, ("num_channels",)) or 3
         return {"pixel_values": noise(1, channels, *size).to(some.device, some.dtype)}
     ids = torch.arange(TOKENS, device=some.device)[None]
+    takes_mask = "attention_mask" in signature(type(model.base_model).forward).parameters
     # A token of padding, so that a mask is made, as some models index theirs.
-    padding = {"attention_mask": (ids < TOKENS - 1).long()} if takes_mask(model) and not some.is_meta else {}
+    padding = {"attention_mask": (ids < TOKENS - 1).long()} if takes_mask and not some.is_meta else {}
     return {"input_ids": ids, **padding}
-
-
-def takes_mask(model: PreTrainedModel) -> bool:
-    return "attention_mask" in signature(type(model.base_model).forward).parameters
 
 
 AttentionInterface.register(NOTING, noting_attention)

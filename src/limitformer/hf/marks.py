@@ -14,7 +14,7 @@ from typing import Any
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from limitformer.base.errors import InputError
+from limitformer.base.errors import InputError, require
 from limitformer.hf.families import ACTIVATION_NAMES
 
 SENTENCE = (
@@ -53,21 +53,13 @@ def recorded_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     """
     named = (config.architectures or [""])[0]
     module, _, path = str(getattr(config, "shaped_class", "")).partition(":")
-    users = path.rpartition(".")[2] == named and bool(module)
-    kind: Any = users_class(module, path) if users else getattr(transformers, named, None)
+    kind: Any = getattr(transformers, named, None)
+    if module and path.rpartition(".")[2] == named:
+        kind = sys.modules.get(module)
+        for name in path.split("."):
+            kind = getattr(kind, name, None)
+        missing = f"The model is a {path} of {module}, which is not imported here."
+        require(kind is not None, f"{missing} Nearest: import it, or give model_class.")
     if not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
         raise InputError(f"config.json names no model of transformers; got architectures={config.architectures}.")
-    return kind
-
-
-def users_class(module: str, path: str) -> Any:
-    """Return the class of this name in a module that has been imported."""
-    kind: Any = sys.modules.get(module)
-    for name in path.split("."):
-        kind = getattr(kind, name, None)
-    if kind is None:
-        message = (
-            f"The model is a {path} of {module}, which is not imported here. Nearest: import it, or give model_class."
-        )
-        raise InputError(message)
     return kind

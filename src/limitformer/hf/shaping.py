@@ -150,7 +150,8 @@ def apply_shaping(model: PreTrainedModel, family: Family, shaping: Shaping) -> N
         if shaping.residual_gamma is not None:
             shape_residuals(block, family, shaping)
         if shaping.shaped_relu:
-            shape_activation(block, family, shaping, model.config.hidden_size)
+            activation = TrainableShapedReLU(negative=1 - 1 / sqrt(model.config.hidden_size), trained=shaping.trained)
+            replace(block, family.activation, activation.to(next(block.parameters())))
     if shaping.float32:
         keep_float32(blocks, family)
     if shaping.residual_gamma is not None and not family.post_norm:
@@ -179,14 +180,7 @@ def mark_configuration(model: PreTrainedModel, shaping: Shaping, activation: str
 def shape_attention(block: nn.Module, family: Family, shaping: Shaping, heads: int) -> None:
     """Add gains to an attention, and the hook that passes the position of its queries."""
     attention = attrgetter(family.attention)(block)
-    attention.shaping = AttentionShaping(
-        heads if shaping.per_head else None,
-        gamma1=shaping.gamma1,
-        gamma2=shaping.gamma2,
-        tau0=shaping.tau0,
-        trained=shaping.trained,
-        float32=shaping.float32,
-    ).to(next(attention.parameters()))
+    attention.shaping = AttentionShaping(shaping, heads).to(next(attention.parameters()))
     attention.register_forward_pre_hook(note_offset, with_kwargs=True)
 
 
@@ -200,11 +194,6 @@ def shape_residuals(block: nn.Module, family: Family, shaping: Shaping) -> None:
         branch.register_forward_hook(scale_sum if family.post_norm else scale_branch, with_kwargs=True)
 
 
-def shape_activation(block: nn.Module, family: Family, shaping: Shaping, width: int) -> None:
-    activation = TrainableShapedReLU(negative=1 - 1 / sqrt(width), trained=shaping.trained)
-    replace(block, family.activation, activation.to(next(block.parameters())))
-
-
 def replace(block: nn.Module, path: str, module: nn.Module) -> None:
     """Replace the submodule at `path`."""
     parent, _, name = path.rpartition(".")
@@ -214,24 +203,15 @@ def replace(block: nn.Module, path: str, module: nn.Module) -> None:
 def scale_branch(module: Any, args: Any, kwargs: Any, output: Any) -> Any:
     """A hook after f: return γ f(x) + (λ − 1)x, to which the block adds x."""
     x = args[0] if args else kwargs["hidden_states"]
-    return with_tokens(output, module.residual(x, tokens_of(output)) - x)
+    f, *others = output if isinstance(output, tuple) else (output,)
+    branch = module.residual(x, f) - x
+    return (branch, *others) if isinstance(output, tuple) else branch
 
 
 def scale_sum(module: Any, args: Any, kwargs: Any, output: Any) -> Any:
     """A hook after x + f(x): return λx + γ f(x)."""
     x = args[1] if len(args) > 1 else kwargs["input_tensor"]
     return module.residual(x, output - x)
-
-
-def tokens_of(output: Any) -> Tensor:
-    """Return the tokens in the output of a branch."""
-    tokens: Tensor = output[0] if isinstance(output, tuple) else output
-    return tokens
-
-
-def with_tokens(output: Any, tokens: Tensor) -> Any:
-    """Replace the tokens in the output of a branch."""
-    return (tokens, *output[1:]) if isinstance(output, tuple) else tokens
 
 
 def normalise_tokens(module: Any, args: Any, kwargs: Any) -> Any:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from limitformer.base.errors import require, require_count, require_real
-from limitformer.nn.attention_matrix import attention_matrix, mixed_and_matrix
+from limitformer.nn.attention_matrix import attention_matrix
 from limitformer.nn.float32 import Float32Linear, to_half_dtype
 from limitformer.nn.gains import Gain
 from limitformer.nn.initialisation import InitialVariances, dim_of_heads, draw
@@ -33,7 +33,7 @@ Cache = Callable[[Tensor, Tensor], Past]  # from new keys and values to all of t
 class ShapedSelfAttention(nn.Module):
     """`forward` maps tokens (b, m, n) to (b, m, n).
 
-    If `probe` is set, it is called with the logits; if `shown` is set, A is formed and `shown` is called with A.
+    If `probe` is set, it is called with the logits.
 
     Args:
         width: n.
@@ -85,7 +85,6 @@ class ShapedSelfAttention(nn.Module):
         self.output = (Float32Linear if float32 else nn.Linear)(self.heads * self.head_dim, width, bias=bias)
         self.dropout, self.float32 = dropout, float32
         self.probe: Probe | None = None
-        self.shown: Callable[[Tensor], object] | None = None
         draw(self, InitialVariances.shaped(width, joined=self.heads * self.head_dim))
 
     def forward(
@@ -107,9 +106,6 @@ class ShapedSelfAttention(nn.Module):
         arguments = self.gains() | {"scale": self.scale, "mask": mask, "is_causal": is_causal, "positions": positions}
         arguments |= {"dropout": self.dropout if self.training else 0.0}
         mixed = shaped_attention(query, key, value, **arguments, float32=self.float32)
-        if self.shown is not None:
-            mixed, a = mixed_and_matrix(mixed, query, key, value, **arguments)
-            self.shown(a)
         result: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return result
 

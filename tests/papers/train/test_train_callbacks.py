@@ -1,5 +1,7 @@
 """Callbacks write the same numbers about a model as explicit computations."""
 
+from itertools import accumulate
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from limitformer import hf
 from limitformer.base.errors import InputError
 from limitformer.nn import Learn, Logits, Recover, Stack, attention_matrix, entropy, gains, shaped_block, visibility
 from limitformer_papers.training import Correlation, Entropy, Gains, GradientNorms, Log, ShapingSchedule
+from limitformer_papers.training.architecture import ShapedTransformerConfig, ShapedTransformerForMaskedLM
 from limitformer_papers.training.callbacks import mean_correlation
 
 VOCABULARY = 40
@@ -94,11 +97,11 @@ def test_mean_correlation_equals_all_pairs():
 
 def models():
     """Return our masked model, a shaped BERT and a shaped Llama."""
-    config = hf.ShapedTransformerConfig(vocab_size=VOCABULARY, max_position_embeddings=16, **SIZES)
+    config = ShapedTransformerConfig(vocab_size=VOCABULARY, max_position_embeddings=16, **SIZES)
     bert = BertForMaskedLM(BertConfig(vocab_size=VOCABULARY, **SIZES))
     llama = LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, num_key_value_heads=2, **SIZES))
     return {
-        "own": hf.ShapedTransformerForMaskedLM(config),
+        "own": ShapedTransformerForMaskedLM(config),
         "bert": hf.shape_model(bert, hf.Shaping(residual_gamma=0.2, shaped_relu=True)),
         "llama": hf.shape_model(llama),
     }
@@ -151,7 +154,11 @@ def test_correlation_callback_equals_hidden_states(kind):
     assert [row["layer"] for row in rows] == [0, 1, 2, 3]
     assert {row["step"] for row in rows} == {3}
     with torch.no_grad():
-        states = model(input_ids=ids, output_hidden_states=True).hidden_states
+        if kind == "own":
+            x = model.transformer.tokens(ids) + model.transformer.positions.weight[:11]
+            states = list(accumulate(model.transformer.blocks, lambda tokens, block: block(tokens), initial=x))
+        else:
+            states = model(input_ids=ids, output_hidden_states=True).hidden_states
     for row in rows[: 4 if kind != "llama" else 3]:  # Llama's last one has its norm behind it
         expected = explicit_correlation(states[row["layer"]], torch.ones(2, 11))
         assert row["value"] == pytest.approx(expected, abs=1e-6)

@@ -20,12 +20,12 @@ from forks import forked, forking
 from limitformer.base import pool
 from limitformer.base.errors import InputError
 from limitformer.cli.app import app
-from limitformer.hf import ShapedTransformerForMaskedLM
 from limitformer.nn import gains
 from limitformer_papers import make
 from limitformer_papers.commands.train_mlm import place_of
 from limitformer_papers.commands.train_parts import table_over_seeds
 from limitformer_papers.training import harness
+from limitformer_papers.training.architecture import ShapedTransformerForMaskedLM
 from limitformer_papers.training.data.masking import MaskedCollator
 from limitformer_papers.training.data.text_data import text_data
 from limitformer_papers.training.grid import run_all
@@ -298,7 +298,7 @@ def test_glue_fine_tuning_learns_a_word(finished, tmp_path, variant):
     fine = GlueRun(pretrained=out / run.name, task="CoLA", **course)
     summary = run_glue(fine, cola(tmp_path / "data"), tmp_path / "glue", threads=1)
     assert summary["eval_matthews"] > 0.5
-    from limitformer.hf import ShapedTransformerForSequenceClassification
+    from limitformer_papers.training.architecture import ShapedTransformerForSequenceClassification
 
     model = ShapedTransformerForSequenceClassification.from_pretrained(tmp_path / "glue" / fine.name / "model")
     if variant == "shaped-recover":

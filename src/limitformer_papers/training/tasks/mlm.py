@@ -20,9 +20,8 @@ import torch
 from transformers import TrainerCallback
 
 from limitformer.base.errors import require, require_count, require_real
-from limitformer.hf import ShapedTransformerConfig, ShapedTransformerForMaskedLM
-from limitformer.hf.configuration import Kind
 from limitformer.nn import Learn, Recover
+from limitformer_papers.training.architecture import Kind, ShapedTransformerConfig, ShapedTransformerForMaskedLM
 from limitformer_papers.training.callbacks import Correlation, Entropy, Gains, GradientNorms, ShapingSchedule
 from limitformer_papers.training.data.masking import MaskedCollator
 from limitformer_papers.training.data.text_data import TextData, text_data
