@@ -161,7 +161,7 @@ def test_rates_are_read(text, expected):
 
 
 def test_optimizers_are_those_that_are_understood():
-    from limitformer.checking.step_thresholds import LARGEST_RATE
+    from limitformer.checking.thresholds import LARGEST_RATE
     from limitformer.cli.steps import OPTIMIZERS
     from limitformer.weightless.steps.optimizers import DEFAULTS, MOST_RATE
 

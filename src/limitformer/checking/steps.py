@@ -20,11 +20,21 @@ from limitformer.base.foreign import readable_name
 from limitformer.checking.network import frozen_in_words
 from limitformer.checking.remote import has_code, with_code
 from limitformer.checking.report import finite_values, wrapped
-from limitformer.checking.step_thresholds import NOTE, STEP_THRESHOLDS, failing_steps, valid_rate
-from limitformer.checking.step_verdicts import GIVEN, GRADES, StepVerdict, by_rate, failed_steps, step_verdicts
+from limitformer.checking.step_verdicts import GIVEN, by_rate, step_verdicts
 from limitformer.checking.subject import Subject, inputs_for, with_fields
-from limitformer.checking.thresholds import FINE
-from limitformer.checking.verdicts import number_text
+from limitformer.checking.thresholds import (
+    ANY,
+    BROKEN,
+    FINE,
+    GRADES,
+    NOTE,
+    STEP_THRESHOLDS,
+    STEP_VERDICTS,
+    WATCH,
+    failing,
+    valid_rate,
+)
+from limitformer.checking.verdicts import Verdict, number_text
 from limitformer.results.storage import save
 from limitformer.simulation.simulate import Interrupted
 from limitformer.weightless.inputs import Inputs, inputs_of
@@ -75,7 +85,7 @@ class StepsReport:
 
     name: str
     data: xr.Dataset
-    verdicts: list[StepVerdict]
+    verdicts: list[Verdict]
     about: Mapping[str, Any] = field(default_factory=dict)
     witness: Witness | None = None
 
@@ -139,13 +149,16 @@ class StepsReport:
         """Return what the columns of the table by rate mean."""
         return {name: meaning for name, (_, meaning) in COLUMNS.items()}
 
-    def failed(self, names: str | None = "any") -> list[StepVerdict]:
+    def failed(self, names: str | None = "any") -> list[Verdict]:
         """Return the verdicts of the grade watch or broken that have these names or grades, with commas between.
 
         Raises:
             InputError: there is no verdict or grade of that name.
         """
-        return failed_steps(self.verdicts, failing_steps(names))
+        wanted = set(failing(names, STEP_VERDICTS))
+        every = bool(wanted & {WATCH, ANY})
+        bad = [one for one in self.verdicts if one.grade in (WATCH, BROKEN)]
+        return [one for one in bad if every or wanted & {one.name, one.grade}]
 
     def __repr__(self) -> str:
         """Return name, grade and sizes on one line; `print` shows the report."""

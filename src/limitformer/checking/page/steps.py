@@ -16,8 +16,9 @@ from limitformer.checking.curves import place_of
 from limitformer.checking.page.heat import heat_map
 from limitformer.checking.page.page import asset, document, pairs, paragraph, region, section, swatch
 from limitformer.checking.page.svg import Line, Panel, number, plot, rows_as_html
-from limitformer.checking.step_thresholds import STEP_THRESHOLDS
-from limitformer.checking.step_verdicts import StepVerdict, compared_loss, middle, quantile, stated_rate
+from limitformer.checking.step_verdicts import compared_loss, middle, quantile, stated_rate
+from limitformer.checking.thresholds import STEP_THRESHOLDS
+from limitformer.checking.verdicts import Verdict
 
 if TYPE_CHECKING:
     from limitformer.checking.steps import StepsReport
@@ -43,7 +44,7 @@ def heading(report: "StepsReport") -> str:
     return f"<header><h1>{escape(report.name)}</h1>{top}</header>" + section("Verdict", "verdict", cards)
 
 
-def card(verdict: StepVerdict) -> str:
+def card(verdict: Verdict) -> str:
     """Return the grade in words, sign and colour; then the sentence, the numbers, the reason and the fix."""
     facts = {
         "value": "" if np.isnan(verdict.value) else number(verdict.value),
