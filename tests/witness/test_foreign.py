@@ -15,7 +15,6 @@ from limitformer.weightless.network import Weightless
 from limitformer.weightless.run import ALWAYS, NEVER
 from limitformer.weightless.simulate import settle
 from limitformer.witness import DRAWN, WITNESSED, witness_pass
-from own_optimizers import Lion, SingleDeviceMuonWithAuxAdam
 from training_networks import BATCHES, MODELS, OPTIMIZERS, UNSEEN, Custom, next_token
 
 SEED = 0
@@ -82,13 +81,6 @@ def muon(module, **options):
     return [mine, torch.optim.AdamW(rest, lr=0.01)]
 
 
-def muon_with_adam(module):
-    hidden, rest = groups(module)
-    first = {"params": hidden, "use_muon": True, "lr": 0.05, "momentum": 0.9, "weight_decay": 0.1}
-    adam = {"params": rest, "use_muon": False, "lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-10, "weight_decay": 0.0}
-    return SingleDeviceMuonWithAuxAdam([first, adam])
-
-
 def of_all(kind, **options):
     return lambda module: kind(module.parameters(), **options)
 
@@ -98,11 +90,9 @@ OF_USERS = {
     "nesterov": of_all(torch.optim.SGD, lr=0.3, momentum=0.9, nesterov=True, weight_decay=0.1),
     "adam": of_all(torch.optim.Adam, lr=0.02, weight_decay=0.2),
     "adamw": of_all(torch.optim.AdamW, lr=0.02, weight_decay=0.2),
-    "lion": of_all(Lion, lr=0.01, weight_decay=0.2),
     "muon": muon,
     "muon without nesterov": partial(muon, nesterov=False),
     "muon with eps": partial(muon, eps=1.0),
-    "muon with adam": muon_with_adam,
 }
 
 

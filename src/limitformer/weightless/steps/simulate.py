@@ -26,8 +26,7 @@ from limitformer.weightless.network import Weightless
 from limitformer.weightless.run import ALWAYS, AUTO, NEVER
 from limitformer.weightless.simulate import named_errors, provenance, settle
 from limitformer.weightless.steps.batches import SAME, batches_of, tables
-from limitformer.weightless.steps.drawn import made_by
-from limitformer.weightless.steps.optimizers import base_rate, factors_of, read_optimizer, valid_clip
+from limitformer.weightless.steps.optimizers import base_rate, factors_of, made_by, read_optimizer, valid_clip
 from limitformer.weightless.steps.rules import Factors, StepRules, groups_of, in_words
 from limitformer.weightless.steps.trajectory import StepBatches, Trajectory
 from limitformer.weightless.steps.weights import Forms
@@ -142,7 +141,7 @@ def simulate_steps(
         about = {
             **provenance(network), "description": "training steps in law", "seed": seed, "samples": len(parts),
             "sequences": first.rows, "draw": draw, "inputs": str(first), "optimizer": in_words(every),
-            "groups": json.dumps(groups_of(every)), "muon_outside": ", ".join(every[0].outside),
+            "groups": json.dumps(groups_of(every)),
             "batches": batches if isinstance(batches, str) else "given", "loss": training.loss.name,
             "frozen": sum(not each.requires_grad for each in network.module.parameters()),
             "weights": forms_in_words(forms),
