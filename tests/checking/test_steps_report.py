@@ -19,8 +19,8 @@ from scipy import stats
 import limitformer as lf
 from chromium import launched
 from limitformer.checking import STEP_THRESHOLDS, StepsInterrupted, StepsReport
-from limitformer.checking.page import heat, svg
 from limitformer.checking.page import steps as pages
+from limitformer.checking.page import svg
 from limitformer.checking.step_verdicts import (
     by_rate,
     compared_loss,
@@ -575,26 +575,25 @@ def test_zero_matrices_that_have_not_moved_are_still_on_the_map(zero):
 
 
 def test_heat_map_distinguishes_still_unknown_and_formerly_zero_matrices():
-    cells = np.array([[0.1, 1.0], [0.0, np.inf], [np.nan, heat.ABSENT]])
-    text = heat.heat_map("t", "n", ["a", "b", "c"], cells)
+    cells = np.array([[0.1, 1.0], [0.0, np.inf], [np.nan, pages.ABSENT]])
+    text = pages.heat_map("t", "n", ["a", "b", "c"], cells)
     assert text.count("<title>") == 5
     assert '<rect class="still"' in text
     assert '<rect class="awoken"' in text
     assert '<rect class="unknown"' in text
-    assert f'fill="{heat.colour(0.0)}"' in text
-    assert f'fill="{heat.colour(1.0)}"' in text
+    assert f'fill="{pages.colour(0.0)}"' in text
+    assert f'fill="{pages.colour(1.0)}"' in text
     assert "from 0.1 to 1." in text
-    assert heat.colour(0.5) == "rgb(107,174,214)"
-    assert "rgb" in heat.heat_map("t", "n", ["a"], np.array([[0.3, 0.3]]))
+    assert pages.colour(0.5) == "rgb(107,174,214)"
+    assert "rgb" in pages.heat_map("t", "n", ["a"], np.array([[0.3, 0.3]]))
 
 
 def test_hostile_names_stay_text_on_the_page():
     assert intruders(hostile().page(), scripts=1) == []
 
 
-@pytest.mark.parametrize("module", [pages, heat])
-def test_wrong_twin_page_without_escaped_names_is_detected(module, monkeypatch):
-    monkeypatch.setattr(module, "escape", str)
+def test_wrong_twin_page_without_escaped_names_is_detected(monkeypatch):
+    monkeypatch.setattr(pages, "escape", str)
     assert intruders(hostile().page(), scripts=1)
 
 

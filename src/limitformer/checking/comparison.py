@@ -18,7 +18,7 @@ from limitformer.base.errors import require
 from limitformer.base.files import check_writable, local_path, write_whole
 from limitformer.checking.check import check
 from limitformer.checking.curves import CURVES, LAYERWISE, layer_numbers, typical
-from limitformer.checking.page.page import asset, paragraph, policy, region, section, swatch
+from limitformer.checking.page.page import document, paragraph, region, section, swatch
 from limitformer.checking.page.svg import Line, Panel, plot, rows_as_html
 from limitformer.checking.report import Report, finite_values
 from limitformer.checking.thresholds import FINE
@@ -130,7 +130,6 @@ class Comparison:
 
     def page(self) -> str:
         """Return the comparison as one HTML page that needs no other file."""
-        style = asset("page.css")
         head = ["model", *(short(name) for name in COLUMNS)]
         rows = [[name, *(text_of(value) for value in row.values())] for name, row in self.rows().items()]
         said = "".join(
@@ -148,13 +147,7 @@ class Comparison:
             + section("By depth", "curves", f'<ul class="legend">{legend}</ul><div class="plots">{plots}</div>')
             + section("Columns", "columns", region("Meaning of the columns", meaning))
         )
-        return (
-            '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-            f'<meta http-equiv="Content-Security-Policy" content="{policy("")}">'
-            '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
-            f"<title>{title}: limitformer check</title><style>{style}</style></head>\n"
-            f"<body><main>{body}</main></body></html>\n"
-        )
+        return document(f"{title}: limitformer check", body)
 
     def plots(self) -> list[str]:
         """Return a plot for each curve that any network has."""

@@ -298,12 +298,16 @@ def steps(
             None: that of the optimiser.
         steps: number of steps.
         samples: number of networks; 35 or more can show that a loss falls in nine of ten.
-        seed: the same seed gives the same numbers.
-        batches: "same" for the first batch at every step, "fresh" for random ids, or a list of inputs for each step.
-            With "same" the loss of the batch is compared before and after, otherwise that of the unseen batch.
-        unseen: a batch that no step sees; None draws it.
-        loss: as for `limitformer.weightless.simulate_steps`: "next-token", "mse", a function, or None for the loss
-            that the module computes, that of the model's task, or the next token's of a module that returns logits.
+        seed: the same seed gives the same numbers, for any number of threads, samples and rates.
+        batches: "same" for the first batch at every step; "fresh" for ids that are drawn uniformly from the
+            vocabulary, or numbers of the first batch's mean and variance; or a list of inputs for each step. With
+            "same" the loss of the batch is compared before and after, otherwise that of the unseen batch.
+        unseen: a batch that no step sees; None draws it as for "fresh".
+        loss: "next-token", "mse" (with `targets` or `labels` in the inputs), or a function of the module's output and
+            its inputs that returns one number a sequence. None: the loss that the module computes, or that of a task
+            of transformers. Without these, whole numbers as targets have their cross-entropy, and ids with an output
+            (…, tokens, words) that of the next token, if a table has as many rows as there are words, and the stream
+            has another width. Otherwise a loss is required.
         clip: the largest norm of all gradients together; None does not clip.
         warmup: number of steps over which the learning rate rises linearly.
         schedule: a function of the step, or numbers, that multiply the learning rates.
