@@ -11,65 +11,18 @@ from torch import nn
 
 import limitformer as lf
 from limitformer.base.errors import InputError
-from limitformer.weightless.inputs import inputs_of
-from limitformer.weightless.losses import chosen_loss
-from limitformer.weightless.models import blueprint_of
-from limitformer.weightless.network import Weightless
-from limitformer.weightless.run import WeightlessRun
 from limitformer.weightless.steps import trajectory, weights
 from limitformer.weightless.steps.updates import CoreUpdate
 from training_networks import (
     BATCHES,
-    MODELS,
-    OPTIMIZERS,
-    UNSEEN,
     Custom,
     next_token,
-    train,
     trained_by_law,
     trained_by_torch,
 )
 from weightless_families import CONFIGS
 
 SAMPLES = 30
-
-
-def drawn_module(model, seed, sample):
-    """The module whose matrices have the entries that a simulation draws for this seed and sample."""
-    blueprint = blueprint_of(MODELS[model][0]())
-    module = blueprint.factory().double().eval()
-    network = Weightless(blueprint, torch.float64, torch.device("cpu"))
-    run = WeightlessRun(seed, range(sample, sample + 1), 1, torch.float64, torch.device("cpu"))
-    random = {weight.name: run.entries(weight, weight.rows)[0] for weight in network.weights}
-    for name, parameter in module.named_parameters():
-        parameter.data = random[name] if name in random else dict(network.module.named_parameters())[name].data.clone()
-    return module
-
-
-def by_torch(model, optimizer, seed, sample):
-    module = drawn_module(model, seed, sample)
-    blueprint = blueprint_of(MODELS[model][0]())
-    factory, clip = OPTIMIZERS[optimizer]
-    loss = next_token if model == "custom" else chosen_loss(None, blueprint.task)
-    batches = [inputs_of(each, blueprint).of(0, range(1), torch.float64) for each in [*BATCHES, UNSEEN]]
-    return train(module, factory(module), clip, loss, batches, *MODELS[model][1:])
-
-
-@pytest.mark.slow(keep=4)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("model", ["gpt2", "mixtral", "albert", "custom"])
-@pytest.mark.parametrize("form", [weights.ENTRIES, weights.AGAIN])
-def test_steps_of_a_drawn_network_are_those_of_torch(model, optimizer, form, monkeypatch):
-    """Each step is torch's formula with entries, and products, cores and blocks if they are drawn again."""
-    if model == "mixtral":
-        monkeypatch.setattr(weights, "STORED_BYTES", 0)  # updates by entries are computed for each product
-    if form == weights.AGAIN:
-        monkeypatch.setattr(weights.Forms, "fits", lambda self, weight: len(weight.shape) < 2)
-    mine = trained_by_law(model, optimizer, 2, seed=4, draw="always")
-    for sample in range(2):
-        for name, value in by_torch(model, optimizer, 4, sample).items():
-            if name in mine:
-                assert mine[name][sample] == pytest.approx(value, rel=1e-7), name
 
 
 def forgetting(self, q, rows, side, other):
