@@ -190,7 +190,9 @@ def step_verdicts(data: xr.Dataset) -> list[Verdict]:
 
 def step_verdict(name: str, grade: str, said: str, value: float, threshold: str = "", **words: Any) -> Verdict:
     """Return a verdict with the number and the source of its threshold, if it has one."""
-    known = {"threshold": limit(threshold), "source": STEP_THRESHOLDS[threshold].source} if threshold else {}
+    known: dict[str, Any] = (
+        {"threshold": limit(threshold), "source": STEP_THRESHOLDS[threshold].source} if threshold else {}
+    )
     return Verdict(name, grade, said, value, **known, **words)
 
 

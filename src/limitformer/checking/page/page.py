@@ -165,14 +165,11 @@ def plots(network: CheckedNetwork, against: CheckedNetwork | None, thresholds: T
         for part in parts if curve.title else []:
             title = f"{curve.title} {part['sublayer'] + 1} of a block" if part else curve.title
             found = panel(network, against, name, part, title)
-            limits = thresholds.get(LIMITS.get(name, ""))
-            result.append(found if limits is None else replace(found, limits=limits_of(limits)))
+            if (limits := thresholds.get(LIMITS.get(name, ""))) is not None:
+                numbers = [(grade, limits.at(grade)) for grade in (WATCH, BROKEN)]
+                found = replace(found, limits=tuple((grade, each) for grade, each in numbers if each is not None))
+            result.append(found)
     return [plot(each) for each in result if each.lines]
-
-
-def limits_of(threshold: Threshold) -> tuple[tuple[str, float], ...]:
-    grades = [(grade, threshold.at(grade)) for grade in (WATCH, BROKEN)]
-    return tuple((grade, number) for grade, number in grades if number is not None)
 
 
 def gradients(network: CheckedNetwork, against: CheckedNetwork | None) -> dict[str, str]:
