@@ -232,7 +232,7 @@ def hidden_matrices(module: nn.Module) -> set[str]:
     last = [part for part in parts if isinstance(part, nn.Linear)][-1:]
     find_head = getattr(module, "get_output_embeddings", None)
     head = find_head() if callable(find_head) else None
-    outside = [*tables, *(part for part in parts if isinstance(part, CONVOLUTIONS))]
+    outside: list[nn.Module] = [*tables, *(part for part in parts if isinstance(part, CONVOLUTIONS))]
     outside += [head] if isinstance(head, nn.Module) else []
     if not tables or (
         not isinstance(head, nn.Module) and last and last[0].out_features in {t.num_embeddings for t in tables}
