@@ -11,8 +11,7 @@ import numpy as np
 import torch
 import xarray as xr
 
-from limitformer.checking.band import band, inside
-from limitformer.checking.curves import curves
+from limitformer.checking.curves import band, curves, inside
 from limitformer.checking.module import measure_module
 from limitformer.weightless import simulate
 from limitformer.weightless.inputs import inputs_of

@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 
 import limitformer as lf
 from limitformer.checking import THRESHOLDS
-from limitformer.checking.band import band, inside, surprises
-from limitformer.checking.curves import by_kind, curves, place_of
+from limitformer.checking.curves import band, by_kind, curves, inside, place_of, surprises
 from limitformer.checking.module import measure_module
 from limitformer.checking.subject import start_of
 from limitformer.checking.thresholds import VERDICTS, WAITS, failing, thresholds_with

@@ -161,7 +161,7 @@ def test_rates_are_read(text, expected):
 
 
 def test_optimizers_are_those_that_are_understood():
-    from limitformer.checking.step_thresholds import LARGEST_RATE
+    from limitformer.checking.thresholds import LARGEST_RATE
     from limitformer.cli.steps import OPTIMIZERS
     from limitformer.weightless.steps.optimizers import DEFAULTS, MOST_RATE
 
@@ -169,7 +169,7 @@ def test_optimizers_are_those_that_are_understood():
     assert LARGEST_RATE == MOST_RATE
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "lion", "muon"])
+@pytest.mark.parametrize("name", ["sgd", "muon"])
 def test_optimizers_by_name_train(run, folder, name):
     result = run("steps", "small.json", "--optimizer", name, *QUICK, "--rate", "1e-3", "--weight-decay", 0.1)
     assert result.exit_code == 0, result.output
@@ -184,56 +184,55 @@ def test_options_of_the_optimizer_are_read():
     assert optimizer_of("mine.py:sgd", {"betas": None}) == "mine.py:sgd"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("--optimizer", "adamW2"), r"--optimizer has no 'adamW2'; there are .*Nearest: adamw\."),
-        (("--optimizer", "sgdm"), r"Nearest: sgd\."),
-        (("--optimizer", "soap"), r"Nearest: muon\."),
-        (("--optimizer", "xyz"), r"Nearest: adamw\."),
-        (("--rate", "0"), r"--rate must be above 0 and at most 100; got 0\. Nearest: rates from 1e-5 to 1\."),
-        (("--rate", "-0.1"), r"--rate must be above 0"),
-        (("--rates", "1e6"), r"--rates must be above 0 and at most 100; got 1e\+06\."),
-        (("--rates", "1e-3,nan"), r"--rates must be above 0 .*got nan"),
-        (("--rates", "1e-3,0.001"), r"--rates gives a rate twice"),
-        (("--rates", "1e-3:1e-2"), r"--rates takes LOW:HIGH:N, such as 1e-5:1e-2:7"),
-        (("--rates", "1e-2:1e-3:4"), r"LOW below HIGH.*Nearest: 0\.001:0\.01:4"),
-        (("--rates", "1e-3:1e-2:1"), r"N in --rates LOW:HIGH:N must be at least 2; got 1"),
-        (("--rates", "1e-3:1e-2:1e3"), r"a whole number N"),
-        (("--rates", "1e-3:1e-2:1000"), r"at most 100 rates"),
-        (("--rates", "low"), r"--rates takes numbers, such as 1e-3; got 'low'"),
-        (("--rates", "1e-3", "--rate", "1e-3"), r"--rates and --rate cannot both be given"),
-        (("--tokens", "1"), r"--tokens must be at least 2; got 1"),
-        (("--samples", "0"), r"--samples must be at least 1; got 0"),
-        (("--steps", "0"), r"--steps must be at least 1; got 0"),
-        (("--warmup", "-1"), r"--warmup must be at least 0; got -1"),
-        (("--clip", "0"), r"--clip must be above 0 and finite; got 0"),
-        (("--batches", "frehs"), r"--batches must be same or fresh; got 'frehs'\. Nearest: fresh\."),
-        (("--betas", "0.9"), r"--betas takes two numbers"),
-        (("--betas", "0.9,1"), r"--betas takes two numbers in \[0, 1\)"),
-        (("--betas", "a,b"), r"--betas takes two numbers"),
-        (("--momentum", "0.9"), r"--momentum is for sgd and muon; adamw has --betas"),
-        (
-            ("--optimizer", "sgd", "--betas", "0.9,0.9"),
-            r"--betas is for adam, adamw, lion and muon; sgd has --momentum",
-        ),
-        (("--optimizer", "sgd", "--momentum", "1"), r"--momentum must lie in \[0, 1\)"),
-        (("--weight-decay", "-1"), r"--weight-decay must be 0 or above"),
-        (("--optimizer", "mine.py:sgd", "--weight-decay", "1"), r"--weight-decay: a function sets its options itself"),
-        (("--optimizer", "none.py:sgd"), r"there is no file none\.py"),
-        (("--fail-on", "rats"), r"--fail-on: there is no verdict 'rats'.*Nearest: rate"),
-        (("--text", "none.txt"), r"Cannot read the text none\.txt"),
-        (("--text", "small.json", "--inputs", "4"), r"--text and --inputs cannot both be given"),
-        (("--set", "n_layer"), r"--set takes KEY=VALUE"),
-        (("--set", "n_layers=2"), r"no field 'n_layers'"),
-        (("--out", " "), r"--out must be a folder"),
-        (("--samples", "2", "--samples", "3"), r"--samples is given twice"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
-)
-def test_wrong_options_give_one_line(refused, folder, arguments, says):
-    optimizer = () if "--optimizer" in arguments else ("--optimizer", "adamw")
-    refused("steps", "small.json", *optimizer, *arguments, says=says)
+REFUSALS = [
+    (("--optimizer", "adamW2"), r"--optimizer has no 'adamW2'; there are .*Nearest: adamw\."),
+    (("--optimizer", "sgdm"), r"Nearest: sgd\."),
+    (("--optimizer", "soap"), r"Nearest: muon\."),
+    (("--optimizer", "xyz"), r"Nearest: adamw\."),
+    (("--rate", "0"), r"--rate must be above 0 and at most 100; got 0\. Nearest: rates from 1e-5 to 1\."),
+    (("--rate", "-0.1"), r"--rate must be above 0"),
+    (("--rates", "1e6"), r"--rates must be above 0 and at most 100; got 1e\+06\."),
+    (("--rates", "1e-3,nan"), r"--rates must be above 0 .*got nan"),
+    (("--rates", "1e-3,0.001"), r"--rates gives a rate twice"),
+    (("--rates", "1e-3:1e-2"), r"--rates takes LOW:HIGH:N, such as 1e-5:1e-2:7"),
+    (("--rates", "1e-2:1e-3:4"), r"LOW below HIGH.*Nearest: 0\.001:0\.01:4"),
+    (("--rates", "1e-3:1e-2:1"), r"N in --rates LOW:HIGH:N must be at least 2; got 1"),
+    (("--rates", "1e-3:1e-2:1e3"), r"a whole number N"),
+    (("--rates", "1e-3:1e-2:1000"), r"at most 100 rates"),
+    (("--rates", "low"), r"--rates takes numbers, such as 1e-3; got 'low'"),
+    (("--rates", "1e-3", "--rate", "1e-3"), r"--rates and --rate cannot both be given"),
+    (("--tokens", "1"), r"--tokens must be at least 2; got 1"),
+    (("--samples", "0"), r"--samples must be at least 1; got 0"),
+    (("--steps", "0"), r"--steps must be at least 1; got 0"),
+    (("--warmup", "-1"), r"--warmup must be at least 0; got -1"),
+    (("--clip", "0"), r"--clip must be above 0 and finite; got 0"),
+    (("--batches", "frehs"), r"--batches must be same or fresh; got 'frehs'\. Nearest: fresh\."),
+    (("--betas", "0.9"), r"--betas takes two numbers"),
+    (("--betas", "0.9,1"), r"--betas takes two numbers in \[0, 1\)"),
+    (("--betas", "a,b"), r"--betas takes two numbers"),
+    (("--momentum", "0.9"), r"--momentum is for sgd and muon; adamw has --betas"),
+    (
+        ("--optimizer", "sgd", "--betas", "0.9,0.9"),
+        r"--betas is for adam, adamw, lion and muon; sgd has --momentum",
+    ),
+    (("--optimizer", "sgd", "--momentum", "1"), r"--momentum must lie in \[0, 1\)"),
+    (("--weight-decay", "-1"), r"--weight-decay must be 0 or above"),
+    (("--optimizer", "mine.py:sgd", "--weight-decay", "1"), r"--weight-decay: a function sets its options itself"),
+    (("--optimizer", "none.py:sgd"), r"there is no file none\.py"),
+    (("--fail-on", "rats"), r"--fail-on: there is no verdict 'rats'.*Nearest: rate"),
+    (("--text", "none.txt"), r"Cannot read the text none\.txt"),
+    (("--text", "small.json", "--inputs", "4"), r"--text and --inputs cannot both be given"),
+    (("--set", "n_layer"), r"--set takes KEY=VALUE"),
+    (("--set", "n_layers=2"), r"no field 'n_layers'"),
+    (("--out", " "), r"--out must be a folder"),
+    (("--samples", "2", "--samples", "3"), r"--samples is given twice"),
+]
+
+
+def test_wrong_options_give_one_line(refused, folder):
+    for arguments, says in REFUSALS:
+        optimizer = () if "--optimizer" in arguments else ("--optimizer", "adamw")
+        refused("steps", "small.json", *optimizer, *arguments, says=says)
 
 
 def test_unknown_networks_give_one_line(refused, folder):

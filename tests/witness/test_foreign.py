@@ -14,8 +14,8 @@ from limitformer.weightless.models import blueprint_of
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.run import ALWAYS, NEVER
 from limitformer.weightless.simulate import settle
+from limitformer.weightless.steps import weights
 from limitformer.witness import DRAWN, WITNESSED, witness_pass
-from own_optimizers import Lion, SingleDeviceMuonWithAuxAdam
 from training_networks import BATCHES, MODELS, OPTIMIZERS, UNSEEN, Custom, next_token
 
 SEED = 0
@@ -50,24 +50,33 @@ def test_networks_of_a_module_that_cannot_be_completed_are_those_of_its_own_code
 
 
 @pytest.mark.parametrize(
-    ("model", "optimizer"),
+    ("model", "optimizer", "form"),
     [
-        ("gpt2", "muon"),
-        ("bert", "adamw"),
-        ("mixtral", "sgd"),
-        ("mixtral", "muon"),
-        ("albert", "adamw"),
-        ("custom", "sgd"),
+        ("gpt2", "muon", "undrawn"),
+        ("bert", "adamw", "undrawn"),
+        ("mixtral", "sgd", "undrawn"),
+        ("albert", "adamw", "undrawn"),
+        ("custom", "sgd", "undrawn"),
+        ("custom", "muon", "drawn again"),
+        ("mixtral", "adamw", "drawn again, and updates computed for each product"),
+        ("gpt2", "sgd", "entries"),
+        ("mixtral", "muon", "entries"),
     ],
 )
-def test_steps_of_undrawn_matrices_are_witnessed(model, optimizer):
+def test_steps_of_each_form_of_matrices_are_witnessed(model, optimizer, form, monkeypatch):
+    if form.startswith("drawn again"):
+        monkeypatch.setattr(weights.Forms, "fits", lambda self, weight: len(weight.shape) < 2)
+    if "computed" in form:
+        monkeypatch.setattr(weights, "STORED_BYTES", 0)
     build, (make, clip) = MODELS[model][0](), OPTIMIZERS[optimizer]
     options = {"batches": BATCHES[:2], "unseen": UNSEEN, "loss": next_token if model == "custom" else None}
-    found = lf.steps(
-        build, BATCHES[0], optimizer=make, clip=clip, steps=2, samples=1, seed=SEED, draw="never", progress=False,
-        **options,
-    ).witness  # fmt: skip
+    report = lf.steps(
+        build, BATCHES[0], optimizer=make, clip=clip, steps=2, samples=1, seed=SEED, progress=False,
+        draw=NEVER if form == "undrawn" else ALWAYS, **options,
+    )  # fmt: skip
+    found = report.witness
     assert (found.status, found.number_format) == (WITNESSED, "float64"), found.reason
+    assert {"entries": "entries", "undrawn": "undrawn"}.get(form, weights.AGAIN) in report.data.attrs["weights"]
 
 
 def groups(module):
@@ -82,13 +91,6 @@ def muon(module, **options):
     return [mine, torch.optim.AdamW(rest, lr=0.01)]
 
 
-def muon_with_adam(module):
-    hidden, rest = groups(module)
-    first = {"params": hidden, "use_muon": True, "lr": 0.05, "momentum": 0.9, "weight_decay": 0.1}
-    adam = {"params": rest, "use_muon": False, "lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-10, "weight_decay": 0.0}
-    return SingleDeviceMuonWithAuxAdam([first, adam])
-
-
 def of_all(kind, **options):
     return lambda module: kind(module.parameters(), **options)
 
@@ -98,11 +100,9 @@ OF_USERS = {
     "nesterov": of_all(torch.optim.SGD, lr=0.3, momentum=0.9, nesterov=True, weight_decay=0.1),
     "adam": of_all(torch.optim.Adam, lr=0.02, weight_decay=0.2),
     "adamw": of_all(torch.optim.AdamW, lr=0.02, weight_decay=0.2),
-    "lion": of_all(Lion, lr=0.01, weight_decay=0.2),
     "muon": muon,
     "muon without nesterov": partial(muon, nesterov=False),
     "muon with eps": partial(muon, eps=1.0),
-    "muon with adam": muon_with_adam,
 }
 
 

@@ -20,11 +20,10 @@ if TYPE_CHECKING:
     from limitformer.checking.metrics import to_tensorboard as to_tensorboard
     from limitformer.checking.metrics import to_wandb as to_wandb
     from limitformer.checking.report import Report as Report
-    from limitformer.checking.step_thresholds import STEP_THRESHOLDS as STEP_THRESHOLDS
-    from limitformer.checking.step_verdicts import StepVerdict as StepVerdict
     from limitformer.checking.steps import StepsInterrupted as StepsInterrupted
     from limitformer.checking.steps import StepsReport as StepsReport
     from limitformer.checking.steps import steps as steps
+    from limitformer.checking.thresholds import STEP_THRESHOLDS as STEP_THRESHOLDS
     from limitformer.checking.thresholds import THRESHOLDS as THRESHOLDS
     from limitformer.checking.thresholds import Threshold as Threshold
     from limitformer.checking.trainer import CheckTraining as CheckTraining
@@ -37,8 +36,7 @@ _HOMES = {
     "Looks": "training",
     "Metric": "metrics",
     "Report": "report",
-    "STEP_THRESHOLDS": "step_thresholds",
-    "StepVerdict": "step_verdicts",
+    "STEP_THRESHOLDS": "thresholds",
     "StepsInterrupted": "steps",
     "StepsReport": "steps",
     "THRESHOLDS": "thresholds",

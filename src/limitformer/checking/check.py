@@ -14,9 +14,8 @@ import xarray as xr
 from torch import nn
 
 from limitformer.base.errors import require, require_count
-from limitformer.checking.band import band
 from limitformer.checking.conditions import agreement, size_by_group
-from limitformer.checking.curves import curves, place_of
+from limitformer.checking.curves import band, curves, place_of
 from limitformer.checking.folder import listed
 from limitformer.checking.module import measure_module, settle_module
 from limitformer.checking.network import CheckedNetwork

@@ -18,7 +18,7 @@ from limitformer.base.errors import require
 from limitformer.base.files import check_writable, local_path, write_whole
 from limitformer.checking.check import check
 from limitformer.checking.curves import CURVES, LAYERWISE, layer_numbers, typical
-from limitformer.checking.page.page import asset, paragraph, policy, region, section, swatch
+from limitformer.checking.page.page import document, paragraph, region, section, swatch
 from limitformer.checking.page.svg import Line, Panel, plot, rows_as_html
 from limitformer.checking.report import Report, finite_values
 from limitformer.checking.thresholds import FINE
@@ -111,7 +111,11 @@ class Comparison:
         shown = ("blocks", "loss", "stream", "correlation", "rank", "logit_std", "effective_tokens", "gradient_ratio")
         head = ["", "grade", *(short(name) for name in shown)]
         body = [
-            [f"{sign_of(report)} {name}", str(row["grade"]), *(in_units(key, row[key], report) for key in shown)]
+            [
+                f"{report.verdicts[0].sign} {name}",
+                str(row["grade"]),
+                *(in_units(key, row[key], report) for key in shown),
+            ]
             for (name, report), row in zip(self.reports.items(), self.rows().values(), strict=True)
         ]
         widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
@@ -130,7 +134,6 @@ class Comparison:
 
     def page(self) -> str:
         """Return the comparison as one HTML page that needs no other file."""
-        style = asset("page.css")
         head = ["model", *(short(name) for name in COLUMNS)]
         rows = [[name, *(text_of(value) for value in row.values())] for name, row in self.rows().items()]
         said = "".join(
@@ -148,13 +151,7 @@ class Comparison:
             + section("By depth", "curves", f'<ul class="legend">{legend}</ul><div class="plots">{plots}</div>')
             + section("Columns", "columns", region("Meaning of the columns", meaning))
         )
-        return (
-            '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-            f'<meta http-equiv="Content-Security-Policy" content="{policy("")}">'
-            '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
-            f"<title>{title}: limitformer check</title><style>{style}</style></head>\n"
-            f"<body><main>{body}</main></body></html>\n"
-        )
+        return document(f"{title}: limitformer check", body)
 
     def plots(self) -> list[str]:
         """Return a plot for each curve that any network has."""
@@ -234,7 +231,9 @@ def distinct(name: str, taken: Mapping[str, Any]) -> str:
 def row_of(report: Report) -> dict[str, Any]:
     """Return the columns of one network; None where something was not measured."""
     curves = report.curves
-    ends = {name: end_of(curves, name) for name in ("correlation", "effective_rank", "stream_gradient")}
+    correlation, rank = (
+        finite(typical(curves[name])[-1]) if name in curves else None for name in ("correlation", "effective_rank")
+    )
     after = min(1, curves.sizes["layer"] - 1)
     size = typical(curves["size"])
     gradient = typical(curves["stream_gradient"]) if "stream_gradient" in curves else None
@@ -249,18 +248,14 @@ def row_of(report: Report) -> dict[str, Any]:
         "loss": float(curves["loss"].median()) if "loss" in curves else None,
         "chance": report.about.get("chance"),
         "stream": ratio(size[-1], size[0]),
-        "correlation": ends["correlation"],
-        "rank": None if ends["effective_rank"] is None else ends["effective_rank"] / report.about["tokens"],
+        "correlation": correlation,
+        "rank": None if rank is None else rank / report.about["tokens"],
         "logit_std": most(curves, "logit_std"),
         "effective_tokens": share,
         "largest": most(curves, "largest"),
         "largest_logit": most(curves, "largest_logit"),
         "gradient_ratio": None if gradient is None else ratio(gradient[after], gradient[-1]),
     }
-
-
-def end_of(curves: xr.Dataset, name: str) -> float | None:
-    return finite(typical(curves[name])[-1]) if name in curves else None
 
 
 def most(curves: xr.Dataset, name: str) -> float | None:
@@ -278,10 +273,6 @@ def ratio(top: float, bottom: float) -> float | None:
 
 def finite(value: Any) -> float | None:
     return float(value) if np.isfinite(value) else None
-
-
-def sign_of(report: Report) -> str:
-    return report.verdicts[0].sign
 
 
 def short(name: str) -> str:

@@ -37,7 +37,8 @@ def agreement(inputs: Inputs, config: Any, measure: Callable[[Inputs], xr.Datase
     """
     found = dict[str, float]()
     changes = {name: [name] for name in candidates(inputs, config)}
-    first = first_sequence(inputs)
+    fixed = {name: each.narrow(inputs.batch_dim, 0, 1) for name, each in inputs.fixed.items()}
+    first = replace(inputs, fixed=fixed, rows=1, choices=[])  # the first sequence alone
     every = [name for name in conditions(first) if can_change(first.fixed[name], config, smaller=True)]
     changes |= {EVERY_INPUT: every} if every and inputs.tokens is None else {}
     for name, names in changes.items():
@@ -53,11 +54,6 @@ def agreement(inputs: Inputs, config: Any, measure: Callable[[Inputs], xr.Datase
         return None
     names = [name or "the first input" for name in found]
     return xr.DataArray(list(found.values()), {"condition": names}, ("condition",))
-
-
-def first_sequence(inputs: Inputs) -> Inputs:
-    fixed = {name: each.narrow(inputs.batch_dim, 0, 1) for name, each in inputs.fixed.items()}
-    return replace(inputs, fixed=fixed, rows=1, choices=[])
 
 
 def conditions(inputs: Inputs) -> list[str]:

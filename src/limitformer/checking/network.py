@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from limitformer.checking.band import inside, surprises
-from limitformer.checking.curves import CURVES, over_heads, place_of
+from limitformer.checking.curves import CURVES, inside, over_heads, place_of, surprises
 from limitformer.checking.thresholds import failing
 from limitformer.checking.verdicts import Verdict, failed, grade_of, number_text
 from limitformer.initialisation.recipes import RecipeComparison

@@ -141,7 +141,8 @@ class Report(CheckedNetwork):
             write_whole(picture, lambda path: figure.savefig(path))
         text = json.dumps(self.record(), indent=2, ensure_ascii=False, allow_nan=False)
         write_whole(record, lambda path: path.write_text(text, encoding="utf-8"))
-        others = [save(dataset_of(each), place / file_name(each.name)) for each in self.stacks]
+        names = [f"check-{re.sub('[^A-Za-z0-9._-]+', '_', each.name)}.nc" for each in self.stacks]
+        others = [save(dataset_of(each), place / name) for each, name in zip(self.stacks, names, strict=True)]
         return [html, picture, save(self.dataset(), place / "check.nc"), *others, record]
 
     def _repr_html_(self) -> str:
@@ -177,11 +178,6 @@ def dataset_of(network: CheckedNetwork) -> xr.Dataset:
         bands = {f"law_{name}": each.drop_vars("read_first", errors="ignore") for name, each in network.band.items()}
     variables: dict[Any, Any] = {**network.curves.data_vars, **bands, "covariance": network.data["covariance"]}
     return xr.Dataset(variables).assign_attrs(finite_values(network.about))
-
-
-def file_name(stack: str) -> str:
-    """Return the name of the data file of a stack."""
-    return f"check-{re.sub('[^A-Za-z0-9._-]+', '_', stack)}.nc"
 
 
 def recipe_lines(comparison: RecipeComparison) -> list[str]:

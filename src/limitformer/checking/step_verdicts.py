@@ -11,8 +11,7 @@ wide: all of 8 gives 68 to 100 %. A verdict
 therefore counts the networks, says whether they are enough for "nine of ten", and how many would be.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -20,47 +19,25 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from limitformer.checking.curves import place_of
-from limitformer.checking.step_thresholds import (
-    ACTIVATION,
-    CLIPPED,
-    EXPLODES,
+from limitformer.checking.thresholds import (
+    BROKEN,
     FASTEST,
+    FINE,
     LOGITS,
-    MUON,
     NOTE,
     RATE,
-    START,
     STEP_THRESHOLDS,
     STILL,
     UNSEEN,
-    UNTRAINED,
-    WAKES,
+    WATCH,
 )
-from limitformer.checking.thresholds import BROKEN, FINE, WATCH
-from limitformer.checking.verdicts import SIGNS, Verdict, number_text
+from limitformer.checking.verdicts import Verdict, number_text
 from limitformer.results.outcomes import wilson
 
 Array = NDArray[np.float64]
 SAME = "same"  # of `batches`
 GIVEN = "given"  # by the user, and not drawn
 NAMED = 4  # kinds of weight in a sentence
-GRADES = (FINE, NOTE, WATCH, BROKEN)
-
-
-@dataclass(frozen=True)
-class StepVerdict(Verdict):
-    """One statement about the first training steps; its grade can also be note, which describes only.
-
-    Attributes:
-        rate: the learning rate that it refers to; NaN for a verdict on all rates.
-    """
-
-    rate: float = np.nan
-
-    @property
-    def sign(self) -> str:
-        """✓ for fine, · for a note, ! for watch, ✗ for broken."""
-        return "·" if self.grade == NOTE else SIGNS[self.grade]
 
 
 def limit(name: str) -> float:
@@ -177,11 +154,6 @@ def sound_rate(table: xr.Dataset) -> int | None:
     return run
 
 
-def forgets(table: xr.Dataset, place: int) -> bool:
-    """Whether the stream changes by a multiple of its size at which nothing of the start is left."""
-    return "stream_change" in table and bool(table["stream_change"].values[place] >= limit("stream"))
-
-
 def stated_rate(table: xr.Dataset) -> int:
     """Return the place of the rate that verdicts on weights refer to: the largest sound one, else the smallest."""
     sound = sound_rate(table)
@@ -200,72 +172,63 @@ def enough_for(share: float) -> int:
 # Verdicts
 
 
-def step_verdicts(data: xr.Dataset) -> list[StepVerdict]:
+def step_verdicts(data: xr.Dataset) -> list[Verdict]:
     """Return the verdicts on the dataset of `simulate_steps`, in the order of `STEP_VERDICTS`."""
     table = by_rate(data)
-    if start := start_verdict(data):
-        return [start]
+    bad = ~np.isfinite(data[compared_loss(data)].isel(step=0, rate=0).values)
+    if 1 - bad.mean() < limit("falls"):
+        said = f"the loss is not finite before the first step, in {bad.sum()} of {len(bad)} networks"
+        share = float(bad.mean())
+        why, mends = "No step can be computed from such a loss.", "See what limitformer check says about this network."
+        return [step_verdict(RATE, BROKEN, said, share, "falls", share=share, why=why, mends=mends)]
     place = stated_rate(table)
-    at, count = data.isel(rate=place), data.sizes["sample"]
-    rate = float(table["rate"][place])
-    rules = (fastest_verdict, still_verdict, clipped_verdict, wakes_verdict, logits_verdict, activation_verdict)
-    found = [rate_verdict(data, table), explosion_verdict(table, count), unseen_verdict(data, table)]
-    found += [rule(at, rate) for rule in rules]
-    found[5:5] = [untrained_verdict(data), muon_verdict(data)]
+    at, rate = data.isel(rate=place), float(table["rate"][place])
+    found = [rate_verdict(data, table), unseen_verdict(data, table)]
+    found += [rule(at, rate) for rule in (fastest_verdict, still_verdict, logits_verdict)]
     return [each for each in found if each is not None]
 
 
-def start_verdict(data: xr.Dataset) -> StepVerdict | None:
-    """Return the verdict on networks that have no finite loss before the first step."""
-    bad = ~np.isfinite(data[compared_loss(data)].isel(step=0, rate=0).values)
-    if not bad.mean() > limit("exploded"):
-        return None
-    return StepVerdict(
-        START,
-        BROKEN,
-        f"the loss is not finite before the first step, in {bad.sum()} of {len(bad)} networks",
-        value=float(bad.mean()),
-        threshold=limit("exploded"),
-        source=STEP_THRESHOLDS["exploded"].source,
-        share=float(bad.mean()),
-        why="No step can be computed from such a loss.",
-        mends="See what limitformer check says about this network.",
+def step_verdict(name: str, grade: str, said: str, value: float, threshold: str = "", **words: Any) -> Verdict:
+    """Return a verdict with the number and the source of its threshold, if it has one."""
+    known: dict[str, Any] = (
+        {"threshold": limit(threshold), "source": STEP_THRESHOLDS[threshold].source} if threshold else {}
     )
+    return Verdict(name, grade, said, value, **known, **words)
 
 
-def rate_verdict(data: xr.Dataset, table: xr.Dataset) -> StepVerdict:
+def rate_verdict(data: xr.Dataset, table: xr.Dataset) -> Verdict:
     """Return the verdict on the largest rate at which the loss falls in nine of ten networks.
 
     A drawn unseen batch has nothing to learn, and so cannot show that a rate is broken.
     """
     steps, place = data.sizes["step"] - 1, sound_rate(table)
-    loss, wanted = compared_loss(data), limit("falls")
+    loss, count = compared_loss(data), data.sizes["sample"]
     what, within = LOSSES[loss], f"within {steps} step{'' if steps == 1 else 's'}"
-    common: dict[str, Any] = {"threshold": wanted, "source": STEP_THRESHOLDS["falls"].source, "why": WHY_RATE[loss]}
     if place is not None:
-        return sound_verdict(data, table, place, f"{what} falls {within}", common)
+        return sound_verdict(table, place, count, f"{what} falls {within}", WHY_RATE[loss])
     best, single = int(np.argmax(table["share"].values)), table.sizes["rate"] == 1
-    open_ = "" if float(table["high"].max()) < wanted else too_few(data.sizes["sample"])
-    rate, networks = rate_text(table, best), counted(table, best, data.sizes["sample"])
+    open_ = "" if float(table["high"].max()) < limit("falls") else too_few(count)
+    rate, networks = rate_text(table, best), counted(table, best, count)
     sentence = f"{what} falls {within} at no rate in nine of ten networks, at best at {rate} in {networks}{open_}"
     if single:
         sentence = (
             f"{what} does not fall {within} at a rate of {rate} in nine of ten networks, but in {networks}{open_}"
         )
     untold = loss != "loss" and data.attrs.get("unseen") != GIVEN
-    return StepVerdict(
-        RATE, NOTE if untold else BROKEN, sentence, value=float(table["share"][best]),
-        share=float(table["share"][best]), rate=float(table["rate"][best]),
-        mends=OTHER_BATCH if untold else OTHER_RATES, **common,
+    share = float(table["share"][best])
+    return step_verdict(
+        RATE, NOTE if untold else BROKEN, sentence, share, "falls", share=share, rate=float(table["rate"][best]),
+        why=WHY_RATE[loss], mends=OTHER_BATCH if untold else OTHER_RATES,
     )  # fmt: skip
 
 
-def sound_verdict(data: xr.Dataset, table: xr.Dataset, place: int, what: str, common: dict[str, Any]) -> StepVerdict:
+def sound_verdict(table: xr.Dataset, place: int, count: int, what: str, why: str) -> Verdict:
     """Return the verdict on rates at which the loss falls; `place` is that of the largest sound one."""
-    order, count = np.argsort(table["rate"].values, kind="stable").tolist(), data.sizes["sample"]
+    order = np.argsort(table["rate"].values, kind="stable").tolist()
     at = order.index(place)
     above, below = order[at + 1 : at + 2], order[:at][-1:]
-    edge, forgotten = not above and len(order) > 1, forgets(table, place)
+    edge = not above and len(order) > 1
+    forgotten = "stream_change" in table and bool(table["stream_change"].values[place] >= limit("stream"))
     parts = [f"{what} {'up to' if len(order) > 1 else 'at'} a rate of {rate_text(table, place)}, in "
              f"{counted(table, place, count)}"]  # fmt: skip
     if forgotten:
@@ -280,11 +243,11 @@ def sound_verdict(data: xr.Dataset, table: xr.Dataset, place: int, what: str, co
     parts += [f"it falls again at {', '.join(again)}, beyond rates at which it does not"] if again else []
     certain = float(table["low"][place]) >= limit("falls")
     certain = certain and all(float(table["high"][k]) < limit("falls") for k in above)
-    return StepVerdict(
-        RATE, WATCH if edge or forgotten else FINE, "; ".join(parts) + ("" if certain else too_few(count)),
-        value=float(table["rate"][place]), share=float(table["share"][place]), rate=float(table["rate"][place]),
+    rate = float(table["rate"][place])
+    return step_verdict(
+        RATE, WATCH if edge or forgotten else FINE, "; ".join(parts) + ("" if certain else too_few(count)), rate,
+        "falls", share=float(table["share"][place]), rate=rate, why=f"{why} {ESTIMATE}",
         mends=SMALLER if forgotten else "Larger rates show where it stops." if edge else "",
-        **common | {"why": f"{common['why']} {ESTIMATE}"},
     )  # fmt: skip
 
 
@@ -325,29 +288,7 @@ def rate_text(table: xr.Dataset, place: int) -> str:
     return number_text(float(table["rate"][place]))
 
 
-def explosion_verdict(table: xr.Dataset, count: int) -> StepVerdict | None:
-    """Return the verdict on the smallest rate at which the loss explodes."""
-    share = table["explodes"].values / count
-    order = np.argsort(table["rate"].values, kind="stable")
-    places = [int(k) for k in order if share[k] > limit("exploded")]
-    if not places:
-        return None
-    place = places[0]
-    networks = f"{int(table['explodes'][place])} of {count} network{'' if count == 1 else 's'}"
-    larger = [int(k) for k in order if table["rate"].values[k] > table["rate"].values[place]]
-    above = " and above" if larger and set(larger) <= set(places) else ""
-    return StepVerdict(
-        EXPLODES, BROKEN if place == order[0] else NOTE,
-        f"the loss explodes at a rate of {rate_text(table, place)}{above}, in {networks}: it is not "
-        f"finite, or above {limit('explosion'):g} times its start",
-        value=float(table["rate"][place]), threshold=limit("explosion"), source=STEP_THRESHOLDS["explosion"].source,
-        share=float(share[place]), rate=float(table["rate"][place]),
-        why="A step went so far that the gradient no longer described the loss.",
-        mends="Smaller rates, a warm-up, or clipping." if place == order[0] else "",
-    )  # fmt: skip
-
-
-def unseen_verdict(data: xr.Dataset, table: xr.Dataset) -> StepVerdict | None:
+def unseen_verdict(data: xr.Dataset, table: xr.Dataset) -> Verdict | None:
     """Return the verdict on rates at which the loss falls on the batch of the steps and explodes on an unseen one."""
     count = data.sizes["sample"]
     ruined = np.flatnonzero((table["falls_alone"].values >= limit("falls") * count) & ~falling(table))
@@ -355,13 +296,12 @@ def unseen_verdict(data: xr.Dataset, table: xr.Dataset) -> StepVerdict | None:
         return None
     place = int(ruined[np.argmin(table["rate"].values[ruined])])
     sound = sound_rate(table) is not None
-    return StepVerdict(
+    before, after = (float(table[f"unseen_{when}"][place]) for when in ("first", "last"))
+    return step_verdict(
         UNSEEN, NOTE if sound else WATCH,
         f"at a rate of {rate_text(table, place)} the loss falls on the batch of the steps only: that of an unseen "
-        f"batch goes from {number_text(float(table['unseen_first'][place]))} to "
-        f"{number_text(float(table['unseen_last'][place]))}",
-        value=float(table["unseen_last"][place] / table["unseen_first"][place]), threshold=limit("explosion"),
-        source=STEP_THRESHOLDS["explosion"].source, share=float(table["unseen_explodes"][place]) / count,
+        f"batch goes from {number_text(before)} to {number_text(after)}",
+        after / before, "explosion", share=float(table["unseen_explodes"][place]) / count,
         rate=float(table["rate"][place]),
         why="A large step can memorise a few tokens while it ruins the network for all others.",
         mends="" if sound else "Smaller rates, or more tokens.",
@@ -378,78 +318,68 @@ def moved(data: xr.Dataset) -> NDArray[np.bool_]:
         return np.asarray((change > 0).mean(0) > 0.5)
 
 
-def matrices(data: xr.Dataset) -> NDArray[np.bool_]:
-    return np.asarray(data["matrix"].values.astype(bool))
-
-
-def fastest_verdict(data: xr.Dataset, rate: float) -> StepVerdict | None:
+def fastest_verdict(data: xr.Dataset, rate: float) -> Verdict | None:
     """Return the matrix that changes most in the first step, over the median matrix, and the largest effect."""
-    change = middle(data["weight_change"].transpose("sample", "step", "weight").values[:, 1], 0)
+    change, effects = (
+        middle(data[name].transpose("sample", "step", "weight").values[:, 1], 0)
+        for name in ("weight_change", "update_effect")
+    )
     names = data["weight"].values
-    places = np.flatnonzero(matrices(data) & np.isfinite(change) & (change > 0))
+    places = np.flatnonzero(data["matrix"].values.astype(bool) & np.isfinite(change) & (change > 0))
     if len(places) < 2:
         return None
     most = places[np.argmax(change[places])]
-    ratio = float(change[most] / np.median(change[places]))
-    effects = middle(data["update_effect"].transpose("sample", "step", "weight").values[:, 1], 0)
+    ratio, percent = float(change[most] / np.median(change[places])), number_text(100 * float(change[most]))
     known = np.flatnonzero(np.isfinite(effects) & (effects > 0))
     effect = ""
     if len(known):
         widest = known[np.argmax(effects[known])]
         effect = f"; the largest effect on an output is that of {names[widest]}, {number_text(float(effects[widest]))}"
-    watch = ratio > limit("fastest")
-    return StepVerdict(
+    watch, block = ratio > limit("fastest"), place_of(str(names[most]))[1]
+    return step_verdict(
         FASTEST, WATCH if watch else NOTE,
-        f"{names[most]} moves most in the first step at a rate of {number_text(rate)}: by "
-        f"{percent(float(change[most]))} of its size, {number_text(ratio)} times the median matrix{effect}",
-        value=ratio, threshold=limit("fastest"), source=STEP_THRESHOLDS["fastest"].source,
-        layer=block_of(str(names[most])), rate=rate,
+        f"{names[most]} moves most in the first step at a rate of {number_text(rate)}: by {percent} % of its size, "
+        f"{number_text(ratio)} times the median matrix{effect}",
+        ratio, "fastest", layer=None if block < 0 else block + 1, rate=rate,
         why="A rate that suits the other matrices is too large for one that moves that much faster." if watch else "",
         mends="A parameter group with a smaller rate for it, or a larger initial size." if watch else "",
     )  # fmt: skip
 
 
-def percent(share: float) -> str:
-    return f"{number_text(100 * share)} %"
-
-
-def block_of(name: str) -> int | None:
-    """Return the number of the block of a weight from 1, None for one outside the blocks."""
-    block = place_of(name)[1]
-    return None if block < 0 else block + 1
-
-
-def still_verdict(data: xr.Dataset, rate: float) -> StepVerdict | None:
+def still_verdict(data: xr.Dataset, rate: float) -> Verdict | None:
     """Return the order in which matrices begin to move, if not all of them move in the first step."""
-    moves, is_matrix = moved(data), matrices(data)
+    moves, is_matrix = moved(data), data["matrix"].values.astype(bool)
     names, steps = data["weight"].values, data.sizes["step"] - 1
-    left_out = without_rule(data.expand_dims("rate"))
-    considered = is_matrix & ~left_out
     first = np.where(moves.any(0), moves.argmax(0), -1)
-    late = considered & (first != 1)
+    late, never = is_matrix & (first != 1), is_matrix & (first < 0)
     if not late.any():
         return None
-    never = considered & (first < 0)
     groups = [
-        f"in the {ordinal(step)} step: {kinds(names[considered & (first == step)])}"
+        f"in the {ordinal(step)} step: {kinds(names[is_matrix & (first == step)])}"
         for step in range(1, steps + 1)
-        if (considered & (first == step)).any()
+        if (is_matrix & (first == step)).any()
     ]
     if never.any():
         groups.append(f"in none of the {steps}: {kinds(names[never])}")
-    zero = considered & (data["weight_size"].values == 0)
+    zero = is_matrix & (data["weight_size"].values == 0)
     zeros = [f"{kinds(names[those])} ({ordinal(step)} step)" for step in range(1, steps + 1)
              if (those := zero & (first == step)).any()]  # fmt: skip
-    return StepVerdict(
+    return step_verdict(
         STILL, WATCH if never.any() else NOTE,
-        f"{int(late.sum())} of {int(considered.sum())} matrices do not move in the first step at a rate of "
+        f"{int(late.sum())} of {int(is_matrix.sum())} matrices do not move in the first step at a rate of "
         f"{number_text(rate)}. They begin to move {'; '.join(groups)}"
         + (f"; zero before: {', '.join(zeros)}" if zeros else ""),
-        value=float(late.sum()), rate=rate,
+        float(late.sum()), rate=rate,
         why="A matrix behind a zero matrix has no gradient until that one has moved; weight decay does not count."
-        + (" Those that never move may need more steps, or have no gradient at all." if never.any() else ""),
+        + (NEVER if never.any() else ""),
         mends="More steps, to see whether they ever do." if never.any() else "",
     )  # fmt: skip
+
+
+NEVER = (
+    " Those that never move may need more steps, have no gradient at all, or be left out by the optimiser; see whether "
+    "its parameter groups hold every parameter."
+)
 
 
 def ordinal(step: int) -> str:
@@ -467,148 +397,24 @@ def kinds(names: Iterable[Any]) -> str:
     return ", ".join(every[:NAMED]) + (f" and {more} other kind{'' if more == 1 else 's'}" if more > 0 else "")
 
 
-def without_rule(data: xr.Dataset) -> NDArray[np.bool_]:
-    """Return whether each weight has a gradient at some step of every network, and yet changes at no rate and step."""
-    gradient = data["weight_gradient"].transpose("rate", "sample", "step", "weight").values
-    change = data["weight_change"].transpose("rate", "sample", "step", "weight").values
-    with np.errstate(invalid="ignore"):
-        has_gradient = np.all((gradient > 0).any(2), axis=(0, 1))
-        return np.asarray(has_gradient & ~(change > 0).any((0, 1, 2)))
-
-
-def untrained_verdict(data: xr.Dataset) -> StepVerdict | None:
-    """Return the weights that have a gradient, but that no step changes at any rate."""
-    left_out = without_rule(data)
-    if not left_out.any():
-        return None
-    count = int(left_out.sum())
-    return StepVerdict(
-        UNTRAINED, WATCH,
-        f"{count} weight{' has a gradient but does' if count == 1 else 's have a gradient but do'} not change at any "
-        f"rate: {kinds(data['weight'].values[left_out])}",
-        value=float(count),
-        why="The optimiser leaves them out, gives them a rate of zero, or the changes are below the rounding of their "
-        "numbers.",
-        mends="See whether the parameter groups hold every parameter.",
-    )  # fmt: skip
-
-
-def muon_verdict(data: xr.Dataset) -> StepVerdict | None:
-    """Return the tables and heads that Muon updates."""
-    names = str(data.attrs.get("muon_outside", ""))
-    if not names:
-        return None
-    return StepVerdict(
-        MUON, WATCH, f"Muon updates {names}, which look up tokens or give the output",
-        value=float(len(names.split(", "))),
-        why="Muon is made for hidden matrices; tables and heads belong to AdamW (github.com/KellerJordan/Muon).",
-        mends="A second optimiser, AdamW, for them.",
-    )  # fmt: skip
-
-
-def clipped_verdict(data: xr.Dataset, rate: float) -> StepVerdict | None:
-    """Return the steps at which gradients are clipped, and the factors."""
-    factor = middle(data["clipping"].transpose("sample", "step").values, 0)[:-1]
-    with np.errstate(invalid="ignore"):
-        steps = np.flatnonzero(factor < 1)
-    if not len(steps):
-        return None
-    smallest = float(factor[steps].min())
-    every = "every step" if len(steps) == len(factor) else f"step {listed(steps + 1)}"
-    factors = ", ".join(number_text(float(each)) for each in factor[steps][:NAMED]) + (
-        " …" if len(steps) > NAMED else ""
-    )
-    return StepVerdict(
-        CLIPPED, NOTE,
-        f"clipping acts at {every} at a rate of {number_text(rate)}: it multiplies the gradients by {factors}",
-        value=smallest, rate=rate,
-        why="Under SGD it scales the step. The first step of Adam, Lion and Muon does not depend on the scale of the "
-        "gradient; later ones depend on its changes. A larger batch has a smaller gradient, which is clipped less.",
-    )  # fmt: skip
-
-
-def listed(steps: Sequence[int] | NDArray[np.int64]) -> str:
-    return ", ".join(str(int(each)) for each in steps)
-
-
-def wakes_verdict(data: xr.Dataset, rate: float) -> StepVerdict | None:
-    """Return the branches that are zero before the first step, and the steps after which they are not."""
-    if "branch" not in data:
-        return None
-    size = data["branch"].transpose("sample", "step", "block", "sublayer").values
-    zero = (size[:, 0] == 0).all(0)
-    if not zero.any():
-        return None
-    with np.errstate(invalid="ignore"):
-        awake = ((size > 0).mean(0) > 0.5)[:, zero]  # (step, branch)
-    first = np.where(awake.any(0), awake.argmax(0), -1)
-    parts = [f"{int((first == step).sum())} after the {ordinal(step)} step" for step in range(1, len(awake))
-             if (first == step).any()]  # fmt: skip
-    parts += [f"{int((first < 0).sum())} never"] if (first < 0).any() else []
-    every = int(zero.sum())
-    return StepVerdict(
-        WAKES, NOTE,
-        f"{every} of {zero.size} branches are zero before the first step; at a rate of {number_text(rate)} they begin "
-        f"to move: {', '.join(parts)}",
-        value=float(every), rate=rate,
-        why="Before the first step such a network shows nothing of its blocks: a check of it measures the identity.",
-    )  # fmt: skip
-
-
-def logits_verdict(data: xr.Dataset, rate: float) -> StepVerdict | None:
-    """Return the block whose largest attention logit passes the threshold during the steps."""
+def logits_verdict(data: xr.Dataset, rate: float) -> Verdict | None:
+    """Return the block whose largest attention logit passes the threshold after a step, and was below it before."""
     if "largest_logit" not in data:
         return None
     logits = data["largest_logit"].transpose("sample", "step", "block", "head").values
     most = middle(np.where(np.isnan(logits).all(-1), np.nan, np.fmax.reduce(logits, -1)), 0)  # (step, block)
-    return passing(
-        LOGITS, "logit", most, most, rate, "block", 1,
-        "the largest attention logit grows from {before} to {after} in block {place} at a rate of {rate}, after {step}",
-        "Softmax then picks one token, and its gradient is near zero.",
-        "A smaller rate for queries and keys, norms of queries and keys, or QK-clip.",
-    )  # fmt: skip
-
-
-def activation_verdict(data: xr.Dataset, rate: float) -> StepVerdict | None:
-    """Return the layer whose largest activation grows most, if by more than the threshold."""
-    if "largest" not in data:
-        return None
-    most = middle(data["largest"].transpose("sample", "step", "layer").values, 0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        growth = most / most[:1]
-    return passing(
-        ACTIVATION, "activation", growth, most, rate, "layer", 0,
-        "the largest activation grows from {before} to {after} in layer {place} at a rate of {rate}, after {step}",
-        "Sixteen bits round away what is small beside it, and later steps start from there.",
-        "A smaller rate, a warm-up, or a norm before the branch.",
-    )  # fmt: skip
-
-
-def passing(
-    name: str, threshold: str, values: Array, shown: Array, rate: float, place: str, begin: int, sentence: str,
-    why: str, mends: str,
-) -> StepVerdict | None:  # fmt: skip
-    """Return a verdict if values (step, place) are above a threshold after a step, and were not before the first."""
     with np.errstate(invalid="ignore"):
-        above = (values > limit(threshold)) & ~(values[:1] > limit(threshold))
+        above = (most > limit("logit")) & ~(most[:1] > limit("logit"))
     if not above.any():
         return None
     step = int(above.any(1).argmax())
-    where = int(np.argmax(np.where(above[step], values[step], -np.inf)))
-    after = f"{step} step{'' if step == 1 else 's'}"
-    text = sentence.format(
-        before=number_text(float(shown[0, where])), after=number_text(float(shown[step, where])), place=where + begin,
-        rate=number_text(rate), step=after,
+    block = int(np.argmax(np.where(above[step], most[step], -np.inf)))
+    return step_verdict(
+        LOGITS, WATCH,
+        f"the largest attention logit grows from {number_text(float(most[0, block]))} to "
+        f"{number_text(float(most[step, block]))} in block {block + 1} at a rate of {number_text(rate)}, after {step} "
+        f"step{'' if step == 1 else 's'}",
+        float(most[step, block]), "logit", layer=block + 1, rate=rate,
+        why="Softmax then picks one token, and its gradient is near zero.",
+        mends="A smaller rate for queries and keys, norms of queries and keys, or QK-clip.",
     )  # fmt: skip
-    return StepVerdict(
-        name, WATCH, text, value=float(values[step, where]), threshold=limit(threshold),
-        source=STEP_THRESHOLDS[threshold].source, layer=where + begin, rate=rate, why=why, mends=mends,
-    )  # fmt: skip
-
-
-def failed_steps(verdicts: Sequence[StepVerdict], names: tuple[str, ...]) -> list[StepVerdict]:
-    """Return the verdicts that fail for these names: of the grade watch or broken, and named or of a named grade."""
-    bad = [one for one in verdicts if one.grade in (WATCH, BROKEN)]
-    wanted = {WATCH: (WATCH, BROKEN), "any": (WATCH, BROKEN), BROKEN: (BROKEN,)}
-    grades = {grade for name in names for grade in wanted.get(name, ())}
-    return [one for one in bad if one.name in names or one.grade in grades]

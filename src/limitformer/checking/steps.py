@@ -20,11 +20,21 @@ from limitformer.base.foreign import readable_name
 from limitformer.checking.network import frozen_in_words
 from limitformer.checking.remote import has_code, with_code
 from limitformer.checking.report import finite_values, wrapped
-from limitformer.checking.step_thresholds import NOTE, STEP_THRESHOLDS, failing_steps, valid_rate
-from limitformer.checking.step_verdicts import GIVEN, GRADES, StepVerdict, by_rate, failed_steps, step_verdicts
+from limitformer.checking.step_verdicts import GIVEN, by_rate, step_verdicts
 from limitformer.checking.subject import Subject, inputs_for, with_fields
-from limitformer.checking.thresholds import FINE
-from limitformer.checking.verdicts import number_text
+from limitformer.checking.thresholds import (
+    ANY,
+    BROKEN,
+    FINE,
+    GRADES,
+    NOTE,
+    STEP_THRESHOLDS,
+    STEP_VERDICTS,
+    WATCH,
+    failing,
+    valid_rate,
+)
+from limitformer.checking.verdicts import Verdict, number_text
 from limitformer.results.storage import save
 from limitformer.simulation.simulate import Interrupted
 from limitformer.weightless.inputs import Inputs, inputs_of
@@ -75,7 +85,7 @@ class StepsReport:
 
     name: str
     data: xr.Dataset
-    verdicts: list[StepVerdict]
+    verdicts: list[Verdict]
     about: Mapping[str, Any] = field(default_factory=dict)
     witness: Witness | None = None
 
@@ -139,13 +149,16 @@ class StepsReport:
         """Return what the columns of the table by rate mean."""
         return {name: meaning for name, (_, meaning) in COLUMNS.items()}
 
-    def failed(self, names: str | None = "any") -> list[StepVerdict]:
+    def failed(self, names: str | None = "any") -> list[Verdict]:
         """Return the verdicts of the grade watch or broken that have these names or grades, with commas between.
 
         Raises:
             InputError: there is no verdict or grade of that name.
         """
-        return failed_steps(self.verdicts, failing_steps(names))
+        wanted = set(failing(names, STEP_VERDICTS))
+        every = bool(wanted & {WATCH, ANY})
+        bad = [one for one in self.verdicts if one.grade in (WATCH, BROKEN)]
+        return [one for one in bad if every or wanted & {one.name, one.grade}]
 
     def __repr__(self) -> str:
         """Return name, grade and sizes on one line; `print` shows the report."""
@@ -285,12 +298,16 @@ def steps(
             None: that of the optimiser.
         steps: number of steps.
         samples: number of networks; 35 or more can show that a loss falls in nine of ten.
-        seed: the same seed gives the same numbers.
-        batches: "same" for the first batch at every step, "fresh" for random ids, or a list of inputs for each step.
-            With "same" the loss of the batch is compared before and after, otherwise that of the unseen batch.
-        unseen: a batch that no step sees; None draws it.
-        loss: as for `limitformer.weightless.simulate_steps`: "next-token", "mse", a function, or None for the loss
-            that the module computes, that of the model's task, or the next token's of a module that returns logits.
+        seed: the same seed gives the same numbers, for any number of threads, samples and rates.
+        batches: "same" for the first batch at every step; "fresh" for ids that are drawn uniformly from the
+            vocabulary, or numbers of the first batch's mean and variance; or a list of inputs for each step. With
+            "same" the loss of the batch is compared before and after, otherwise that of the unseen batch.
+        unseen: a batch that no step sees; None draws it as for "fresh".
+        loss: "next-token", "mse" (with `targets` or `labels` in the inputs), or a function of the module's output and
+            its inputs that returns one number a sequence. None: the loss that the module computes, or that of a task
+            of transformers. Without these, whole numbers as targets have their cross-entropy, and ids with an output
+            (…, tokens, words) that of the next token, if a table has as many rows as there are words, and the stream
+            has another width. Otherwise a loss is required.
         clip: the largest norm of all gradients together; None does not clip.
         warmup: number of steps over which the learning rate rises linearly.
         schedule: a function of the step, or numbers, that multiply the learning rates.

@@ -161,7 +161,12 @@ def inputs_for(subject: Subject, text: Any, tokens: int) -> Inputs:
     if text is None:
         return inputs_of(1 if blueprint.task == "image" else tokens, blueprint)
     if is_text(text):
-        text = first_words(text, tokens) if subject.tokenizer is None else encoded(subject.tokenizer, text, tokens)
+        every = [text] if isinstance(text, str | Path) else text
+        if subject.tokenizer is None:  # the rest of a long text is not read
+            text = [" ".join(words_of(one, tokens)) for one in every]
+        else:  # of each text as many as the shortest has
+            ids_of = [subject.tokenizer.ids(one, tokens) for one in every]
+            text = [one[: min(map(len, ids_of))] for one in ids_of]
     elif blueprint.kind is not None and (ids := ids_in(text)) is not None:
         text = ids[..., :tokens]
     inputs = inputs_of(text, blueprint)
@@ -218,16 +223,3 @@ def is_text(text: Any) -> bool:
     """Return whether `text` is a string, a path or a list of these."""
     several = isinstance(text, list | tuple) and all(isinstance(one, str | Path) for one in text)
     return isinstance(text, str | Path) or (several and bool(text))
-
-
-def first_words(text: Any, tokens: int) -> list[str]:
-    """Return the first words of each text, so that the rest of a long one is not read."""
-    every = [text] if isinstance(text, str | Path) else text
-    return [" ".join(words_of(one, tokens)) for one in every]
-
-
-def encoded(tokenizer: Any, text: Any, tokens: int) -> Any:
-    """Return ids of the checkpoint's tokenizer, as many of each text as the shortest has."""
-    every = [tokenizer.ids(one, tokens) for one in ([text] if isinstance(text, str | Path) else text)]
-    shortest = min(map(len, every))
-    return [one[:shortest] for one in every]

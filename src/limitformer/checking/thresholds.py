@@ -1,4 +1,4 @@
-"""The numbers at which a verdict begins, with their sources, and the names of the verdicts.
+"""The numbers at which a verdict begins, with their sources, and the names of the verdicts of `check` and `steps`.
 
 `check` and `design` read the same table. `watch` is where a network leaves the range that `design` calls safe; `broken`
 is where training is known, or expected, to suffer. If no published number exists, the source says so. This module
@@ -12,8 +12,8 @@ from typing import Any
 
 from limitformer.base.errors import InputError, nearest, require, require_real
 
-FINE, WATCH, BROKEN = "fine", "watch", "broken"
-GRADES = (FINE, WATCH, BROKEN)
+FINE, NOTE, WATCH, BROKEN = "fine", "note", "watch", "broken"
+GRADES = (FINE, NOTE, WATCH, BROKEN)  # a note describes, and neither praises nor warns
 OURS = "a choice of limitformer's"
 EVERY_INPUT = "every input"  # the condition of two unrelated inputs
 WAITS = "waits for zeros"  # a verdict that is no alarm
@@ -21,6 +21,7 @@ VERDICTS = (  # the names in `verdicts.RULES`; a test compares them
     *("not finite", "loss", "dead", WAITS, "collapsed", "grows", "dies", "frozen", "uniform", "vanishing"),
     *("exploding", "router", "memory", "deaf", "constant", "equal", "faint", "uneven", "swamped", "range"),
 )
+RATE, UNSEEN, FASTEST, STILL, LOGITS = STEP_VERDICTS = ("rate", "unseen", "fastest", "still", "logits")
 ANY = "any"
 
 
@@ -97,6 +98,15 @@ THRESHOLDS: Mapping[str, Threshold] = {
     "logit": Threshold(100.0, None, "largest logit of a head: the level of QK-clip (Kimi K2, arXiv 2507.20534)"),
     "half": Threshold(65504.0, None, "largest number of float16"),
 }
+STEP_THRESHOLDS: Mapping[str, Threshold] = {  # of `steps`
+    "falls": Threshold(None, 0.9, f"share of networks whose loss falls, nine of ten; {OURS}"),
+    "explosion": Threshold(None, 2.0, f"largest loss of all steps over that before the first step; {OURS}"),
+    "fastest": Threshold(
+        10.0, None, f"relative change of a matrix after the first step over that of the median matrix; {OURS}"
+    ),
+    "stream": Threshold(10.0, None, f"change of the last stream after all steps, over its size at the start; {OURS}"),
+    "logit": THRESHOLDS["logit"],
+}
 SHARES = ("collapse", "narrow", "uniform", "dead", "decay", "router", "deaf", "constant", "faint")  # in (0, 1]
 RATIOS = ("stream", "growth", "gradient", "massive", "uneven")  # above 1
 FALLING = ("narrow", "decay", "dead", "router", "memory", "faint")  # the verdict begins below the number
@@ -150,15 +160,28 @@ def valid_number(name: str, value: Any) -> float:
     return number
 
 
-def failing(text: str | None) -> tuple[str, ...]:
+LARGEST_RATE = 100.0  # MOST_RATE of `weightless.steps.rules`, which imports torch; a test compares them
+
+
+def valid_rate(name: str, value: Any) -> float:
+    """Return a learning rate; raise `InputError` unless it is a number above 0 and at most LARGEST_RATE."""
+    rate = value.item() if hasattr(value, "item") and not isinstance(value, str) else value  # of NumPy or torch
+    number = isinstance(rate, int | float) and not isinstance(rate, bool)
+    require(number, f"{name} must be a number, such as 1e-3; got {value!r}.")
+    fits = 0 < rate <= LARGEST_RATE
+    require(fits, f"{name} must be above 0 and at most {LARGEST_RATE:g}; got {rate:g}. Nearest: rates from 1e-5 to 1.")
+    return float(rate)
+
+
+def failing(text: str | None, verdicts: tuple[str, ...] = VERDICTS) -> tuple[str, ...]:
     """Return the names in "collapsed,frozen", "broken", "watch" or "any".
 
     Raises:
         InputError: there is no verdict or grade of that name.
     """
-    require(text is None or isinstance(text, str), f'names must be a text, such as "collapsed,frozen"; got {text!r}.')
+    require(text is None or isinstance(text, str), f'names must be a text, such as "broken"; got {text!r}.')
     names = () if text is None else tuple(name.strip() for name in text.split(","))
-    known = (*VERDICTS, WATCH, BROKEN, ANY)
+    known = (*verdicts, WATCH, BROKEN, ANY)
     for name in names:
         require(name in known, f"there is no verdict {name!r}; there are {', '.join(known)}.{nearest(name, known)}")
     return names

@@ -17,12 +17,23 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from limitformer.checking.curves import gradient_of_matrices, gradient_ratio
-from limitformer.checking.thresholds import ANY, BROKEN, EVERY_INPUT, FINE, GRADES, VERDICTS, WAITS, WATCH, Threshold
+from limitformer.checking.thresholds import (
+    ANY,
+    BROKEN,
+    EVERY_INPUT,
+    FINE,
+    GRADES,
+    NOTE,
+    VERDICTS,
+    WAITS,
+    WATCH,
+    Threshold,
+)
 
 Array = NDArray[np.float64]
 Limits = Mapping[str, float]
 TRAINED = "trained"
-SIGNS = {FINE: "✓", WATCH: "!", BROKEN: "✗"}
+SIGNS = {FINE: "✓", NOTE: "·", WATCH: "!", BROKEN: "✗"}
 MOST_NAMED = 3  # kinds of weight that a verdict names
 CERTAIN = ("not finite", "dead")  # broken whatever else is measured
 EQUAL = 4 * 2.0**-23  # distance of a correlation from 1 that is rounding in float32
@@ -45,8 +56,8 @@ class Verdict:
     Attributes:
         name: fine, or what is wrong: loss, dead, collapsed, grows, dies, frozen, uniform, swamped, vanishing,
             exploding, range, not finite, …; waits for zeros, which is not a fault; or trained, for a network whose
-            weights are no longer its initial ones.
-        grade: fine, watch (outside what `design` calls safe) or broken.
+            weights are no longer its initial ones. On training steps: rate, unseen, fastest, still or logits.
+        grade: fine, note (it describes only), watch (outside what `design` calls safe) or broken.
         said: the sentence.
         value: the median over samples of what was measured.
         threshold: where the verdict begins; NaN if it has no number.
@@ -56,6 +67,7 @@ class Verdict:
         why: why it matters, in one sentence.
         mends: what usually mends it.
         severe: whether it is past the threshold for broken.
+        rate: the learning rate that it refers to; NaN for a verdict without one.
     """
 
     name: str
@@ -69,6 +81,7 @@ class Verdict:
     why: str = ""
     mends: str = ""
     severe: bool = False
+    rate: float = np.nan
 
     @property
     def serious(self) -> bool:
@@ -77,7 +90,7 @@ class Verdict:
 
     @property
     def sign(self) -> str:
-        """✓ for fine, ! for watch, ✗ for broken, · for a trained network and for weights that wait."""
+        """✓ for fine, ! for watch, ✗ for broken, · for a note, a trained network and weights that wait."""
         return "·" if self.name in (TRAINED, WAITS) else SIGNS[self.grade]
 
     def __str__(self) -> str:
@@ -102,7 +115,10 @@ def verdicts(curves: xr.Dataset, thresholds: Mapping[str, Threshold], skip: tupl
     severe = {one.name for _, one in found if one.severe}
     agree = len(severe) > 1 or ("frozen" in severe and any(rule.find is narrow for rule, _ in found))
     result = [
-        one if not one.severe or agree or is_certain(one) else replace(one, grade=WATCH, why=f"{ALONE} {one.why}")
+        one
+        # Nothing can train what has no gradient or finite number, or tokens that are equal in float32.
+        if not one.severe or agree or one.name in CERTAIN or (one.name == "collapsed" and one.value >= 1 - EQUAL)
+        else replace(one, grade=WATCH, why=f"{ALONE} {one.why}")
         for _, one in found
         if one.severe or one.name not in severe
     ]
@@ -110,11 +126,6 @@ def verdicts(curves: xr.Dataset, thresholds: Mapping[str, Threshold], skip: tupl
         return sorted(result, key=lambda verdict: -GRADES.index(verdict.grade))
     unseen = "" if "logit_std" in curves else ", but no attention was seen"
     return [Verdict(FINE, FINE, f"fine: no threshold is reached{unseen}")]
-
-
-def is_certain(verdict: Verdict) -> bool:
-    """Whether nothing can train what the verdict names: no gradient, no finite number, or tokens equal in float32."""
-    return verdict.name in CERTAIN or (verdict.name == "collapsed" and verdict.value >= 1 - EQUAL)
 
 
 def verdict_of(rule: Rule, curves: xr.Dataset, thresholds: Mapping[str, Threshold]) -> Verdict | None:

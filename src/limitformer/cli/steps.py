@@ -183,10 +183,10 @@ def finish(report: "StepsReport", place: Path | None) -> None:
 
 def fails_on(names: str | None) -> None:
     """Raise `InputError` unless there are verdicts or grades of these names."""
-    from limitformer.checking.step_thresholds import failing_steps
+    from limitformer.checking.thresholds import STEP_VERDICTS, failing
 
     try:
-        failing_steps(names)
+        failing(names, STEP_VERDICTS)
     except InputError as error:
         raise InputError(f"--fail-on: {error}") from error
 
@@ -221,7 +221,7 @@ def rates_of(text: str | None) -> list[float] | None:
 
 def checked_rate(value: str | float, option: str) -> float:
     """Return a learning rate as a number."""
-    from limitformer.checking.step_thresholds import valid_rate
+    from limitformer.checking.thresholds import valid_rate
 
     try:
         number = float(value)

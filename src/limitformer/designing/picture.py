@@ -8,8 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from limitformer.checking.band import band
-from limitformer.checking.curves import layer_numbers, over_heads
+from limitformer.checking.curves import band, layer_numbers, over_heads
 from limitformer.checking.picture import axis_scale, label_axes
 from limitformer.checking.report import Report
 from limitformer.designing.objective import Objective

@@ -30,8 +30,7 @@ from limitformer.scaling.sizes import DEPTH, WIDTH, at_size, sizes_over
 from limitformer.simulation.simulate import Interrupted
 from limitformer.weightless.law import build_without_weights
 from limitformer.weightless.models import blueprint_of
-from limitformer.weightless.steps.drawn import made_by
-from limitformer.weightless.steps.optimizers import NotUnderstoodError, base_rate, read_optimizer
+from limitformer.weightless.steps.optimizers import NotUnderstoodError, base_rate, made_by, read_optimizer
 from limitformer.weightless.steps.rules import StepRules, require_rate
 from limitformer.weightless.steps.simulate import BAR, simulate_steps, training_of
 from limitformer.witness import DRAWN, Witness, witness_steps

@@ -11,65 +11,18 @@ from torch import nn
 
 import limitformer as lf
 from limitformer.base.errors import InputError
-from limitformer.weightless.inputs import inputs_of
-from limitformer.weightless.losses import chosen_loss
-from limitformer.weightless.models import blueprint_of
-from limitformer.weightless.network import Weightless
-from limitformer.weightless.run import WeightlessRun
 from limitformer.weightless.steps import trajectory, weights
 from limitformer.weightless.steps.updates import CoreUpdate
 from training_networks import (
     BATCHES,
-    MODELS,
-    OPTIMIZERS,
-    UNSEEN,
     Custom,
     next_token,
-    train,
     trained_by_law,
     trained_by_torch,
 )
 from weightless_families import CONFIGS
 
 SAMPLES = 30
-
-
-def drawn_module(model, seed, sample):
-    """The module whose matrices have the entries that a simulation draws for this seed and sample."""
-    blueprint = blueprint_of(MODELS[model][0]())
-    module = blueprint.factory().double().eval()
-    network = Weightless(blueprint, torch.float64, torch.device("cpu"))
-    run = WeightlessRun(seed, range(sample, sample + 1), 1, torch.float64, torch.device("cpu"))
-    random = {weight.name: run.entries(weight, weight.rows)[0] for weight in network.weights}
-    for name, parameter in module.named_parameters():
-        parameter.data = random[name] if name in random else dict(network.module.named_parameters())[name].data.clone()
-    return module
-
-
-def by_torch(model, optimizer, seed, sample):
-    module = drawn_module(model, seed, sample)
-    blueprint = blueprint_of(MODELS[model][0]())
-    factory, clip = OPTIMIZERS[optimizer]
-    loss = next_token if model == "custom" else chosen_loss(None, blueprint.task)
-    batches = [inputs_of(each, blueprint).of(0, range(1), torch.float64) for each in [*BATCHES, UNSEEN]]
-    return train(module, factory(module), clip, loss, batches, *MODELS[model][1:])
-
-
-@pytest.mark.slow(keep=4)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("model", ["gpt2", "mixtral", "albert", "custom"])
-@pytest.mark.parametrize("form", [weights.ENTRIES, weights.AGAIN])
-def test_steps_of_a_drawn_network_are_those_of_torch(model, optimizer, form, monkeypatch):
-    """Each step is torch's formula with entries, and products, cores and blocks if they are drawn again."""
-    if model == "mixtral":
-        monkeypatch.setattr(weights, "STORED_BYTES", 0)  # updates by entries are computed for each product
-    if form == weights.AGAIN:
-        monkeypatch.setattr(weights.Forms, "fits", lambda self, weight: len(weight.shape) < 2)
-    mine = trained_by_law(model, optimizer, 2, seed=4, draw="always")
-    for sample in range(2):
-        for name, value in by_torch(model, optimizer, 4, sample).items():
-            if name in mine:
-                assert mine[name][sample] == pytest.approx(value, rel=1e-7), name
 
 
 def forgetting(self, q, rows, side, other):
@@ -168,7 +121,7 @@ def test_projections_of_zero_move_first_and_matrices_before_them_one_step_later(
     assert data.stream_change[1, -1] > 0
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lion", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_samples_and_rates_have_the_same_numbers_alone_and_together(optimizer):
     options = {"optimizer": optimizer, "batches": "fresh"}
     both = simulate(CONFIGS["gpt2"](), samples=3, rates=[1e-3, 1e-2], **options)
@@ -273,28 +226,26 @@ def test_module_is_left_as_it_was():
     np.testing.assert_array_equal(first.loss, again.loss)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"inputs": 1}, "the loss of the next token needs two tokens or more"),
-        ({"rates": []}, "rates must have at least one"),
-        ({"rates": [0.0]}, "a learning rate must be above 0"),
-        ({"rates": [1e6]}, "a learning rate must be above 0 and at most 100"),
-        ({"steps": 0}, "steps must be at least 1"),
-        ({"samples": 0}, "samples must be at least 1"),
-        ({"batches": [[1, 2, 3]] * 3}, r"batches\[0\] must have the shapes of the first batch, input_ids \(1, 5\)"),
-        ({"batches": [BATCHES[0]]}, "batches must have inputs for each of the 3 steps"),
-        ({"batches": "other"}, 'batches must be "same", "fresh" or a list'),
-        ({"unseen": [1, 2]}, "unseen must have the shapes of the first batch"),
-        ({"clip": -1.0}, "clip must be a number above 0"),
-        ({"draw": "sometimes"}, 'draw must be "auto", "never" or "always"'),
-        ({"dtype": torch.float16}, "dtype must be torch.float32 or torch.float64"),
-    ],
-)
-def test_bad_arguments_give_one_clear_error(options, message):
-    options = {"inputs": BATCHES[0]} | options
-    with pytest.raises(InputError, match=message):
-        simulate(CONFIGS["gpt2"](), **options)
+REFUSALS = [
+    ({"inputs": 1}, "the loss of the next token needs two tokens or more"),
+    ({"rates": []}, "rates must have at least one"),
+    ({"steps": 0}, "steps must be at least 1"),
+    ({"samples": 0}, "samples must be at least 1"),
+    ({"batches": [[1, 2, 3]] * 3}, r"batches\[0\] must have the shapes of the first batch, input_ids \(1, 5\)"),
+    ({"batches": [BATCHES[0]]}, "batches must have inputs for each of the 3 steps"),
+    ({"batches": "other"}, 'batches must be "same", "fresh" or a list'),
+    ({"unseen": [1, 2]}, "unseen must have the shapes of the first batch"),
+    ({"clip": -1.0}, "clip must be a number above 0"),
+    ({"draw": "sometimes"}, 'draw must be "auto", "never" or "always"'),
+    ({"dtype": torch.float16}, "dtype must be torch.float32 or torch.float64"),
+    ({"rates": [0.0]}, "a learning rate must be above 0 and at most 100"),
+]
+
+
+def test_bad_arguments_give_one_clear_error():
+    for options, message in REFUSALS:
+        with pytest.raises(InputError, match=message):
+            simulate(CONFIGS["gpt2"](), **({"inputs": BATCHES[0]} | options))
 
 
 def test_ctrl_c_keeps_finished_networks(monkeypatch):

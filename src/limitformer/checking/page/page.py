@@ -9,16 +9,18 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from html import escape
 from importlib.resources import files
 from typing import Any
 
 import numpy as np
+import xarray as xr
 
+from limitformer.checking.curves import ARTANH, CURVES, inside, layer_numbers, over_heads, typical
 from limitformer.checking.network import CheckedNetwork, stack_like
 from limitformer.checking.page.grids import DEPTHS, grids
-from limitformer.checking.page.panels import gradients, loss, plots
-from limitformer.checking.page.svg import number, rows_as_html
+from limitformer.checking.page.svg import Line, Panel, number, plot, rows_as_html, strip
 from limitformer.checking.thresholds import BROKEN, FINE, WATCH, Threshold
 from limitformer.checking.verdicts import TRAINED, Verdict
 
@@ -28,6 +30,10 @@ LAW = (
 )
 EXISTING = "This is the network as it is, measured in one pass; the law is that of a new one as its own code draws it."
 ELSEWHERE = ("laws", "description")  # shown in the table of laws and in the heading
+# Thresholds of a curve's own value; others are ratios.
+LIMITS = {"correlation": "collapse", "largest": "activation", "largest_logit": "logit"}
+Thresholds = Mapping[str, Threshold]
+Part = dict[str, Any]  # a sublayer or a kind of weight; empty: the whole curve
 
 
 def page(network: CheckedNetwork, against: CheckedNetwork | None, thresholds: Mapping[str, Threshold]) -> str:
@@ -119,6 +125,7 @@ def card(verdict: Verdict, exists: bool) -> str:
         "value": number(verdict.value),
         "threshold": "" if np.isnan(verdict.threshold) else f"{verdict.threshold:g}: {verdict.source}",
         "layer": "" if verdict.layer is None else str(verdict.layer),
+        "rate": "" if np.isnan(verdict.rate) else number(verdict.rate),
         "samples": "" if exists else f"{verdict.share:.0%} of them",
         "why": verdict.why,
         "fix": verdict.mends,
@@ -146,6 +153,90 @@ def curves(network: CheckedNetwork, against: CheckedNetwork | None, thresholds: 
         inner = legend(stack, other) + f'<div class="plots">{"".join(plots(stack, other, thresholds))}</div>'
         by_layer += section(f"By layer: {stack.name}", f"curves-{k}", paragraph(stack.heading) + inner)
     return by_layer + section("Gradient by kind of weight", "gradients", choices)
+
+
+def plots(network: CheckedNetwork, against: CheckedNetwork | None, thresholds: Thresholds) -> list[str]:
+    """Return the plots of all measured curves, one for each sublayer."""
+    result = []
+    for name, curve in CURVES.items():
+        parts: list[Part] = [{}]
+        if name in network.curves and "sublayer" in network.curves[name].dims:
+            parts = [{"sublayer": k} for k in range(network.curves.sizes["sublayer"])]
+        for part in parts if curve.title else []:
+            title = f"{curve.title} {part['sublayer'] + 1} of a block" if part else curve.title
+            found = panel(network, against, name, part, title)
+            if (limits := thresholds.get(LIMITS.get(name, ""))) is not None:
+                numbers = [(grade, limits.at(grade)) for grade in (WATCH, BROKEN)]
+                found = replace(found, limits=tuple((grade, each) for grade, each in numbers if each is not None))
+            result.append(found)
+    return [plot(each) for each in result if each.lines]
+
+
+def gradients(network: CheckedNetwork, against: CheckedNetwork | None) -> dict[str, str]:
+    """Return a plot for each kind of weight of either network."""
+    curves = [each.curves for each in (network, against) if each is not None and "gradient" in each.curves]
+    kinds = dict.fromkeys(str(kind) for each in curves for kind in each["kind"].values)
+    result = {kind: panel(network, against, "gradient", {"kind": kind}, kind) for kind in kinds}
+    return {kind: plot(each) for kind, each in result.items() if each.lines}
+
+
+def panel(network: CheckedNetwork, against: CheckedNetwork | None, name: str, part: Part, title: str) -> Panel:
+    """Return one plot; it has no lines if nothing was measured."""
+    own, band = part_of(network.curves, name, part), part_of(network.band, name, part)
+    lines, area, note = [], None, CURVES[name].note
+    if own is not None and band is not None:
+        law = over_heads(band)
+        low, middle, high = (law.sel(edge=edge).values for edge in ("low", "middle", "high"))
+        if np.isfinite(middle).any():
+            at = positions(law)
+            area = (at, low, high)
+            lines.append(Line("law", "median of new networks", at, middle))
+        share = inside(xr.Dataset({"own": own}), xr.Dataset({"own": band}))
+        if network.exists and share:
+            note = f"{note}; {float(share['own'].mean()):.0%} within the law's band".removeprefix("; ")
+    if own is not None and (network.exists or not lines):
+        kind, label = ("own", "this network") if network.exists else ("law", "median of the samples")
+        lines.append(Line(kind, label, positions(own), typical(own)))
+    other = None if against is None else part_of(against.curves, name, part)
+    if against is not None and other is not None:
+        lines.append(Line("other", against.name, positions(other), typical(other)))
+    axis = "layer" if own is not None and "layer" in own.dims else "block"
+    return Panel(title, note, axis, tuple(lines), area, CURVES[name].scale == ARTANH)
+
+
+def positions(curve: xr.DataArray) -> Any:
+    return layer_numbers(curve).astype(float)
+
+
+def part_of(curves: xr.Dataset | None, name: str, part: Part) -> xr.DataArray | None:
+    """Return one sublayer or one kind of a curve; None if it was not measured."""
+    if curves is None or name not in curves:
+        return None
+    curve = curves[name]
+    if "sublayer" in part:
+        return curve.isel(part) if part["sublayer"] < curve.sizes["sublayer"] else None
+    if "kind" in part:
+        return curve.sel(part) if part["kind"] in curve["kind"].values else None
+    return curve
+
+
+def loss(network: CheckedNetwork, against: CheckedNetwork | None) -> str:
+    """Return the plot of the loss and that of a uniform guess; empty without a loss."""
+    if "loss" not in network.curves:
+        return ""
+    kind, label = ("own", "this network") if network.exists else ("law", "a sample of the law")
+    marks = [(kind, label, network.curves["loss"].values.astype(float))]
+    if against is not None and "loss" in against.curves:
+        marks.append(("other", against.name, against.curves["loss"].values.astype(float)))
+    note = ""
+    if "chance" in network.about:
+        note = "upright line: ln(vocabulary), the loss of a uniform guess"
+        marks.append(("chance", "ln(vocabulary)", np.array([float(network.about["chance"])])))
+    band = None
+    if network.band is not None and "loss" in network.band:
+        low, high = (float(network.band["loss"].sel(edge=edge)) for edge in ("low", "high"))
+        band = (low, high) if np.isfinite([low, high]).all() else None
+    return strip("Loss", note, marks, band)
 
 
 def legend(network: CheckedNetwork, against: CheckedNetwork | None) -> str:
@@ -229,18 +320,26 @@ def recipe_section(network: CheckedNetwork) -> str:
 
 def sources(networks: list[CheckedNetwork], thresholds: Mapping[str, Threshold]) -> str:
     """Return the laws of the weights, the thresholds, and the provenance."""
-    rows = [
-        [name, *("" if (level := each.at(grade)) is None else f"{level:g}" for grade in (WATCH, BROKEN)), each.source]
-        for name, each in thresholds.items()
-    ]
-    limits = region("Thresholds", rows_as_html(["threshold", WATCH, BROKEN, "source"], rows)) if rows else ""
     provenance = ""
     for each in networks:
         facts = {name: value for name, value in each.about.items() if name not in ELSEWHERE}
         facts = {name: number(value) if isinstance(value, float) else value for name, value in facts.items()}
         provenance += f"<h3>{escape(each.name)}</h3>{pairs(facts)}"
-    parts = {"Law of the weights": "".join(map(laws, networks)), "Thresholds": limits, "Provenance": provenance}
+    parts = {
+        "Law of the weights": "".join(map(laws, networks)),
+        "Thresholds": threshold_table(thresholds),
+        "Provenance": provenance,
+    }
     return "".join(section(title, title.split()[0].lower(), inner) for title, inner in parts.items())
+
+
+def threshold_table(thresholds: Mapping[str, Threshold]) -> str:
+    """Return the thresholds with their sources."""
+    rows = [
+        [name, *("" if (level := each.at(grade)) is None else f"{level:g}" for grade in (WATCH, BROKEN)), each.source]
+        for name, each in thresholds.items()
+    ]
+    return region("Thresholds", rows_as_html(["threshold", WATCH, BROKEN, "source"], rows)) if rows else ""
 
 
 def laws(network: CheckedNetwork) -> str:

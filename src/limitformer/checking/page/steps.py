@@ -13,11 +13,21 @@ import xarray as xr
 
 from limitformer.checking.comparison import LINES, kind_of
 from limitformer.checking.curves import place_of
-from limitformer.checking.page.heat import heat_map
-from limitformer.checking.page.page import asset, document, pairs, paragraph, region, section, swatch
-from limitformer.checking.page.svg import Line, Panel, number, plot, rows_as_html
-from limitformer.checking.step_thresholds import STEP_THRESHOLDS
-from limitformer.checking.step_verdicts import StepVerdict, compared_loss, middle, quantile, stated_rate
+from limitformer.checking.page.grids import evenly
+from limitformer.checking.page.page import (
+    asset,
+    card,
+    document,
+    pairs,
+    paragraph,
+    region,
+    section,
+    swatch,
+    threshold_table,
+)
+from limitformer.checking.page.svg import WIDTH, Line, Panel, number, plot, rows_as_html, toggle
+from limitformer.checking.step_verdicts import compared_loss, middle, quantile, stated_rate
+from limitformer.checking.thresholds import STEP_THRESHOLDS
 
 if TYPE_CHECKING:
     from limitformer.checking.steps import StepsReport
@@ -28,6 +38,11 @@ LAW = (
 LOW, HIGH = 0.05, 0.95  # of the bands
 BAND = "median of networks, and 5 to 95 %"
 ELSEWHERE = ("laws", "kept", "groups")
+LEAST_COLOUR, MIDDLE_COLOUR, MOST_COLOUR = (247, 251, 255), (107, 174, 214), (8, 48, 107)  # as in page.js
+SIGNS = {"still": "still", "awoken": "was zero", "unknown": "not known"}  # classes of page.css
+ABSENT = -1.0  # there is no such weight
+ROW, LABEL, BAR = 18, 17, 34  # heights of a row of cells, of its label, and of the scale below
+SPAN = 10  # ratio of the largest value to the smallest from which colours follow the logarithm
 
 
 def page(report: "StepsReport") -> str:
@@ -39,21 +54,8 @@ def page(report: "StepsReport") -> str:
 
 def heading(report: "StepsReport") -> str:
     top = paragraph(report.heading) + paragraph(report.proof) + paragraph(LAW) + paragraph(report.caveat)
-    cards = "".join(map(card, report.verdicts))
+    cards = "".join(card(each, exists=True) for each in report.verdicts)
     return f"<header><h1>{escape(report.name)}</h1>{top}</header>" + section("Verdict", "verdict", cards)
-
-
-def card(verdict: StepVerdict) -> str:
-    """Return the grade in words, sign and colour; then the sentence, the numbers, the reason and the fix."""
-    facts = {
-        "value": "" if np.isnan(verdict.value) else number(verdict.value),
-        "threshold": "" if np.isnan(verdict.threshold) else f"{verdict.threshold:g}: {verdict.source}",
-        "rate": "" if np.isnan(verdict.rate) else number(verdict.rate),
-        "why": verdict.why,
-        "fix": verdict.mends,
-    }
-    sign = f'<span class="kind"><span aria-hidden="true">{verdict.sign}</span> {verdict.grade}</span>'
-    return f'<article class="card {verdict.grade}"><h3>{sign} {escape(verdict.said)}</h3>{pairs(facts)}</article>'
 
 
 # By rate
@@ -133,7 +135,7 @@ def losses(report: "StepsReport") -> str:
     several = "the batch" if kind == "loss" else "the unseen batch"
     legend = keys([("band", f"5 to 95 % of networks, {several}"), ("law", "loss of the batch, median"),
                    ("other", "loss of an unseen batch, median")])  # fmt: skip
-    few = evenly(data.sizes["rate"])
+    few = evenly(data.sizes["rate"], LINES).tolist()
     norms = data["gradient_norm"].transpose("rate", "sample", "step").values
     gradient = Panel(
         "Gradient norm", "of all weights together, median of networks", "steps done",
@@ -152,11 +154,6 @@ def losses(report: "StepsReport") -> str:
     return section("Loss by step", "loss", inner) + section(
         "Gradients by step", "gradients", colours + f'<div class="plots">{drawn([gradient, *clipped])}</div>'
     )
-
-
-def evenly(count: int) -> list[int]:
-    """Return at most LINES places, from the first to the last."""
-    return np.unique(np.linspace(0, count - 1, min(count, LINES)).round().astype(int)).tolist()
 
 
 # By layer and weight
@@ -271,16 +268,90 @@ def by_kind(names: Sequence[str], values: Any) -> tuple[list[str], Any]:
         at = kinds.index(kind), max(block, 0)
         cells[at] = value if absent[at] else np.fmax(cells[at], value)  # of several in one place the largest
         absent[at] = False
-    return kinds, np.where(absent, -1.0, cells)
+    return kinds, np.where(absent, ABSENT, cells)
+
+
+# Heat maps: a row for each kind of weight, a column for each block
+
+
+def heat_map(title: str, note: str, rows: Sequence[str], cells: Any) -> str:
+    """Return the figure of cells (row, column).
+
+    NaN (unknown) is grey, 0 is an empty frame, infinity (a change of what was zero) has a colour of its own.
+    """
+    known = cells[np.isfinite(cells) & (cells > 0)]
+    low, high = (float(known.min()), float(known.max())) if len(known) else (1.0, 1.0)
+    logarithmic = high > SPAN * low
+    wide = WIDTH / cells.shape[1]
+    parts = []
+    for r, name in enumerate(rows):
+        top = r * (ROW + LABEL)
+        parts.append(f'<text x="0" y="{top + LABEL - 5}">{escape(name)}</text>')
+        for c, value in enumerate(cells[r]):
+            if value != ABSENT:
+                parts.append(cell(c * wide, top + LABEL, wide, float(value), (low, high, logarithmic), f"{name} {c}"))
+    height = len(rows) * (ROW + LABEL)
+    parts.append(scale(height + 6, low, high))
+    columns = cells.shape[1]
+    by = f"{columns} blocks from left to right" if columns > 1 else "one column"
+    words = f"{title}: {len(rows)} kinds of weight, {by}, from {number(low)} to {number(high)}."
+    kind = "colours by the logarithm" if logarithmic else "colours by the value"
+    numbers = rows_as_html(
+        ["weight", *(str(c) for c in range(columns))],
+        [
+            [name, *("" if value == ABSENT else number(float(value)) for value in cells[r])]
+            for r, name in enumerate(rows)
+        ],
+    )
+    caption = f"<strong>{escape(title)}</strong> <span>{escape(f'{note}; {by}, {kind}')}</span>"
+    drawing = (
+        f'<svg viewBox="0 0 {WIDTH} {height + BAR}" role="img" aria-label="{escape(words)}">{"".join(parts)}</svg>'
+    )
+    return f"<figure><figcaption>{caption}</figcaption>{drawing}{toggle(title, numbers)}</figure>"
+
+
+def cell(x: float, y: float, wide: float, value: float, span: tuple[float, float, bool], name: str) -> str:
+    low, high, logarithmic = span
+    title = f"<title>{escape(name)}: {number(value)}</title>"
+    place = f'x="{x + 0.5:.1f}" y="{y}" width="{max(wide - 1, 0.6):.1f}" height="{ROW - 2}"'
+    if not np.isfinite(value):
+        return f'<rect class="{"unknown" if np.isnan(value) else "awoken"}" {place}>{title}</rect>'
+    if value <= 0:
+        return f'<rect class="still" {place}>{title}</rect>'
+    part = (
+        np.log(value / low) / np.log(high / low) if logarithmic else (value - low) / (high - low) if high > low else 0.5
+    )
+    return f'<rect fill="{colour(float(part))}" {place}>{title}</rect>'
+
+
+def colour(part: float) -> str:
+    """Return the colour of a number in [0, 1]."""
+    stops = (LEAST_COLOUR, MIDDLE_COLOUR, MOST_COLOUR)
+    k = min(int(2 * part), 1)
+    mixed = (round(a + (2 * part - k) * (b - a)) for a, b in zip(stops[k], stops[k + 1], strict=True))
+    return f"rgb({','.join(map(str, mixed))})"
+
+
+def scale(y: float, low: float, high: float) -> str:
+    """Return the bar of colours with its ends, and the signs of matrices without a number."""
+    steps = 20
+    parts = [
+        f'<rect fill="{colour((k + 0.5) / steps)}" x="{50 + 3 * k}" y="{y}" width="3.2" height="8"/>'
+        for k in range(steps)
+    ]
+    parts.append(f'<text x="46" y="{y + 9}" text-anchor="end">{number(low, 3)}</text>')
+    parts.append(f'<text x="{54 + 3 * steps}" y="{y + 9}">{number(high, 3)}</text>')
+    for x, (kind, label) in zip((166, 206, 268), SIGNS.items(), strict=True):
+        parts.append(f'<rect class="{kind}" x="{x}" y="{y}" width="9" height="8"/>')
+        parts.append(f'<text x="{x + 12}" y="{y + 9}">{label}</text>')
+    return "".join(parts)
+
+
+# Sources
 
 
 def sources(report: "StepsReport") -> str:
     """Return the thresholds and the provenance."""
-    rows = [
-        [name, "" if each.watch is None else f"{each.watch:g}", "" if each.broken is None else f"{each.broken:g}",
-         each.source] for name, each in STEP_THRESHOLDS.items()
-    ]  # fmt: skip
-    limits = region("Thresholds", rows_as_html(["threshold", "watch", "broken", "source"], rows))
     facts = {
         name: number(value) if isinstance(value, float) else value
         for name, value in report.about.items()
@@ -289,7 +360,7 @@ def sources(report: "StepsReport") -> str:
     weights = str(report.about.get("laws", ""))
     law = region("Law of the weights", f"<pre>{escape(weights)}</pre>") if weights else ""
     return (
-        section("Thresholds", "thresholds", limits)
+        section("Thresholds", "thresholds", threshold_table(STEP_THRESHOLDS))
         + section("Law of the weights", "laws", law)
         + section("Provenance", "provenance", pairs(facts))
     )

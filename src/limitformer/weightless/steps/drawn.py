@@ -6,35 +6,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from limitformer.base.errors import InputError, first_line, require
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.reachable import State
-from limitformer.weightless.steps.optimizers import base_rate
+from limitformer.weightless.steps.optimizers import base_rate, made_by
 from limitformer.weightless.steps.rules import StepRules
 from limitformer.weightless.steps.weights import Forms, TrainedRun, TrainedWeights
-
-
-def made_by(optimizer: Callable[[nn.Module], Any], module: nn.Module) -> list[torch.optim.Optimizer]:
-    """Return the optimisers that a user's function makes.
-
-    Raises:
-        InputError: it fails, or returns something else.
-    """
-    try:
-        made = optimizer(module)
-    except InputError:
-        raise
-    except Exception as error:  # the user's own code, which may raise anything
-        what = f"{type(error).__name__}: {first_line(error)}"
-        raise InputError(f"the function for the optimizer fails: {what}.") from error
-    every = list(made) if isinstance(made, tuple | list) else [made]
-    other = next((type(each).__name__ for each in every if not isinstance(each, torch.optim.Optimizer)), None)
-    returned = "nothing" if not every else other
-    require(
-        returned is None,
-        f"the function for the optimizer must return an optimiser of torch, or several; got {returned}.",
-    )
-    return every
 
 
 def step_at(every: list[torch.optim.Optimizer], factor: float) -> None:

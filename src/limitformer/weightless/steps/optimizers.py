@@ -1,13 +1,12 @@
 """Rules by which an optimiser updates each parameter, read from its name or from the user's own code.
 
-The user's function is called with the module and returns an optimiser, or several, whose parameter groups are read. A
-class of torch's own is known by its object. Any other (Lion, MuonWithAuxAdam, a subclass) takes steps on small tensors,
-which must be those of the rule (`trial`). Anything else is refused by name.
+The user's function is called with the module and returns an optimiser, or several, whose parameter groups are read.
+SGD, Adam, AdamW and Muon of torch are known by their class; any other is not understood, and trains drawn networks.
 """
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import optimizer as torchs
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from limitformer.base.errors import InputError, first_line, nearest, require
 from limitformer.weightless.steps.rules import (
     ADAM,
-    LION,
     MOST_RATE,
     MUON,
     RMS,
@@ -30,13 +27,12 @@ from limitformer.weightless.steps.rules import (
     UpdateRule,
     is_number,
 )
-from limitformer.weightless.steps.trial import require_same_steps
-from limitformer.weightless.tensors import storage, tensors_in
 
 SCALES = {None: WIDTH, "original": WIDTH, "match_rms_adamw": RMS}
 LARGEST_STEPS = 20  # of Newton–Schulz
 LABELS = ("params", "param_names", "name", "initial_lr")  # keys of a group that change no step
-
+FLAGS = ("fused", "capturable", "differentiable", "amsgrad", "maximize")  # that change what a step does
+CONVOLUTIONS = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
 
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {  # of optimisers by name: those of torch, of Lion's paper, and of Muon's
     "sgd": {"lr": 1e-3, "momentum": 0.0, "dampening": 0.0, "nesterov": False, "weight_decay": 0.0},
@@ -83,14 +79,13 @@ def read_optimizer(
         "torch.optim.AdamW(module.parameters(), lr=1e-3).",
     )
     try:
-        rules, every = rules_of_function(optimizer, module, steps)
+        made = made_by(optimizer, module)
+        rules = rules_of_optimizers(made, module)
     except UsersError:
         raise
     except InputError as error:
         raise NotUnderstoodError(str(error)) from error
-    outside = [name for name in tables_and_heads(module) if name in rules and rules[name].kind == MUON]
-    kinds = " and ".join(type(each).__name__ for each in every)
-    return StepRules(rules, clip, factors, base_rate(every[0]), kinds, tuple(outside))
+    return StepRules(rules, clip, factors, base_rate(made[0]), " and ".join(type(each).__name__ for each in made))
 
 
 class NotUnderstoodError(InputError):
@@ -106,24 +101,67 @@ class UsersError(InputError):
     """An error that drawn networks would have, too: a key for a training loop, or parameters of another module."""
 
 
-def rules_of_function(
-    optimizer: Callable[[nn.Module], Any], module: nn.Module, steps: int
-) -> tuple[dict[str, UpdateRule], list[Any]]:
-    """Return the rule of each parameter, and the optimisers that a user's function returns."""
-    made = call(optimizer, module)
+def made_by(optimizer: Callable[[nn.Module], Any], module: nn.Module) -> list[torch.optim.Optimizer]:
+    """Return the optimisers that a user's function makes.
+
+    Raises:
+        InputError: it fails, or returns something else.
+    """
+    try:
+        made = optimizer(module)
+    except InputError:
+        raise
+    except Exception as error:  # the user's own code, which may raise anything
+        what = f"{type(error).__name__}: {first_line(error)}"
+        raise InputError(f"the function for the optimizer fails: {what}.") from error
     every = list(made) if isinstance(made, tuple | list) else [made]
+    other = next((type(each).__name__ for each in every if not isinstance(each, torch.optim.Optimizer)), None)
+    returned = "nothing" if not every else other
+    require(
+        returned is None,
+        f"the function for the optimizer must return an optimiser of torch, or several; got {returned}.",
+    )
+    return every
+
+
+def rules_of_optimizers(every: Sequence[torch.optim.Optimizer], module: nn.Module) -> dict[str, UpdateRule]:
+    """Return the rule of each trained parameter.
+
+    Raises:
+        InputError: an optimiser, or one of its options, is not understood.
+    """
     names = {id(parameter): name for name, parameter in module.named_parameters()}
-    kernels = kernels_of(module)
     rules: dict[str, UpdateRule] = {}
-    for each in every:
-        for name, rule in rules_of_optimizer(each, names, steps):
-            known = rule.kind != MUON or name not in kernels
-            require(known, f"{name} is the kernel of a convolution, for which Muon is not understood. Nearest: AdamW.")
-            require(name not in rules, f"{name} is in two groups or optimisers. Nearest: each parameter in one.")
-            rules[name] = rule
+    for optimizer in every:
+        kind, reader = type(optimizer).__name__, READERS.get(type(optimizer))
+        if reader is None:
+            raise InputError(
+                f"the optimiser {kind} is not understood; known are SGD, Adam, AdamW and Muon of torch. Nearest: one "
+                "of them."
+            )
+        hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+        strange = {
+            "hooks on its steps": hooks or torchs._global_optimizer_pre_hooks or torchs._global_optimizer_post_hooks,
+            "a step that is replaced, as by a scheduler": "step" in vars(optimizer),
+            "a state already": optimizer.state,
+        }
+        strange |= {f"{flag}=True": any(group.get(flag) for group in optimizer.param_groups) for flag in FLAGS}
+        has = next((what for what, found in strange.items() if found), None)
+        require(has is None, f"{kind} has {has}, which is not understood. Nearest: without it.")
+        for group in optimizer.param_groups:
+            require_only(group, (*inspect.signature(type(optimizer)).parameters, "decoupled_weight_decay"), kind)
+            rule = reader(group, kind)
+            for parameter in group["params"]:
+                name = names.get(id(parameter))
+                if name is None:
+                    what = f"{kind} has a parameter {tuple(parameter.shape)}"
+                    raise UsersError(f"{what} that the module does not have. Nearest: the module's.")
+                require(name not in rules, f"{name} is in two groups or optimisers. Nearest: each parameter in one.")
+                if parameter.requires_grad:
+                    rules[name] = rule
     if not rules:
         raise UsersError("the optimiser has no parameters that are trained.")
-    return rules, every
+    return rules
 
 
 def valid_clip(clip: float | None) -> float | None:
@@ -182,180 +220,26 @@ def by_name(given: dict[str, Any], module: nn.Module, clip: float | None, factor
     rules = dict.fromkeys(trained, rule)
     if name == "muon":
         beside = rule_of(ADAM, options | {"lr": options["adam_lr"]}, "muon's AdamW", decoupled=True)
-        rules = {key: rule if hidden_matrix(key, module) else beside for key in trained}
+        hidden = hidden_matrices(module)
+        rules = {key: rule if key in hidden else beside for key in trained}
     return StepRules(rules, clip, factors, rule.lr, name)
 
 
-def kernels_of(module: nn.Module) -> set[str]:
-    """Return the names of the kernels of convolutions."""
-    kinds = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
-    own = {id(part.weight) for part in module.modules() if isinstance(part, kinds)}
-    return {name for name, each in module.named_parameters() if id(each) in own}
-
-
-def hidden_matrix(name: str, module: nn.Module) -> bool:
-    """Whether a parameter is a matrix, or stacked matrices, that neither looks up tokens nor gives the output."""
-    parameter = dict(module.named_parameters())[name]
-    if parameter.dim() not in (2, 3) or name in kernels_of(module):
-        return False
-    linear = [part for part in module.modules() if isinstance(part, nn.Linear)]
-    tables = any(isinstance(part, nn.Embedding) for part in module.modules())
-    last = not tables and bool(linear) and parameter is linear[-1].weight
-    return not last and name not in tables_and_heads(module)
-
-
-def tables_and_heads(module: nn.Module) -> list[str]:
-    """Return the names of the parameters of tables, and of the head of a module that has tables."""
-    tables = [part for part in module.modules() if isinstance(part, nn.Embedding)]
-    outside = {id(each) for part in tables for each in part.parameters()}
+def hidden_matrices(module: nn.Module) -> set[str]:
+    """Return the names of matrices, or stacked matrices, that neither look up tokens nor give the output."""
+    parts = list(module.modules())
+    tables = [part for part in parts if isinstance(part, nn.Embedding)]
+    last = [part for part in parts if isinstance(part, nn.Linear)][-1:]
     find_head = getattr(module, "get_output_embeddings", None)
     head = find_head() if callable(find_head) else None
-    if isinstance(head, nn.Module):
-        outside |= {id(each) for each in head.parameters()}
-    else:
-        linear = [part for part in module.modules() if isinstance(part, nn.Linear)]
-        rows = {part.num_embeddings for part in tables}
-        outside |= {id(part.weight) for part in linear[-1:] if part.out_features in rows}
-    return [name for name, each in module.named_parameters() if id(each) in outside]
-
-
-class Writes(TorchDispatchMode):
-    """A mode that notes the storages that operations write to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.storages: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call `func`."""
-        kwargs = kwargs or {}
-        for place, argument in enumerate(func._schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                written = args[place] if place < len(args) else kwargs.get(argument.name)
-                self.storages |= {storage(each) for each in tensors_in(written)}
-        return func(*args, **kwargs)
-
-
-def hooks_of(owner: Any) -> tuple[Any, ...]:
-    """Return the hooks of a tensor or a module."""
-    names = [*vars(owner)] if isinstance(owner, nn.Module) else ["_backward_hooks", "_post_accumulate_grad_hooks"]
-    return tuple(hook for name in names if name.endswith("_hooks") for hook in (getattr(owner, name) or {}).values())
-
-
-def call(optimizer: Callable[[nn.Module], Any], module: nn.Module) -> Any:
-    """Call the user's function.
-
-    Raises:
-        InputError: it fails, or changes the module's tensors.
-    """
-
-    def state() -> dict[str, tuple[Any, ...]]:
-        every = (*module.named_parameters(), *module.named_buffers())
-        found = {name: (id(each), storage(each), each.requires_grad, hooks_of(each)) for name, each in every}
-        return found | {f"the hooks of {name or 'the module'}": hooks_of(each) for name, each in module.named_modules()}
-
-    before = state()
-    try:
-        with Writes() as writes:
-            made = optimizer(module)
-    except InputError:
-        raise
-    except Exception as error:  # the user's own code, which may raise anything
-        raise InputError(
-            f"the function for the optimizer fails: {type(error).__name__}: {first_line(error)}. Nearest: a function "
-            "that takes the module, whose matrices are on the meta device, and returns an optimiser of torch."
-        ) from error
-    after, every = state(), (*module.named_parameters(), *module.named_buffers())
-    changed = [name for name, each in before.items() if each != after.get(name)]
-    changed += [name for name, each in every if storage(each) in writes.storages]
-    require(
-        not changed and len(before) == len(after),
-        f"the function for the optimizer changes {', '.join(changed[:3]) or 'the parameters'} of the module. "
-        "Nearest: initialise and freeze weights, and register hooks, in the function that builds it.",
-    )
-    return made
-
-
-def rules_of_optimizer(optimizer: Any, names: Mapping[int, str], steps: int) -> Iterable[tuple[str, UpdateRule]]:
-    """Yield the rule of each parameter of an optimiser.
-
-    Raises:
-        InputError: the optimiser, or one of its options, is not understood.
-    """
-    require(
-        isinstance(optimizer, torch.optim.Optimizer),
-        f"the function for the optimizer must return an optimiser of torch, or several; got "
-        f"{type(optimizer).__name__}.",
-    )
-    kind = type(optimizer).__name__
-    reader = reader_of(type(optimizer))
-    parent = next((each.__name__ for each in type(optimizer).__mro__ if each in READERS), None)
-    why = f": its step is not that of {parent}" if parent else ""
-    require(
-        reader is not None,
-        f"the optimiser {kind} is not understood{why}; known are SGD, Adam, AdamW and Muon of torch, Lion, and "
-        "MuonWithAuxAdam. Nearest: one of them.",
-    )
-    assert reader is not None
-    own = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    hooked = own or torchs._global_optimizer_pre_hooks or torchs._global_optimizer_post_hooks
-    require(not hooked, f"{kind} has hooks on its steps, which are not understood. Nearest: without them.")
-    replaced = [key for key in vars(optimizer) if callable(getattr(type(optimizer), key, None))]
-    require(
-        not replaced,
-        f"{', '.join(replaced)} of this {kind} is replaced, as by a scheduler, which is not understood. Nearest: "
-        "without it; schedule= multiplies the rates.",
-    )
-    require(not optimizer.state, f"{kind} has a state already; the steps begin without one. Nearest: a new {kind}.")
-    for group in optimizer.param_groups:
-        check_flags(group, kind)
-        known = next((each for each in READERS if isinstance(optimizer, each)), None)
-        if known is not None:
-            require_only(group, (*inspect.signature(known).parameters, "decoupled_weight_decay"), kind)
-        rule = reader(group, kind)
-        for parameter in group["params"]:
-            name = names.get(id(parameter))
-            if name is None:
-                shape = tuple(parameter.shape)
-                raise UsersError(
-                    f"{kind} has a parameter {shape} that the module does not have. Nearest: the module's."
-                )
-            if rule.kind == MUON:
-                matrix = parameter.dim() in (2, 3)
-                require(
-                    matrix,
-                    f"{kind} has {name} {tuple(parameter.shape)}, which is not a matrix. Nearest: give it to AdamW.",
-                )
-            if parameter.requires_grad:
-                yield name, rule
-        if type(optimizer) not in READERS:
-            require_same_steps(optimizer, group, rule, steps)
-
-
-def check_flags(group: Mapping[str, Any], kind: str) -> None:
-    """Raise `InputError` for options that change what a step does in a way that is not understood."""
-    for flag in ("fused", "capturable", "differentiable", "amsgrad", "maximize", "sparse", "use_orthogonalized"):
-        require(not group.get(flag), f"{kind} has {flag}=True, which is not understood. Nearest: without it.")
-
-
-Reader = Callable[[Mapping[str, Any], str], UpdateRule]
-
-
-def reader_of(kind: type) -> Reader | None:
-    """Return the function that reads a parameter group of optimisers of this class; None if it is not understood."""
-    for known, reader in READERS.items():
-        if issubclass(kind, known):
-            return reader if step_of(kind) is step_of(known) else None
-    if kind.__name__ == "Lion":
-        return lion
-    if kind.__name__ in ("MuonWithAuxAdam", "SingleDeviceMuonWithAuxAdam"):
-        return muon_with_adam
-    return None
-
-
-def step_of(kind: Any) -> Any:
-    """Return the function `step` of a class, without the wrapper that torch gives it at the first instance."""
-    return inspect.unwrap(kind.step)
+    outside: list[nn.Module] = [*tables, *(part for part in parts if isinstance(part, CONVOLUTIONS))]
+    outside += [head] if isinstance(head, nn.Module) else []
+    if not tables or (
+        not isinstance(head, nn.Module) and last and last[0].out_features in {t.num_embeddings for t in tables}
+    ):
+        outside += last
+    ids = {id(each) for part in outside for each in part.parameters()}
+    return {name for name, each in module.named_parameters() if each.dim() in (2, 3) and id(each) not in ids}
 
 
 def torchs_muon(group: Mapping[str, Any], name: str) -> UpdateRule:
@@ -370,19 +254,13 @@ def torchs_muon(group: Mapping[str, Any], name: str) -> UpdateRule:
     return replace(rule, iterations=iterations, coefficients=(a, b, c), least_norm=least)
 
 
-READERS: dict[type, Reader] = {
+READERS: dict[type, Callable[[Mapping[str, Any], str], UpdateRule]] = {
     torch.optim.SGD: lambda group, name: rule_of(SGD, group, name, decoupled=False),
     torch.optim.Adam: lambda group, name: rule_of(ADAM, group, name, group.get("decoupled_weight_decay", False)),
     torch.optim.AdamW: lambda group, name: rule_of(ADAM, group, name, decoupled=True),
 }
 if hasattr(torch.optim, "Muon"):
     READERS[torch.optim.Muon] = torchs_muon
-
-
-def lion(group: Mapping[str, Any], name: str) -> UpdateRule:
-    """Read a group of Lion as in its paper; other options are those of other algorithms."""
-    require_only(group, ("lr", "betas", "weight_decay"), name)
-    return rule_of(LION, group, name, decoupled=True)
 
 
 def require_only(group: Mapping[str, Any], known: Sequence[str], name: str) -> None:
@@ -394,16 +272,6 @@ def require_only(group: Mapping[str, Any], known: Sequence[str], name: str) -> N
             f"a group of {name} has {', '.join(other)}, which is not understood. Nearest: without it; a factor of the "
             "learning rate belongs in lr."
         )
-
-
-def muon_with_adam(group: Mapping[str, Any], name: str) -> UpdateRule:
-    """Read a group of Keller Jordan's optimisers, which has `use_muon`."""
-    require("use_muon" in group, f"a group of {name} has no use_muon, so that its rule is not known.")
-    if group["use_muon"]:
-        require_only(group, ("use_muon", "lr", "momentum", "weight_decay"), name)
-        return rule_of(MUON, {"nesterov": True, **group, "scale": WIDTH}, name, decoupled=True)
-    require_only(group, ("use_muon", "lr", "betas", "eps", "weight_decay"), name)
-    return rule_of(ADAM, group, name, decoupled=True)
 
 
 def rule_of(kind: str, options: Mapping[str, Any], name: str, decoupled: bool) -> UpdateRule:

@@ -63,7 +63,6 @@ class StepRules:
         schedule: the factor of every learning rate at each step.
         base: the learning rate of the optimiser, to which those of its groups have ratios.
         name: of the optimiser.
-        outside: embeddings and heads that Muon updates.
         factors: what multiplies learning rate, weight decay and ε of some parameters, by their names.
         not_understood: why the optimiser has no rules, so that drawn networks are trained; empty if it has.
     """
@@ -73,7 +72,6 @@ class StepRules:
     schedule: tuple[float, ...]
     base: float
     name: str
-    outside: tuple[str, ...] = ()
     factors: Factors = field(default_factory=dict)
     not_understood: str = ""
 

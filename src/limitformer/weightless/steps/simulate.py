@@ -26,8 +26,7 @@ from limitformer.weightless.network import Weightless
 from limitformer.weightless.run import ALWAYS, AUTO, NEVER
 from limitformer.weightless.simulate import named_errors, provenance, settle
 from limitformer.weightless.steps.batches import SAME, batches_of, tables
-from limitformer.weightless.steps.drawn import made_by
-from limitformer.weightless.steps.optimizers import base_rate, factors_of, read_optimizer, valid_clip
+from limitformer.weightless.steps.optimizers import base_rate, factors_of, made_by, read_optimizer, valid_clip
 from limitformer.weightless.steps.rules import Factors, StepRules, groups_of, in_words
 from limitformer.weightless.steps.trajectory import StepBatches, Trajectory
 from limitformer.weightless.steps.weights import Forms
@@ -72,33 +71,10 @@ def simulate_steps(
     under Muon other directions. Nothing is said about later steps.
 
     Args:
-        model: a configuration of transformers, its folder, JSON or public name, a function that builds a
-            `torch.nn.Module`, or a `limitformer.Transformer`, as for `limitformer.weightless.simulate`.
-        inputs: the first batch, as for `limitformer.weightless.simulate`.
-        optimizer: "sgd", "adam", "adamw", "lion" or "muon"; a dictionary with such a "name" and its options; or a
-            function that takes the module and returns its optimiser, or several.
-        rates: learning rates, each of which begins with the same networks; the rates of parameter groups keep their
-            ratios, and those of several optimisers too: the rate is that of the first. None: that of the optimiser.
-        steps: number of steps.
-        samples: number of networks.
-        seed: the same seed gives the same numbers, for any number of threads, samples and rates.
-        batches: "same" for the first batch at every step; "fresh" for ids that are drawn uniformly from the
-            vocabulary, or numbers of the first batch's mean and variance; or a list of inputs for each step.
-        unseen: a batch that no step sees; None draws it as for "fresh".
-        loss: "next-token", "mse" (with `targets` or `labels` in the inputs), or a function of the module's output and
-            its inputs that returns one number a sequence. None: the loss that the module computes, or that of a task
-            of transformers. Without these, whole numbers as targets have their cross-entropy, and ids with an output
-            (…, tokens, words) that of the next token, if a table has as many rows as there are words, and the stream
-            has another width. Otherwise a loss is required.
-        clip: the largest norm of all gradients together; None does not clip.
-        warmup: number of steps over which the learning rate rises linearly.
-        schedule: a function of the step, or numbers, that multiply the learning rates.
+        model, inputs, optimizer, rates, steps, samples, seed, batches, unseen, loss, clip, warmup, schedule: as for
+            `limitformer.steps`; rates of several optimisers keep their ratios to that of the first.
         factors: by the name of a parameter: what its learning rate, its weight decay and its ε are multiplied by.
-        overrides: laws that replace the module's: {pattern of names: standard deviation or `Law`}.
-        draw: whether Gaussian matrices are drawn: "never", "always", or "auto", whichever costs less.
-        dtype: torch.float32 or torch.float64.
-        batch_dim: the dimension of the inputs in which sequences lie.
-        blocks: the modules to measure, as for `limitformer.weightless.simulate`.
+        overrides, draw, dtype, batch_dim, blocks: as for `limitformer.steps`.
         progress: whether the terminal shows work of more than two seconds; or a part of the bar of longer work.
         drawn: a reason to let the module's own code draw whole networks, which an optimiser that a function returns
             trains itself; empty if there is none.
@@ -142,7 +118,7 @@ def simulate_steps(
         about = {
             **provenance(network), "description": "training steps in law", "seed": seed, "samples": len(parts),
             "sequences": first.rows, "draw": draw, "inputs": str(first), "optimizer": in_words(every),
-            "groups": json.dumps(groups_of(every)), "muon_outside": ", ".join(every[0].outside),
+            "groups": json.dumps(groups_of(every)),
             "batches": batches if isinstance(batches, str) else "given", "loss": training.loss.name,
             "frozen": sum(not each.requires_grad for each in network.module.parameters()),
             "weights": forms_in_words(forms),
