@@ -1,4 +1,4 @@
-"""`limitformer simulate`: build a model from options or a file, simulate it, print a table and save the data."""
+"""`limitformer simulate`: read a model from a file, simulate it, print a table and save the data."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -10,8 +10,9 @@ import typer
 from rich.table import Table
 
 from limitformer.base.errors import require
+from limitformer.cli.check_options import assignments
 from limitformer.cli.endings import INTERRUPTED, begin_work
-from limitformer.cli.parts import model_of, refuse_options_without_effect, start_of
+from limitformer.cli.parts import read_model, start_of
 from limitformer.cli.report import errors, errors_in_one_line, print_plain, screen
 
 if TYPE_CHECKING:
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from limitformer.models import Start, Transformer
 
 ROWS = 9  # largest number of rows in the table
-ALL_CORES = "all cores"
-LAYERS = "shaped-relu, relu, gelu, another layer of the package such as silu or squared-relu"
-PATH = "package.module:function"
 
 
 def option(panel: str, *names: str, help: str, default: str | bool = True) -> Any:  # noqa: A002
@@ -31,49 +29,18 @@ def option(panel: str, *names: str, help: str, default: str | bool = True) -> An
     return typer.Option(*names, help=help, rich_help_panel=panel, show_default=default)
 
 
-MODEL, START, RUN = "Model", "Start", "Simulation"
+START, RUN = "Start", "Simulation"
 
 
 def simulate(
     context: typer.Context,
     model_file: Annotated[
-        Path | None,
-        option(MODEL, "--model", help="JSON file of the model (see --show-model), instead of options."),
+        Path, typer.Argument(metavar="MODEL.toml", help="The model, as above or in the file of a sweep; or its JSON.")
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Change the model first: gamma=0.3, attention.tau0=2."),
     ] = None,
-    width: Annotated[int, option(MODEL, help="Width n: coordinates of a token.")] = 200,
-    depth: Annotated[int, option(MODEL, help="Depth d: number of layers.")] = 150,
-    gamma: Annotated[float, option(MODEL, help="Residual strength γ, 0 to 1.", default="1/sqrt(8)")] = 8**-0.5,
-    lam: Annotated[float | None, option(MODEL, help="Skip strength λ.", default="sqrt(1 - γ²)")] = None,
-    attention: Annotated[str, option(MODEL, help=f"shaped, softmax, none, or your own rule as {PATH}.")] = "shaped",
-    tau0: Annotated[float, option(MODEL, help="Temperature τ₀ of the attention.")] = 1.0,
-    identity: Annotated[
-        bool, option(MODEL, "--identity/--no-identity", help="Shaped attention: add the identity.")
-    ] = True,
-    center: Annotated[
-        bool, option(MODEL, "--center/--no-center", help="Shaped attention: subtract 1/m from the softmax.")
-    ] = True,
-    temperature: Annotated[
-        str, option(MODEL, help="Shaped attention: shaped for τ = τ₀√(n n_k), standard for τ₀√n_k.")
-    ] = "shaped",
-    heads: Annotated[
-        int | None,
-        option(MODEL, help="Heads, joined by an output projection.", default="one head, no projection"),
-    ] = None,
-    head_dim: Annotated[
-        int | None, option(MODEL, help="n_k: coordinates of a query and a key.", default="width/heads")
-    ] = None,
-    feedforward: Annotated[str, option(MODEL, help=f"{LAYERS}, none, or your own function as {PATH}.")] = "shaped-relu",
-    c_plus: Annotated[float, option(MODEL, help="c₊: the shaped ReLU has slope 1 + c₊/√n above 0.")] = 0.0,
-    c_minus: Annotated[float, option(MODEL, help="c₋: the shaped ReLU has slope 1 + c₋/√n below 0.")] = -1.0,
-    hidden: Annotated[
-        int | None, option(MODEL, help="Hidden units of the feed-forward layer.", default="width")
-    ] = None,
-    one_matrix: Annotated[
-        bool,
-        option(MODEL, "--one-matrix", help="Use a feed-forward layer of one matrix, √(c/n) σ(X) W, without attention."),
-    ] = False,
-    norm: Annotated[str, option(MODEL, help="none, pre-layer, post-layer, pre-rms or post-rms.")] = "none",
-    mask: Annotated[str, option(MODEL, help="none or causal.")] = "none",
     text: Annotated[Path | None, option(START, help="Start from the words of this file, embedded at random.")] = None,
     positions: Annotated[
         bool, option(START, "--positions", help="Add sinusoidal positions to the words of the text.")
@@ -81,8 +48,12 @@ def simulate(
     tokens: Annotated[
         int | None, option(START, help="Number of tokens.", default="2, or all tokens of a text of at most 64")
     ] = None,
-    correlation: Annotated[float, option(START, help="Correlation of each pair of tokens (without --text).")] = 0.2,
-    variance: Annotated[float, option(START, help="Variance of each token (without --text).")] = 1.0,
+    correlation: Annotated[
+        float | None, option(START, help="Correlation of each pair of tokens (without --text).", default="0.2")
+    ] = None,
+    variance: Annotated[
+        float | None, option(START, help="Variance of each token (without --text).", default="1")
+    ] = None,
     kind: Annotated[
         str,
         option(RUN, "--as", help="chain (the finite network, exact), limit (its SDE) or network (needs torch)."),
@@ -103,31 +74,38 @@ def simulate(
     ] = None,
     gradients: Annotated[bool, option(RUN, "--gradients", help="Differentiate ½|x|² of the last tokens.")] = False,
     seed: Annotated[int, option(RUN, help="Seed; the same seed gives the same numbers.")] = 0,
-    threads: Annotated[int | None, option(RUN, help="Threads of a chain or limit.", default=ALL_CORES)] = None,
+    threads: Annotated[int | None, option(RUN, help="Threads of a chain or limit.", default="all cores")] = None,
     out: Annotated[Path | None, option(RUN, help="Write the data to this file, .nc or .zarr.")] = None,
-    show_model: Annotated[
-        bool, option(RUN, "--show-model", help="Print the model as JSON (for --model) and exit.")
-    ] = False,
+    show_model: Annotated[bool, option(RUN, "--show-model", help="Print the model as JSON and exit.")] = False,
 ) -> None:
-    """Simulate a Transformer at initialisation: its exact chain, its limit, or the network itself.
+    r"""Simulate a Transformer at initialisation: its exact chain, its limit, or the network itself.
 
     Prints correlations and variances of the tokens, and sizes of gradients, by layer (chain, network) or time (limit).
 
-    For example: limitformer simulate --attention softmax --text README.md --tokens 32 --record 0,50,150
+    For example: limitformer simulate model.toml --set gamma=0.3 --record 0,50,150, where model.toml is
+
+    \[model]
+    kind = "Transformer"
+    width = 200
+    depth = 150
+    gamma = 0.3535533905932738
+    attention = {kind = "ShapedAttention", tau0 = 1.0}
+    feedforward = {kind = "ShapedReLU", c_plus = 0.0, c_minus = -1.0}
     """
     with errors_in_one_line():
         from limitformer.models import to_json
 
-        chosen = context.params
-        refuse_options_without_effect({name for name in chosen if was_given(context, name)}, chosen)
-        model = model_of(chosen)
+        model = read_model(model_file, assignments(settings, "--set"))
         if show_model:
             print_plain(to_json(model, indent=2))
             return
         check_out(out)
+        chosen = context.params
         options = {name: chosen[name] for name in ("threads", "radius", "dt", "step") if chosen[name] is not None}
         settings = {"samples": samples, "seed": seed, **({"gradients": True} if gradients else {})}
-        dataset, complete = run(kind, model, start_of(chosen, model.width), parse_record(record), settings, options)
+        dataset, complete = run(
+            kind, model, start_of(text, model.width, chosen), parse_record(record), settings, options
+        )
         written = write(dataset, out)
         screen.print(table_of(dataset))
         if written is not None:
@@ -136,12 +114,6 @@ def simulate(
             finished = dataset.sizes["sample"]
             errors.print(f"Interrupted; the table shows the {finished} finished samples.", markup=False)
             raise typer.Exit(INTERRUPTED)
-
-
-def was_given(context: typer.Context, name: str) -> bool:
-    """Whether the user gave the option on the command line."""
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def parse_record(record: str | None) -> list[float] | None:
