@@ -1,4 +1,4 @@
-"""What commands refuse: one line with the reason, before any work, without a file."""
+"""Refusals of commands: one line with the reason, before any work, without a file."""
 
 import json
 import re
