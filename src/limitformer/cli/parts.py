@@ -65,5 +65,5 @@ def start_of(path: Path | None, width: int, options: Mapping[str, Any]) -> "Star
     if tokens is None:
         few = len(words_of(path, LONGEST_TEXT + 1)) <= LONGEST_TEXT
         require(few, f"{path} has more than {LONGEST_TEXT} tokens; give a number, e.g. --tokens {LONGEST_TEXT}.")
-    positions = "sinusoidal" if options["positions"] else None
+    positions: Any = "sinusoidal" if options["positions"] else None
     return from_text(path, width=width, tokens=tokens, positions=positions, seed=options["seed"])

@@ -37,7 +37,7 @@ def simulate(
     model_file: Annotated[
         Path, typer.Argument(metavar="MODEL.toml", help="The model, as above or in the file of a sweep; or its JSON.")
     ],
-    settings: Annotated[
+    changes: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="FIELD=VALUE", help="Change the model first: gamma=0.3, attention.tau0=2."),
     ] = None,
@@ -95,18 +95,21 @@ def simulate(
     with errors_in_one_line():
         from limitformer.models import to_json
 
-        model = read_model(model_file, assignments(settings, "--set"))
+        model = read_model(model_file, assignments(changes, "--set"))
         if show_model:
             print_plain(to_json(model, indent=2))
             return
-        check_out(out)
+        from limitformer.results.storage import check_target, save
+
+        if out is not None:
+            check_target(out)
         chosen = context.params
         options = {name: chosen[name] for name in ("threads", "radius", "dt", "step") if chosen[name] is not None}
         settings = {"samples": samples, "seed": seed, **({"gradients": True} if gradients else {})}
         dataset, complete = run(
             kind, model, start_of(text, model.width, chosen), parse_record(record), settings, options
         )
-        written = write(dataset, out)
+        written = None if out is None else save(dataset, out)
         screen.print(table_of(dataset))
         if written is not None:
             print_plain(f"Wrote {written}")
@@ -174,22 +177,6 @@ def even_points(kind: str, simulated: Any, options: dict[str, Any]) -> "np.ndarr
     return np.unique(np.rint(np.linspace(0, steps, ROWS))) * (simulated.horizon / steps)
 
 
-def check_out(out: Path | None) -> None:
-    """Raise `InputError` before any work if the data cannot be written."""
-    if out is not None:
-        from limitformer.results.storage import check_target
-
-        check_target(out)
-
-
-def write(dataset: "xr.Dataset", out: Path | None) -> Path | None:
-    if out is None:
-        return None
-    from limitformer.results.storage import save
-
-    return save(dataset, out)
-
-
 def table_of(dataset: "xr.Dataset") -> Table:
     """Tabulate correlations (over all pairs and samples) and variances by layer or time."""
     import numpy as np
@@ -200,7 +187,8 @@ def table_of(dataset: "xr.Dataset") -> Table:
     tokens = dataset.sizes["token"]
     title = f"{dataset.attrs['description']}, {dataset.sizes['sample']} samples, {tokens} tokens"
     table = Table(axis, "mean ρ", "mean |ρ|", "5 % … 95 % of ρ", "median variance", title=title)
-    if "stream_gradient" in dataset:
+    differentiated = "stream_gradient" in dataset
+    if differentiated:
         table.add_column("median |∂X|")
     for column in table.columns:
         column.justify, column.no_wrap = "right", True
@@ -209,7 +197,8 @@ def table_of(dataset: "xr.Dataset") -> Table:
         one = dataset.isel({axis: [k]})  # one point at a time, to save memory
         variance = np.median(np.diagonal(one["covariance"].values, axis1=-2, axis2=-1))
         rho = correlation(one).values[:, 0][:, pairs[0], pairs[1]]
-        table.add_row(f"{point:g}", *correlation_cells(rho), f"{variance:.4g}", *gradient_cells(one))
+        gradient = [f"{float(one['stream_gradient'].median()):.4g}"] if differentiated else []
+        table.add_row(f"{point:g}", *correlation_cells(rho), f"{variance:.4g}", *gradient)
     table.caption = caption(dataset, tokens)
     return table
 
@@ -222,13 +211,6 @@ def correlation_cells(rho: "np.ndarray") -> tuple[str, str, str]:
         return "", "", ""
     low, high = np.quantile(rho, [0.05, 0.95])
     return near_one(rho.mean()), near_one(abs(rho).mean()), f"{low:.3f} … {high:.3f}"
-
-
-def gradient_cells(dataset: "xr.Dataset") -> tuple[str, ...]:
-    """Return the median norm of the stream's gradient at one layer, if the dataset has gradients."""
-    if "stream_gradient" not in dataset:
-        return ()
-    return (f"{float(dataset['stream_gradient'].median()):.4g}",)
 
 
 def weight_lines(dataset: "xr.Dataset") -> list[str]:
