@@ -66,10 +66,10 @@ except SystemExit:
         (command_line("--help"), {"typer"}),
         (command_line("-h"), {"typer"}),
         (command_line("--version"), {"typer"}),
-        (command_line("overlap", "-h"), {"typer", "rich"}),
+        (command_line("phase", "-h"), {"typer", "rich"}),
         ("import limitformer as lf; lf.overlap", {"numpy", "scipy", "xarray"}),  # so that this test can fail
     ],
-    ids=["import", "version", "models", "--help", "-h", "--version", "overlap -h", "overlap"],
+    ids=["import", "version", "models", "--help", "-h", "--version", "phase -h", "overlap"],
 )
 def test_imports_wait_until_they_are_needed(code, needs):
     found = imported_by(code)
@@ -183,7 +183,7 @@ def test_help_lists_every_command(run_here):
         assert f" {name} {says}" in shown
 
 
-@pytest.mark.parametrize("command", [(), ("overlap",), ("sweep",), ("sweep", "run"), ("train", "mlm")])
+@pytest.mark.parametrize("command", [(), ("phase",), ("sweep",), ("sweep", "run"), ("train", "mlm")])
 def test_h_option_is_help(run_here, command):
     short, long = (run_here(*command, option) for option in ("-h", "--help"))
     assert (short.exit_code, short.stdout) == (0, long.stdout)

@@ -4,6 +4,7 @@ python docs/tools/command_line.py     # writes docs/api/command-line.md; tests/t
 """
 
 import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,8 @@ def section(name: str, command: Any) -> str:
     """Return a command's description and a row for each argument and option."""
     shown = [each for each in command.params if not getattr(each, "hidden", False) and each.name != "help"]
     rows = "".join(row(parameter) for parameter in shown)
-    return f"\n## {name}\n\n{inspect.cleandoc(command.help or '')}\n\n| | meaning | default |\n|---|---|---|\n{rows}"
+    text = re.sub(r"\\(\[model\](\n.+)+)", r"```toml\n\1\n```", inspect.cleandoc(command.help or ""))  # Rich needs \\[
+    return f"\n## {name}\n\n{text}\n\n| | meaning | default |\n|---|---|---|\n{rows}"
 
 
 def row(parameter: Any) -> str:

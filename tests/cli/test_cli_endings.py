@@ -1,255 +1,328 @@
-"""The ends of commands: a failing standard output, Ctrl-C during imports, and typos.
+"""The ends of a command: a failing standard output, signals, imports that fail, a working folder that is gone.
 
-Ctrl-C is sent by an import hook, at the import of a named module, so that nothing depends on time.
+Signals are sent by the process itself, at the import of a named module or at a known place of the work, so that nothing
+depends on time.
 """
 
+import errno
 import os
-import subprocess
+import signal
 import sys
 from dataclasses import fields
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
 
 import limitformer as lf
+from limitformer.base.interrupts import interrupts_wait
 from limitformer.checking.thresholds import VERDICTS
 from limitformer.checking.verdicts import RULES
 from limitformer.cli import check as check_module
+from limitformer.cli import endings
 from limitformer.cli.app import COMMANDS, command_of
+from limitformer.cli.design import USUAL
+from limitformer.cli.report import OutputError, Screen
 from limitformer.designing import names as knob_names
 from limitformer.hf import Shaping
 
-QUICK = ("simulate", "--width", "16", "--depth", "4", "--samples", "6", "--threads", "1")
-SIGNALS_AT = """
+COMMAND = [sys.executable, "-m", "limitformer"]
+SMALL = '{"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2}'
+PHASE = ("phase", "--dim", "4", "--beta", "1", "--samples", "9", "--horizon", "1", "--layers", "5")
+NOTHING = "Interrupted; nothing was written.\n"
+SIGNAL_AT = """
 import importlib.abc, os, signal, sys
 
 class SignalAt(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name == {module!r} and {module!r} not in seen:
+        if name == {module!r} and name not in seen:
             seen.add(name)
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), {number})
         return None
 
 seen = set()
-signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGINT, {first})
 sys.meta_path.insert(0, SignalAt())
-sys.argv = ["limitformer", *{arguments!r}]
-from limitformer.cli import main
+from limitformer.cli import endings, main
+os.environ[endings.COMPILER] = "{folder}"  # as an import of transformers does
+os.mkdir("{folder}")
 main()
 """
 
 
-def ended(command, **options):
-    """Return exit code, stdout and stderr of a process."""
-    environment = {**os.environ, "COLUMNS": "160", "PYTHONIOENCODING": "utf-8"}
-    done = subprocess.run(command, env=environment, encoding="utf-8", check=False, **options)
-    return done.returncode, done.stdout, done.stderr
-
-
-def announced(errors):
-    """Remove what only a first run or a slow machine prints: lines about compiling, and estimates of time."""
-    lines = errors.splitlines(keepends=True)
-    return "".join(line for line in lines if not line.startswith("Compiling ") and ", about " not in line
-                   and ": about " not in line)  # fmt: skip
+def saves(command, model_file, out):
+    """Return the arguments of a quick command that saves files, and their names."""
+    arguments, names = {
+        "simulate": (("simulate", model_file, "--samples", 6, "--out", out / "q.nc"), ("q.nc",)),
+        "phase": ((*PHASE, "--out", out), ("phase.nc", "phase.png")),
+        "check": (
+            ("check", SMALL, "--tokens", 4, "--samples", 2, "--no-gradients", "--out", out),
+            ("check.html", "check.png", "check.nc", "check.json"),
+        ),
+    }[command]
+    return arguments, [out / name for name in names]
 
 
 # A standard output that cannot be written.
 
 
-@pytest.fixture
-def closed_pipe():
-    """Return the write end of a pipe without a reader."""
-    ours, theirs = os.pipe()
-    os.close(ours)
-    with os.fdopen(theirs, "w") as stream:
-        yield stream
+@pytest.mark.parametrize("command", ["simulate", "phase", "check"])
+def test_files_are_saved_before_anything_is_printed(run, model_file, tmp_path, monkeypatch, command):
+    def full(*_, **__):
+        raise OutputError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Screen, "print", full)
+    arguments, files = saves(command, model_file, tmp_path / "out")
+    result = run(*arguments)
+    assert result.exit_code == 74
+    assert result.stderr.endswith("Error: Standard output cannot be written: No space left on device.\n")
+    assert all(file.is_file() for file in files)
 
 
-@pytest.fixture
-def full():
-    """Open a device that is always full."""
-    if not Path("/dev/full").exists():
+@pytest.fixture(params=["full disk", "closed pipe"])
+def broken(request):
+    """Return a standard output that cannot be written, the exit code and the line about it."""
+    if request.param == "closed pipe":
+        ours, theirs = os.pipe()
+        os.close(ours)
+        with os.fdopen(theirs, "w") as stream:
+            yield stream, 141, ""
+    elif not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
-    with open("/dev/full", "w", encoding="utf-8") as stream:
-        yield stream
+    else:
+        with open("/dev/full", "w", encoding="utf-8") as stream:
+            yield stream, 74, "Error: Standard output cannot be written: No space left on device.\n"
 
 
-WRITING = {
-    "simulate": ((*QUICK, "--out", "{out}/q.nc"), ("q.nc",)),
-    "phase": (
-        ("phase", "--dim", "4", "--beta", "1", "--samples", "20", "--horizon", "1", "--layers", "5", "--out", "{out}"),
-        ("phase.nc", "phase.png"),
-    ),
-    "overlap": (("overlap", "--json"), ()),
-    "help": (("check", "--help"), ()),
-    "version": (("--version",), ()),
-    "list": (("check", "list"), ()),
-}
+@pytest.mark.parametrize("arguments", [("--version",), ("recipes",)], ids=" ".join)
+def test_a_standard_output_that_cannot_be_written_is_an_exit_code(process, broken, arguments):
+    stream, wanted, line = broken
+    code, _, errors = process([*COMMAND, *arguments], stdout=stream, stderr=-1)
+    assert (code, errors) == (wanted, line)
 
 
-def begun(name, folder):
-    """Return the command and the files that it should leave."""
-    arguments, files = WRITING[name]
-    command = [sys.executable, "-m", "limitformer", *(one.format(out=folder) for one in arguments)]
-    return command, [folder / file for file in files]
+def test_streams_that_the_shell_has_closed_are_no_failure(process):
+    assert process(["sh", "-c", '"$@" >&- 2>&-', "sh", *COMMAND, "recipes"])[0] == 0
 
 
-@pytest.mark.parametrize("name", WRITING)
-def test_a_full_disk_behind_stdout_is_one_line_and_files_are_saved(name, tmp_path, full):
-    command, files = begun(name, tmp_path)
-    code, _, errors = ended(command, stdout=full, stderr=subprocess.PIPE)
-    assert code == 74
-    assert announced(errors) == "Error: Standard output cannot be written: No space left on device.\n"
-    assert all(file.is_file() for file in files)
+# Signals.
 
 
-@pytest.mark.parametrize("name", WRITING)
-def test_a_closed_pipe_ends_a_command_without_a_word_and_files_are_saved(name, tmp_path, closed_pipe):
-    command, files = begun(name, tmp_path)
-    code, _, errors = ended(command, stdout=closed_pipe, stderr=subprocess.PIPE)
-    assert (code, announced(errors)) == (141, "")
-    assert all(file.is_file() for file in files)
+@pytest.fixture
+def sent(process, tmp_path):
+    """Run a command that sends itself a signal when it imports a module, in a process with torch's folder."""
 
+    def ended(number, module, *arguments, first="signal.default_int_handler"):
+        folder = tmp_path / "compiled"
+        program = SIGNAL_AT.format(module=module, number=int(number), first=first, folder=folder)
+        result = process([sys.executable, "-c", program, *arguments], without=["TORCHINDUCTOR_CACHE"])
+        assert not folder.exists()
+        return result
 
-def test_a_check_is_saved_before_it_is_printed(tmp_path, full):
-    command = [
-        sys.executable,
-        "-m",
-        "limitformer",
-        "check",
-        '{"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2}',
-    ]
-    command += ["--tokens", "4", "--samples", "2", "--no-gradients", "--out", str(tmp_path / "out")]
-    code, _, errors = ended(command, stdout=full, stderr=subprocess.PIPE)
-    assert (code, errors) == (74, "Error: Standard output cannot be written: No space left on device.\n")
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {f"check.{e}" for e in ("html", "png", "nc", "json")}
-
-
-def test_a_stderr_that_cannot_be_written_ends_nothing(tmp_path, full):
-    command, files = begun("simulate", tmp_path)
-    code, out, _ = ended(command, stdout=subprocess.PIPE, stderr=full)
-    assert code == 0
-    assert "6 samples" in out
-    assert all(file.is_file() for file in files)
-    assert ended([sys.executable, "-m", "limitformer", "simulate", "--gamma", "2"], stderr=full)[0] == 2
-
-
-def test_streams_that_the_shell_has_closed_are_no_failure(tmp_path):
-    command, files = begun("simulate", tmp_path)
-    code, _, _ = ended(["sh", "-c", '"$@" >&- 2>&-', "sh", *command])
-    assert code == 0
-    assert all(file.is_file() for file in files)
-
-
-# Ctrl-C while modules are imported.
+    return ended
 
 
 @pytest.mark.parametrize(
-    ("module", "arguments"),
+    ("number", "module", "arguments"),
     [
-        ("typer", ("check", "list")),
-        ("rich.console", ("check", "gpt2")),
-        ("numpy", ("check", "gpt2")),
-        ("torch", ("check", "gpt2")),
-        ("transformers", ("check", "gpt2")),
-        ("numba", ("simulate",)),
-        ("scipy", ("overlap",)),
-        ("xarray", ("phase",)),
-        ("xarray", ("sweep", "status", "s.zarr")),
-        ("torch", ("train", "vit")),
-        ("torch", ("design", "gpt2")),
+        (signal.SIGINT, "typer", ("check", "list")),
+        (signal.SIGINT, "numpy", ("check", "gpt2")),
+        (signal.SIGINT, "numba", ("phase",)),
+        (signal.SIGTERM, "numpy", ("check", "gpt2")),
+        (signal.SIGHUP, "rich.console", ("check", "gpt2")),
     ],
 )
-def test_ctrl_c_in_an_import_is_one_line(module, arguments, tmp_path):
-    program = SIGNALS_AT.format(module=module, arguments=arguments)
-    code, out, errors = ended([sys.executable, "-c", program], capture_output=True, cwd=tmp_path)
-    assert (code, out, errors) == (130, "", "\nInterrupted; nothing was written.\n")
-    assert list(tmp_path.iterdir()) == []
+def test_signal_in_an_import_is_one_line(sent, number, module, arguments):
+    assert sent(number, module, *arguments) == (128 + number, "", "\n" + NOTHING)
 
 
-def test_ctrl_c_stays_ignored_where_it_is(tmp_path):
+def test_ctrl_c_stays_ignored_where_it_is(sent):
     """Shells let background jobs ignore Ctrl-C."""
-    program = SIGNALS_AT.format(module="typer", arguments=("check", "list"))
-    ignoring = program.replace("signal.default_int_handler", "signal.SIG_IGN")
-    code, out, errors = ended([sys.executable, "-c", ignoring], capture_output=True, cwd=tmp_path)
+    code, out, errors = sent(signal.SIGINT, "typer", "check", "list", first="signal.SIG_IGN")
     assert (code, errors) == (0, "")
-    assert "gpt2" in out
+    assert all(f"{name} " in out for name in lf.shapes())
 
 
-# Typos.
+FIGURE = f"""
+import os, sys
+import limitformer_papers.shaped_transformer.st_fig7 as module
 
+def compute(config, run):
+    assert ".st-fig7.lock" in os.listdir(sys.argv[-1])
+    os.kill(os.getpid(), {int(signal.SIGTERM)})
+    raise AssertionError("the signal came too late")
 
-TYPOS = {
-    "a shape": (("check", "gpt3"), "no public shape, file or folder 'gpt3'. Nearest: gpt2"),
-    "a file": (("check", "nosuchfile.json"), "no public shape, file or folder 'nosuchfile.json'"),
-    "a second shape": (("check", "gpt2", "--against", "gpt3"), "no public shape, file or folder 'gpt3'"),
-    "a verdict": (("check", "gpt2", "--fail-on", "collapst"), "--fail-on: there is no verdict 'collapst'"),
-    "a threshold": (("check", "gpt2", "--threshold", "colapse=1"), "--threshold: thresholds has no 'colapse'"),
-    "a threshold's value": (("check", "gpt2", "--threshold", "collapse=x"), "must be a number; got 'x'"),
-    "a threshold's range": (("check", "gpt2", "--threshold", "collapse=7"), "--threshold: thresholds['collapse'] must"),
-    "no value": (("check", "gpt2", "--set", "n_layer"), "--set takes KEY=VALUE; got 'n_layer'."),
-    "twice": (("check", "gpt2", "--set", "n_layer=1", "--set", "n_layer=2"), "--set gives n_layer twice"),
-    "a shaping": (("check", "gpt2", "--shaped", "foo=1"), "--shaped has no option 'foo'; there are gamma, tau0"),
-    "a shaping's value": (("check", "gpt2", "--shaped", "gamma=big"), "--shaped gamma takes a number; got 'big'."),
-    "a shaping's switch": (("check", "gpt2", "--shaped", "per_head=3"), "--shaped per_head is true or false; got 3."),
-    "one token": (("check", "gpt2", "--tokens", "1"), "--tokens must be at least 2; got 1."),
-    "no sample": (("check", "gpt2", "--samples", "0"), "--samples must be at least 1; got 0."),
-    "a text": (("check", "gpt2", "--text", "no.txt"), "Cannot read the text no.txt"),
-    "a knob": (("design", "gpt2", "--knobs", "x"), "there is no knob 'x'; there are initializer_range"),
-    "three knobs": (("design", "gpt2", "--knobs", "output,logits,embedding"), "knobs must be one or two names; got 3."),
-    "a grid": (("design", "gpt2", "--grid", "outputs=1,2"), "--grid has no knob 'outputs'"),
-    "a design's shape": (("design", "gpt3"), "no public shape, file or folder 'gpt3'"),
-    "a design's token": (("design", "gpt2", "--tokens", "1"), "--tokens must be at least 2; got 1."),
-    "a risk": (("design", "gpt2", "--risk", "0"), "--risk must lie in (0, 1); got 0."),
-    "a scan": (("design", "gpt2", "--scan", "0"), "--scan must be at least 1; got 0."),
-}
-ASKED = """
-import sys
-sys.argv = ["limitformer", *{arguments!r}]
+module.compute = compute
 from limitformer.cli import main
-try:
-    main()
-except SystemExit as end:
-    print(end.code, [name for name in ("torch", "transformers", "numba", "xarray") if name in sys.modules])
+main()
 """
 
 
-@pytest.mark.parametrize("typo", TYPOS)
-def test_typos_are_answered_before_anything_large_is_imported(typo, tmp_path):
-    arguments, says = TYPOS[typo]
-    code, out, errors = ended(
-        [sys.executable, "-c", ASKED.format(arguments=arguments)], capture_output=True, cwd=tmp_path
-    )
-    assert (code, out) == (0, "2 []\n"), errors
-    assert errors.startswith("Error: ")
-    assert says in errors
+def test_signal_during_a_figure_removes_its_lock(process, tmp_path):
+    arguments = ["figure", "st-fig7", "--scale", "quick", "--out", tmp_path]
+    code, out, errors = process([sys.executable, "-c", FIGURE, *arguments])
+    assert (code, out) == (128 + signal.SIGTERM, "")
+    assert errors.endswith(NOTHING)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def handlers(monkeypatch):
+    """Let SIGTERM and SIGHUP do what Ctrl-C does, as in a command that works; restore them afterwards."""
+    monkeypatch.setattr(endings, "RECEIVED", [])
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, *endings.ALIKE)}
+    for number in endings.ALIKE:
+        signal.signal(number, endings.end_at_once)
+    endings.begin_work()
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+@pytest.mark.parametrize("number", endings.ALIKE)
+def test_signal_waits_for_the_end_of_a_critical_block(number, ignored, handlers):
+    """It is not lost where the shell ignores Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.default_int_handler)
+    reached = []
+
+    def critical():
+        with interrupts_wait():
+            os.kill(os.getpid(), number)
+            reached.append(number)
+
+    with pytest.raises(KeyboardInterrupt):
+        critical()
+    assert reached == [number]
+
+
+@pytest.mark.parametrize("number", endings.ALIKE)
+def test_signal_calls_the_handler_of_ctrl_c(number, handlers):
+    """`train` and grids handle Ctrl-C themselves, to save first."""
+    noted = []
+    signal.signal(signal.SIGINT, lambda *arguments: noted.append(arguments[0]))
+    os.kill(os.getpid(), number)
+    assert noted == [number]
+    assert endings.code_at_end(130) == 128 + number
+    assert endings.code_at_end(0) == 0
+    for again in endings.ALIKE:
+        os.kill(os.getpid(), again)
+    assert noted == [number]  # `timeout` sends SIGTERM twice, and the command still saves
+    assert endings.code_at_end(130) == 128 + number
+
+
+FORKED = """
+import os, signal
+from limitformer.cli.endings import end_at_once, end_at_once_on_interrupt
+signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+os.environ["WORLD_SIZE"] = "2"
+end_at_once_on_interrupt()
+assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # torchrun's processes keep the system's
+del os.environ["WORLD_SIZE"]
+end_at_once_on_interrupt()
+assert signal.getsignal(signal.SIGTERM) is end_at_once
+assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+child = os.fork()
+if not child:
+    os._exit(signal.getsignal(signal.SIGINT) is not signal.SIG_DFL)
+assert os.waitpid(child, 0)[1] == 0 and signal.getsignal(signal.SIGINT) is end_at_once
+"""
+
+
+def test_signals_that_are_ignored_or_of_torchrun_or_of_a_forked_process_stay(process):
+    """A forked process would print a second line, and clean up for its parent."""
+    assert process([sys.executable, "-c", FORKED]) == (0, "", "")
+
+
+def test_command_leaves_no_folder_of_the_compiler(tmp_path, sent, monkeypatch):
+    assert sent(signal.SIGTERM, "no module", "--version")[0] == 0
+    monkeypatch.setattr(endings, "CHOSEN", None)
+    monkeypatch.setenv(endings.COMPILER, str(tmp_path))
+    (tmp_path / "of another process").write_text("compiled", encoding="utf-8")
+    endings.remove_new_folder()
+    assert (tmp_path / "of another process").exists()
+
+
+# The environment.
+
+
+def test_variable_that_breaks_an_import_is_named_in_one_line(process):
+    code, out, errors = process([*COMMAND, *PHASE], without=["NUMBA_"], variables={"NUMBA_NUM_THREADS": "0"})
+    assert (code, out) == (2, "")
+    assert errors.startswith("Error: numba cannot be imported: ")
+    assert errors.endswith(" Nearest: without NUMBA_NUM_THREADS in the environment.\n")
     assert errors.count("\n") == 1
 
 
-def test_the_list_of_shapes_needs_no_torch(tmp_path):
-    _, out, errors = ended([sys.executable, "-c", ASKED.format(arguments=("check", "list"))], capture_output=True)
-    assert errors == ""
-    assert out.endswith("0 []\n")
-    assert all(f"{name} " in out for name in lf.shapes())
+def test_pictures_need_no_backend_and_tables_no_columns(process, tmp_path):
+    variables = {"MPLBACKEND": "nonsense", "COLUMNS": "0"}
+    code, out, errors = process([*COMMAND, *PHASE, "--out", tmp_path], variables=variables)
+    assert code == 0, errors
+    assert {path.name for path in tmp_path.iterdir()} == {"phase.png", "phase.nc"}
+    assert "95 % interval" in out
+
+
+def test_environment_keeps_a_level_of_messages_that_the_user_sets(monkeypatch):
+    for name in (*endings.OURS, "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "info")
+    monkeypatch.setenv("COLUMNS", "80")
+    endings.prepare_environment()
+    assert {name: os.environ[name] for name in endings.OURS} == {**endings.OURS, "TRANSFORMERS_VERBOSITY": "info"}
+    assert os.environ["COLUMNS"] == "80"
+
+
+@pytest.mark.parametrize("arguments", [PHASE, ("check", "gpt2"), ("sweep", "status", "s")], ids=lambda every: every[0])
+def test_working_folder_that_is_gone_is_one_line(run, tmp_path, monkeypatch, arguments):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    result = run(*arguments)
+    monkeypatch.undo()
+    line = "Error: The working folder is gone: No such file or directory. Nearest: cd to another one.\n"
+    assert (result.exit_code, result.stdout, result.stderr) == (2, "", line)
+
+
+def raised_by(text, path):
+    """Return the error that a module of this text raises when it is imported."""
+    path.write_text(text, encoding="utf-8")
+    spec = spec_from_file_location(path.stem, path)
+    try:
+        spec.loader.exec_module(module_from_spec(spec))
+    except Exception as error:  # noqa: BLE001  whatever it is
+        return error
+
+
+def test_error_of_a_call_is_not_an_import_failure(tmp_path):
+    with pytest.raises(ValueError, match="invalid literal") as raised:
+        int("x")
+    assert endings.import_failure(raised.value) is None
+    ours = raised_by("import math\nmath.sqrt(-1)", tmp_path / "limitformer.py")
+    assert endings.import_failure(ours) is None  # a bug of ours keeps its traceback
+    theirs = raised_by("import math\nmath.sqrt(-1)", tmp_path / "numba.py")
+    assert endings.import_failure(theirs).startswith("numba cannot be imported: ValueError: ")
+
+
+def test_variables_without_relation_to_the_package_are_not_named(tmp_path, monkeypatch):
+    for name in [name for name in os.environ if name.startswith(("NUMBA_", "TORCH", "HF_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("TORCH_LOGS", "x")
+    error = raised_by("1 / 0", tmp_path / "numba.py")
+    assert endings.import_failure(error) == "numba cannot be imported: ZeroDivisionError: division by zero."
+    monkeypatch.setenv("NUMBA_OPT", "x")
+    assert endings.import_failure(error).endswith(" Nearest: without NUMBA_OPT in the environment.")
+
+
+# Names of options, and the page of the documentation.
 
 
 def test_names_of_options_are_those_of_the_library():
     assert tuple(dict.fromkeys(rule.name for rule in RULES)) == VERDICTS
     own = {field.name for field in fields(Shaping)} - {"residual_gamma"}
     assert set(check_module.SHAPED) == own | {"gamma"}
-    assert {field.name for field in fields(Shaping) if field.type == "bool" or field.type is bool} == set(
-        check_module.SWITCHES
-    )
-    assert {knob_names.FIELD, *knob_names.SCALES[1:2], *knob_names.SHAPED} == set(command_defaults())
-
-
-def command_defaults():
-    from limitformer.cli.design import USUAL
-
-    return USUAL
-
-
-# The page of the documentation.
+    assert {field.name for field in fields(Shaping) if field.type in ("bool", bool)} == set(check_module.SWITCHES)
+    assert {knob_names.FIELD, *knob_names.SCALES[1:2], *knob_names.SHAPED} == set(USUAL)
 
 
 def options_of(command, name):

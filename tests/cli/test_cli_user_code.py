@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -207,19 +205,3 @@ def test_mixed_types_and_reentrant_checkpoints_are_refused_with_the_repair(model
     reentrant.blocks[1].forward = lambda x: checkpoint(inner, x, use_reentrant=True)
     with pytest.raises(InputError, match=r"a checkpoint is reentrant\. Nearest: use_reentrant=False in it\.$"):
         lf.check(reentrant, ids)
-
-
-FORKED = """
-import os, signal
-from limitformer.cli.endings import end_at_once, end_at_once_on_interrupt
-end_at_once_on_interrupt()
-child = os.fork()
-if not child:
-    os._exit(signal.getsignal(signal.SIGINT) is not signal.SIG_DFL)
-assert os.waitpid(child, 0)[1] == 0 and signal.getsignal(signal.SIGINT) is end_at_once
-"""
-
-
-def test_a_forked_process_leaves_interruption_to_the_system():
-    """It would print a second line, and clean up for its parent."""
-    subprocess.run([sys.executable, "-c", FORKED], check=True)

@@ -484,50 +484,49 @@ def test_sweep_computes_own_parts(tmp_path):
     assert read.sizes["feedforward.gain"] == 2
 
 
-def command(*arguments):
-    result = CliRunner().invoke(app, ["simulate", "--width", "8", "--depth", "2", *arguments])
-    return result.exit_code, result.stdout or result.stderr
-
-
-def test_the_command_line_takes_functions_of_the_folder(tmp_path, monkeypatch):
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """Run `limitformer simulate` in a folder with a model whose own functions are in that folder."""
+    (tmp_path / "model.toml").write_text(
+        '[model]\nkind = "Transformer"\nwidth = 8\ndepth = 2\ngamma = 0.5\n'
+        'attention = {kind = "Mixing", function = "parts_of_mine:flat", tau0 = 1.0}\n'
+        'feedforward = {kind = "Elementwise", function = "parts_of_mine:leaky", hidden = 9}\n'
+    )
     (tmp_path / "parts_of_mine.py").write_text(
         "def leaky(x):\n    return max(x, 0.1 * x)\n\ndef flat(logits, visible):\n    return visible / len(visible)\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    own_parts = ("--feedforward", "parts_of_mine:leaky", "--attention", "parts_of_mine:flat", "--hidden", "9")
-    code, output = command(*own_parts, "--show-model")
+
+    def call(file, *arguments):
+        result = CliRunner().invoke(app, ["simulate", file, *arguments])
+        return result.exit_code, result.stdout or result.stderr
+
+    return call
+
+
+def test_the_command_line_takes_functions_of_the_folder(command, tmp_path):
+    code, output = command("model.toml", "--show-model")
     assert code == 0
     model = lf.from_json(output)
     assert model.feedforward.function.__name__ == "leaky"
     assert model.feedforward.hidden == 9
     assert type(model.attention) is lf.Mixing
-    assert model.attention.tau0 == 1.0
-    (tmp_path / "model.json").write_text(output)
-    assert command("--feedforward", "swiglu", "--samples", "8", "--tokens", "2")[0] == 0
-    code, output = command("--feedforward", "swiglu", "--samples", "8", "--tokens", "2", "--gradients")
-    assert code == 0
-    assert "feedforward.gate" in output
     (tmp_path / "strengths.json").write_text(lf.to_json(replace(model, gamma=[0.1, 0.9])))
-    result = CliRunner().invoke(app, ["simulate", "--model", "strengths.json", "--samples", "8"])
-    assert result.exit_code == 0, result.output
+    code, output = command("strengths.json", "--samples", "8")
+    assert code == 0, output
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--feedforward", "sillu"), "or package.module:function; got 'sillu'"),
-        (("--feedforward", "own_parts_example:nothing"), "has no function nothing"),
-        (("--attention", "own_parts_example:sigmoid_attention", "--no-center"), "the attention is not shaped"),
-        (("--attention", "own_parts_example:sigmoid_attention", "--as", "limit"), "No limit is proven"),
-        (
-            ("--attention", "none", "--feedforward", "own_parts_example:silu", "--gradients"),
-            "with Elementwise(own_parts_example:silu) has no gradients",
-        ),
+        (("--set", "feedforward.function=parts_of_mine:nothing"), "has no function nothing"),
+        (("--as", "limit"), "No limit is proven"),
+        (("--set", "attention=null", "--gradients"), "with Elementwise(parts_of_mine:leaky) has no gradients"),
     ],
 )
-def test_the_command_line_refuses_in_one_line(arguments, message):
-    code, output = command(*arguments)
+def test_the_command_line_refuses_in_one_line(command, arguments, message):
+    code, output = command("model.toml", *arguments)
     assert code == 2
     assert message in " ".join(output.split())
 

@@ -121,7 +121,7 @@ print(kernels.CACHE, kernels.driver(lambda x: x + 1)(1), kernels.HOW_OFTEN)
 
 
 def test_disabled_numba_is_refused_in_one_line():
-    command = [sys.executable, "-m", "limitformer", "simulate", "--depth", "2", "--samples", "2"]
+    command = [sys.executable, "-m", "limitformer", "phase", "--samples", "2"]
     environment = {**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONIOENCODING": "utf-8"}
     done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", check=False)
     line = "NUMBA_DISABLE_JIT is set, but kernels run only compiled. Nearest: unset NUMBA_DISABLE_JIT."

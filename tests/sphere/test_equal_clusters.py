@@ -9,7 +9,6 @@ from scipy.special import digamma, exp1
 
 import limitformer as lf
 from limitformer.base.errors import InputError
-from limitformer.cli.overlap_words import words_of
 from limitformer.sphere.overlap.layers import critical_beta, exponents, exponents_of
 from sphere_naive import naive_attention, naive_layer, normalised, tokens_at
 from statistics_checks import STANDARD_ERRORS
@@ -452,7 +451,6 @@ def test_threshold_of_few_layers_is_refused_where_it_is_not_known(model, cluster
         pair.critical_beta_of_layers()
     summary = pair.summary()
     assert summary["critical_beta_of_layers"] == {"1": None, "10": None}
-    assert "few layers" not in words_of(summary)
 
 
 def test_threshold_of_few_layers_refuses_wrong_numbers():
@@ -460,9 +458,3 @@ def test_threshold_of_few_layers_refuses_wrong_numbers():
         lf.overlap(model_of(2, 1.0)).critical_beta_of_layers(0)
     with pytest.raises(InputError, match="needs dim <= 1,000,000"):
         critical_beta(1_000_001, 1.0)
-
-
-def test_words_warn_of_few_layers_where_they_change_the_threshold():
-    said = words_of(lf.overlap(model_of(2, 1.0)).summary())
-    assert said.endswith("few layers in a unit of time need a larger β: |β| > 1.04 with 1 and |β| > 0.7108 with 10.")
-    assert words_of(lf.overlap(model_of(2, 1.0, dim=2)).summary()).endswith("Antipodes are possible at every β.")

@@ -15,8 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from limitformer.cli.endings import ALIKE, BAD_INPUT, CLOSED_PIPE, code_at_end, finish_streams
-from limitformer.cli.surroundings import remove_new_folder
+from limitformer.cli.endings import ALIKE, BAD_INPUT, CLOSED_PIPE, code_at_end, finish_streams, remove_new_folder
 
 # Typer re-exports only a subclass; the module of the class itself depends on the version.
 UsageError: Any = typer.BadParameter.__base__
@@ -65,10 +64,6 @@ COMMANDS = {
         "limitformer.cli.phase:phase",
         "Draw a phase diagram: do tokens on the sphere end in one cluster, or as antipodal pairs?",
     ),
-    "overlap": (
-        "limitformer.cli.overlap:overlap",
-        "Tell whether two tokens end at antipodes: exact probabilities, thresholds and times at infinite depth.",
-    ),
     "sweep": (
         "limitformer.cli.sweep:sweep",
         "Run grids of simulations that can be stopped, resumed, extended and moved to a cluster.",
@@ -88,11 +83,12 @@ def commands_of(entry: EntryPoint) -> dict[str, tuple[str, str]]:
 for entry in entry_points(group="limitformer.commands"):  # `limitformer_papers` has two
     COMMANDS = COMMANDS | commands_of(entry) | COMMANDS  # none replaces ours
 
-ONCE = (
-    "check",
-    "design",
-    "steps",
-)  # they write several files; in other commands the last of two values counts, as usual
+ONCE = ("check", "design", "steps")  # they write several files; elsewhere the last of two values counts, as usual
+FILE_ERRORS = ("NoSuchOption", "MissingParameter")
+MODEL_FILE = (  # in place of the options that `simulate` had for fields of the model
+    "The model comes from a TOML file, and 'limitformer simulate --help' shows one: "
+    "limitformer simulate model.toml --set gamma=0.3."
+)
 
 
 class Once(TyperCommand):
@@ -124,6 +120,8 @@ class Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Replace the stand-in in the list by the real command."""
+        if args[:1] == ["overlap"]:
+            raise UsageError("overlap is a function of Python now: limitformer.overlap(model).summary()", ctx)
         name, command, rest = super().resolve_command(ctx, args)
         return name, command and command_of(str(name)), rest
 
@@ -150,7 +148,8 @@ class Commands(TyperGroup):
             from limitformer.cli.report import say_error
 
             command = error.ctx.command_path if error.ctx else self.name
-            say_error(f"{message_of(error)} See '{command} --help'.")
+            file = error.ctx and error.ctx.info_name == "simulate" and type(error).__name__ in FILE_ERRORS
+            say_error(f"{message_of(error)} " + (MODEL_FILE if file else f"See '{command} --help'."))
             result = BAD_INPUT
         except SystemExit:  # typer's answer to a closed pipe, with the code of a failed check
             result = CLOSED_PIPE

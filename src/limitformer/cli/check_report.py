@@ -1,4 +1,4 @@
-"""A report of `limitformer check` on the terminal: coloured signs, and the command to run next."""
+"""A report on a network on the terminal: coloured signs, and the command to run next."""
 
 import shlex
 from pathlib import Path
@@ -9,20 +9,20 @@ from rich.text import Text
 from limitformer.cli.report import screen
 
 if TYPE_CHECKING:
-    from limitformer.checking import Report
+    from limitformer.checking import Comparison, Report, StepsReport
 
 COLOURS = {"✓": "bold green", "!": "bold yellow", "✗": "bold red", "·": "bold cyan", "≠": "bold yellow"}
 DESIGNED = ("collapsed", "grows", "dies", "frozen", "uniform", "vanishing")  # verdicts that `design` may fix
 
 
-def print_report(report: "Report") -> None:
+def print_report(report: "Report | Comparison | StepsReport") -> None:
     """Print the report, with coloured signs and grades if the terminal has colours."""
     text = Text()
     for line in str(report).splitlines():
-        sign = line[2:3] if line.startswith("  ") else ""
-        length = line.find(":") + 1 if sign in COLOURS and ":" in line else 3
-        text.append(line[:length], COLOURS.get(sign, ""))
-        text.append(line[length:] + "\n")
+        sign = line.strip()[:1]
+        end = (line.find(":") + 1 or line.find(sign) + 1) if sign in COLOURS else 0
+        text.append(line[:end], COLOURS.get(sign, ""))
+        text.append(line[end:] + "\n")
     screen.print(text, soft_wrap=True, end="")
 
 

@@ -4,12 +4,10 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.text import Text
-
 from limitformer.base.errors import InputError, require
 from limitformer.cli.check_options import assignments
-from limitformer.cli.check_report import COLOURS
-from limitformer.cli.report import print_plain, screen
+from limitformer.cli.check_report import print_report
+from limitformer.cli.report import print_plain
 from limitformer.cli.user_code import names_code, user_object
 
 if TYPE_CHECKING:
@@ -52,18 +50,7 @@ def check_several(
                 raise InputError(f"{one}: {error}") from error
             reports[distinct(report.name, reports)] = report
     result = Comparison(reports)
-    print_comparison(result)
+    print_report(result)
     if place is not None:
         print_plain("Wrote " + ", ".join(map(str, result.save(place))))
     return result
-
-
-def print_comparison(comparison: "Comparison") -> None:
-    """Print the table, with coloured signs if the terminal has colours."""
-    text = Text()
-    for line in str(comparison).splitlines():
-        sign = line.strip()[:1]
-        start = line.find(sign) + 1 if sign in COLOURS else 0
-        text.append(line[:start], COLOURS.get(sign, ""))
-        text.append(line[start:] + "\n")
-    screen.print(text, soft_wrap=True, end="")

@@ -32,7 +32,7 @@ def design(
             metavar="WHAT",
             autocompletion=complete_shape,
             help="A public shape ('limitformer check list' shows them), a configuration's JSON or folder, or the "
-            "JSON of a Transformer ('limitformer simulate --show-model' prints it).",
+            "JSON of a Transformer ('limitformer simulate MODEL.toml --show-model' prints it).",
         ),
     ],
     text: Text = None,

@@ -12,8 +12,16 @@ import typer
 from limitformer.base.errors import InputError, MissingExtraError, unusable
 from limitformer.base.files import WRITTEN, written_paths
 from limitformer.base.progress import Terminal
-from limitformer.cli.endings import BAD_INPUT, CLOSED_PIPE, INTERRUPTED, NOTHING_WRITTEN, OutputError, code_of
-from limitformer.cli.surroundings import check_folder, import_failure
+from limitformer.cli.endings import (
+    BAD_INPUT,
+    CLOSED_PIPE,
+    INTERRUPTED,
+    NOTHING_WRITTEN,
+    OutputError,
+    check_folder,
+    code_of,
+    import_failure,
+)
 
 
 class Screen(Terminal):

@@ -1,4 +1,4 @@
-"""`limitformer simulate`: build a model from options or a file, simulate it, print a table and save the data."""
+"""`limitformer simulate`: read a model from a file, simulate it, print a table and save the data."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -10,8 +10,9 @@ import typer
 from rich.table import Table
 
 from limitformer.base.errors import require
+from limitformer.cli.check_options import assignments
 from limitformer.cli.endings import INTERRUPTED, begin_work
-from limitformer.cli.parts import model_of, refuse_options_without_effect, start_of
+from limitformer.cli.parts import read_model, start_of
 from limitformer.cli.report import errors, errors_in_one_line, print_plain, screen
 
 if TYPE_CHECKING:
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from limitformer.models import Start, Transformer
 
 ROWS = 9  # largest number of rows in the table
-ALL_CORES = "all cores"
-LAYERS = "shaped-relu, relu, gelu, another layer of the package such as silu or squared-relu"
-PATH = "package.module:function"
 
 
 def option(panel: str, *names: str, help: str, default: str | bool = True) -> Any:  # noqa: A002
@@ -31,49 +29,18 @@ def option(panel: str, *names: str, help: str, default: str | bool = True) -> An
     return typer.Option(*names, help=help, rich_help_panel=panel, show_default=default)
 
 
-MODEL, START, RUN = "Model", "Start", "Simulation"
+START, RUN = "Start", "Simulation"
 
 
 def simulate(
     context: typer.Context,
     model_file: Annotated[
-        Path | None,
-        option(MODEL, "--model", help="JSON file of the model (see --show-model), instead of options."),
+        Path, typer.Argument(metavar="MODEL.toml", help="The model, as above or in the file of a sweep; or its JSON.")
+    ],
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Change the model first: gamma=0.3, attention.tau0=2."),
     ] = None,
-    width: Annotated[int, option(MODEL, help="Width n: coordinates of a token.")] = 200,
-    depth: Annotated[int, option(MODEL, help="Depth d: number of layers.")] = 150,
-    gamma: Annotated[float, option(MODEL, help="Residual strength γ, 0 to 1.", default="1/sqrt(8)")] = 8**-0.5,
-    lam: Annotated[float | None, option(MODEL, help="Skip strength λ.", default="sqrt(1 - γ²)")] = None,
-    attention: Annotated[str, option(MODEL, help=f"shaped, softmax, none, or your own rule as {PATH}.")] = "shaped",
-    tau0: Annotated[float, option(MODEL, help="Temperature τ₀ of the attention.")] = 1.0,
-    identity: Annotated[
-        bool, option(MODEL, "--identity/--no-identity", help="Shaped attention: add the identity.")
-    ] = True,
-    center: Annotated[
-        bool, option(MODEL, "--center/--no-center", help="Shaped attention: subtract 1/m from the softmax.")
-    ] = True,
-    temperature: Annotated[
-        str, option(MODEL, help="Shaped attention: shaped for τ = τ₀√(n n_k), standard for τ₀√n_k.")
-    ] = "shaped",
-    heads: Annotated[
-        int | None,
-        option(MODEL, help="Heads, joined by an output projection.", default="one head, no projection"),
-    ] = None,
-    head_dim: Annotated[
-        int | None, option(MODEL, help="n_k: coordinates of a query and a key.", default="width/heads")
-    ] = None,
-    feedforward: Annotated[str, option(MODEL, help=f"{LAYERS}, none, or your own function as {PATH}.")] = "shaped-relu",
-    c_plus: Annotated[float, option(MODEL, help="c₊: the shaped ReLU has slope 1 + c₊/√n above 0.")] = 0.0,
-    c_minus: Annotated[float, option(MODEL, help="c₋: the shaped ReLU has slope 1 + c₋/√n below 0.")] = -1.0,
-    hidden: Annotated[
-        int | None, option(MODEL, help="Hidden units of the feed-forward layer.", default="width")
-    ] = None,
-    one_matrix: Annotated[
-        bool,
-        option(MODEL, "--one-matrix", help="Use a feed-forward layer of one matrix, √(c/n) σ(X) W, without attention."),
-    ] = False,
-    norm: Annotated[str, option(MODEL, help="none, pre-layer, post-layer, pre-rms or post-rms.")] = "none",
-    mask: Annotated[str, option(MODEL, help="none or causal.")] = "none",
     text: Annotated[Path | None, option(START, help="Start from the words of this file, embedded at random.")] = None,
     positions: Annotated[
         bool, option(START, "--positions", help="Add sinusoidal positions to the words of the text.")
@@ -81,8 +48,12 @@ def simulate(
     tokens: Annotated[
         int | None, option(START, help="Number of tokens.", default="2, or all tokens of a text of at most 64")
     ] = None,
-    correlation: Annotated[float, option(START, help="Correlation of each pair of tokens (without --text).")] = 0.2,
-    variance: Annotated[float, option(START, help="Variance of each token (without --text).")] = 1.0,
+    correlation: Annotated[
+        float | None, option(START, help="Correlation of each pair of tokens (without --text).", default="0.2")
+    ] = None,
+    variance: Annotated[
+        float | None, option(START, help="Variance of each token (without --text).", default="1")
+    ] = None,
     kind: Annotated[
         str,
         option(RUN, "--as", help="chain (the finite network, exact), limit (its SDE) or network (needs torch)."),
@@ -103,32 +74,42 @@ def simulate(
     ] = None,
     gradients: Annotated[bool, option(RUN, "--gradients", help="Differentiate ½|x|² of the last tokens.")] = False,
     seed: Annotated[int, option(RUN, help="Seed; the same seed gives the same numbers.")] = 0,
-    threads: Annotated[int | None, option(RUN, help="Threads of a chain or limit.", default=ALL_CORES)] = None,
+    threads: Annotated[int | None, option(RUN, help="Threads of a chain or limit.", default="all cores")] = None,
     out: Annotated[Path | None, option(RUN, help="Write the data to this file, .nc or .zarr.")] = None,
-    show_model: Annotated[
-        bool, option(RUN, "--show-model", help="Print the model as JSON (for --model) and exit.")
-    ] = False,
+    show_model: Annotated[bool, option(RUN, "--show-model", help="Print the model as JSON and exit.")] = False,
 ) -> None:
-    """Simulate a Transformer at initialisation: its exact chain, its limit, or the network itself.
+    r"""Simulate a Transformer at initialisation: its exact chain, its limit, or the network itself.
 
     Prints correlations and variances of the tokens, and sizes of gradients, by layer (chain, network) or time (limit).
 
-    For example: limitformer simulate --attention softmax --text README.md --tokens 32 --record 0,50,150
+    For example: limitformer simulate model.toml --set gamma=0.3 --record 0,50,150, where model.toml is
+
+    \[model]
+    kind = "Transformer"
+    width = 200
+    depth = 150
+    gamma = 0.3535533905932738
+    attention = {kind = "ShapedAttention", tau0 = 1.0}
+    feedforward = {kind = "ShapedReLU", c_plus = 0.0, c_minus = -1.0}
     """
     with errors_in_one_line():
         from limitformer.models import to_json
 
-        chosen = context.params
-        refuse_options_without_effect({name for name in chosen if was_given(context, name)}, chosen)
-        model = model_of(chosen)
+        model = read_model(model_file, assignments(changes, "--set"))
         if show_model:
             print_plain(to_json(model, indent=2))
             return
-        check_out(out)
+        from limitformer.results.storage import check_target, save
+
+        if out is not None:
+            check_target(out)
+        chosen = context.params
         options = {name: chosen[name] for name in ("threads", "radius", "dt", "step") if chosen[name] is not None}
         settings = {"samples": samples, "seed": seed, **({"gradients": True} if gradients else {})}
-        dataset, complete = run(kind, model, start_of(chosen, model.width), parse_record(record), settings, options)
-        written = write(dataset, out)
+        dataset, complete = run(
+            kind, model, start_of(text, model.width, chosen), parse_record(record), settings, options
+        )
+        written = None if out is None else save(dataset, out)
         screen.print(table_of(dataset))
         if written is not None:
             print_plain(f"Wrote {written}")
@@ -136,12 +117,6 @@ def simulate(
             finished = dataset.sizes["sample"]
             errors.print(f"Interrupted; the table shows the {finished} finished samples.", markup=False)
             raise typer.Exit(INTERRUPTED)
-
-
-def was_given(context: typer.Context, name: str) -> bool:
-    """Whether the user gave the option on the command line."""
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def parse_record(record: str | None) -> list[float] | None:
@@ -202,22 +177,6 @@ def even_points(kind: str, simulated: Any, options: dict[str, Any]) -> "np.ndarr
     return np.unique(np.rint(np.linspace(0, steps, ROWS))) * (simulated.horizon / steps)
 
 
-def check_out(out: Path | None) -> None:
-    """Raise `InputError` before any work if the data cannot be written."""
-    if out is not None:
-        from limitformer.results.storage import check_target
-
-        check_target(out)
-
-
-def write(dataset: "xr.Dataset", out: Path | None) -> Path | None:
-    if out is None:
-        return None
-    from limitformer.results.storage import save
-
-    return save(dataset, out)
-
-
 def table_of(dataset: "xr.Dataset") -> Table:
     """Tabulate correlations (over all pairs and samples) and variances by layer or time."""
     import numpy as np
@@ -228,7 +187,8 @@ def table_of(dataset: "xr.Dataset") -> Table:
     tokens = dataset.sizes["token"]
     title = f"{dataset.attrs['description']}, {dataset.sizes['sample']} samples, {tokens} tokens"
     table = Table(axis, "mean ρ", "mean |ρ|", "5 % … 95 % of ρ", "median variance", title=title)
-    if "stream_gradient" in dataset:
+    differentiated = "stream_gradient" in dataset
+    if differentiated:
         table.add_column("median |∂X|")
     for column in table.columns:
         column.justify, column.no_wrap = "right", True
@@ -237,7 +197,8 @@ def table_of(dataset: "xr.Dataset") -> Table:
         one = dataset.isel({axis: [k]})  # one point at a time, to save memory
         variance = np.median(np.diagonal(one["covariance"].values, axis1=-2, axis2=-1))
         rho = correlation(one).values[:, 0][:, pairs[0], pairs[1]]
-        table.add_row(f"{point:g}", *correlation_cells(rho), f"{variance:.4g}", *gradient_cells(one))
+        gradient = [f"{float(one['stream_gradient'].median()):.4g}"] if differentiated else []
+        table.add_row(f"{point:g}", *correlation_cells(rho), f"{variance:.4g}", *gradient)
     table.caption = caption(dataset, tokens)
     return table
 
@@ -250,13 +211,6 @@ def correlation_cells(rho: "np.ndarray") -> tuple[str, str, str]:
         return "", "", ""
     low, high = np.quantile(rho, [0.05, 0.95])
     return near_one(rho.mean()), near_one(abs(rho).mean()), f"{low:.3f} … {high:.3f}"
-
-
-def gradient_cells(dataset: "xr.Dataset") -> tuple[str, ...]:
-    """Return the median norm of the stream's gradient at one layer, if the dataset has gradients."""
-    if "stream_gradient" not in dataset:
-        return ()
-    return (f"{float(dataset['stream_gradient'].median()):.4g}",)
 
 
 def weight_lines(dataset: "xr.Dataset") -> list[str]:

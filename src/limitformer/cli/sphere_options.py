@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from limitformer.base.errors import InputError, require
+from limitformer.base.errors import require
 
 BEYOND = "Beyond [CT]: attention of real networks"
 QueryKey = Annotated[
@@ -99,14 +99,3 @@ def sphere_model(chosen: dict[str, Any], **first: Any) -> Any:
         return HybridTransformer(**common, **first)
     sigma = 1.0 if chosen["sigma"] is None else chosen["sigma"]
     return StochasticTransformer(**common, **first, **more, sigma=sigma)
-
-
-def parse_clusters(text: str | None) -> tuple[int, int] | None:
-    """Parse two whole numbers separated by a comma."""
-    if text is None:
-        return None
-    try:
-        first, second = (int(part) for part in text.split(","))
-    except ValueError as error:
-        raise InputError(f"--clusters must be two whole numbers separated by a comma; got {text!r}.") from error
-    return first, second

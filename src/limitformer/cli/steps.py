@@ -19,10 +19,10 @@ from limitformer.cli.check_options import (
     require_readable,
     witness_of,
 )
-from limitformer.cli.check_report import COLOURS
+from limitformer.cli.check_report import print_report
 from limitformer.cli.endings import INTERRUPTED, begin_work
 from limitformer.cli.names import complete_shape
-from limitformer.cli.report import errors, errors_in_one_line, print_plain, screen
+from limitformer.cli.report import errors, errors_in_one_line, print_plain
 from limitformer.cli.user_code import names_code, user_inputs, user_loss, user_object
 
 if TYPE_CHECKING:
@@ -167,16 +167,8 @@ def steps(
 
 def finish(report: "StepsReport", place: Path | None) -> None:
     """Save and print a report."""
-    from rich.text import Text as Coloured
-
     written = [] if place is None else report.save(place)
-    shown = Coloured()
-    for line in str(report).splitlines():
-        sign = line[2:3] if line.startswith("  ") else ""
-        length = line.find(":") + 1 if sign in COLOURS and ":" in line else 0
-        shown.append(line[:length], COLOURS.get(sign, ""))
-        shown.append(line[length:] + "\n")
-    screen.print(shown, soft_wrap=True, end="")
+    print_report(report)
     if written:
         print_plain("Wrote " + ", ".join(map(str, written)))
 

@@ -42,18 +42,22 @@ def read_sweep(path: str | Path) -> Sweep:
     Raises:
         InputError: the file cannot be read, is not TOML, or describes a sweep that cannot run.
     """
-    check_regular(Path(path))
-    try:
-        with Path(path).open("rb") as file:
-            record = tomllib.load(file)
-    except OSError as error:
-        raise InputError(f"Cannot read {path}: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not TOML: {error}.") from error
+    record = read_toml(path)
     try:
         return sweep_of(record)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    check_regular(Path(path))
+    try:
+        with Path(path).open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise InputError(f"Cannot read {path}: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not TOML: {error}.") from error
 
 
 def sweep_of(record: Mapping[str, Any]) -> Sweep:
