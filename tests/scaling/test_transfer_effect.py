@@ -10,7 +10,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import limitformer as lf
 from limitformer import InputError
-from limitformer.scaling import multipliers
 from limitformer.scaling.exponents import exponent
 from limitformer.scaling.parametrisation import parametrise
 from limitformer.weightless.law import law
@@ -46,7 +45,7 @@ def exponents(model, over, sizes, rule, **changes):
     return {name: exponent(each.reshape(len(each), len(sizes)), sizes) for name, each in parts.items()}
 
 
-WIDTHS = [64, 128, 256, 512]
+WIDTHS = [64, 256]
 GEMMA2 = {**LLAMA, "model_type": "gemma2", "head_dim": 16, "query_pre_attn_scalar": 16}  # tied, √width at its table
 MINICPM = {**LLAMA, "model_type": "minicpm3", "dim_model_base": 32, "q_lora_rank": 16, "kv_lora_rank": 16}
 MINICPM |= {
@@ -58,7 +57,7 @@ MINICPM |= {
 }
 
 
-@pytest.mark.parametrize("model", [LLAMA, GRANITE, NEOX, GEMMA2, MINICPM])
+@pytest.mark.parametrize("model", [LLAMA, GRANITE, GEMMA2, MINICPM])
 def test_mup_logits_fall_and_stream_does_not_depend_on_width(model):
     result = exponents(model, "width", WIDTHS, "mup")
     assert result["logits"].low - 0.01 < -0.5 < result["logits"].high + 0.01
@@ -84,7 +83,7 @@ def test_wrong_twin_multiplier_of_the_root_leaves_logits_constant():
     assert result.low > root.high + 0.4
 
 
-DEPTHS = [4, 8, 16, 32]
+DEPTHS = [4, 16]
 
 
 class Residual(nn.Module):
@@ -117,7 +116,7 @@ def test_growth_of_stream_over_depth_has_the_power_of_the_rule(rule, power):
 
 @pytest.mark.slow
 def test_depth_mup_stream_does_not_depend_on_depth():
-    own, standard = (exponents(LLAMA, "depth", DEPTHS, rule)["stream"] for rule in ("depth-mup", "standard"))
+    own, standard = (exponents(LLAMA, "depth", [4, 8, 16, 32], rule)["stream"] for rule in ("depth-mup", "standard"))
     assert abs(own.value) < 0.05
     assert standard.low > 0.4
 
@@ -127,28 +126,12 @@ def same(a, b, *names):
         np.testing.assert_allclose(a[name].values, b[name].values, rtol=2e-4, err_msg=name)
 
 
-@pytest.mark.parametrize("field", ["residual_multiplier", "logits_scaling"])
-def test_field_of_granite_and_changed_module_have_the_same_effect(field, monkeypatch):
-    over, sizes, rule = (
-        ("depth", (8, 4), "completep") if field == "residual_multiplier" else ("width", (128, 64), "mup")
-    )
-    with_field = measured(GRANITE, over, *sizes, rule, samples=4)
-    result = parametrise(GRANITE, over, *sizes, rule, "adamw")
-    assert getattr(result.model.config, field) != GRANITE[field]
-    monkeypatch.setattr(multipliers, "OUTPUT_FIELDS", ())
-    monkeypatch.setattr(multipliers, "BRANCH_FIELDS", ())
-    changed = parametrise(GRANITE, over, *sizes, rule, "adamw")
-    assert getattr(changed.model.config, field) == GRANITE[field]
-    without = measured(GRANITE, over, *sizes, rule, samples=4)
-    same(with_field, without, "covariance", "branch", "logits_std")
-
-
 LAST = {
     "gpt2": (GPT2, ["transformer.h.*.c_proj.weight"]),
     "bert": (BERT, ["bert.encoder.layer.*output.dense.weight"]),  # post-LN
     "gpt_neox": (NEOX, ["*.attention.dense.weight", "*.dense_4h_to_h.weight"]),  # parallel branches
     "mixtral": (MIXTRAL, ["*.o_proj.weight", "*.experts.down_proj"]),
-    "llama": (LLAMA, ["*.o_proj.weight", "*.down_proj.weight"]),
+    "granite": (GRANITE, ["*.o_proj.weight", "*.down_proj.weight"]),  # its code has a multiplier of branches
 }
 
 
