@@ -138,14 +138,14 @@ LAST = {
 @pytest.mark.parametrize("name", LAST)
 def test_multiplied_branch_is_a_branch_with_smaller_last_matrices(name):
     model, patterns = LAST[name]
-    own = measured(model, "depth", 8, 4, "completep", samples=4)
-    base = parametrise(model, "depth", 8, 4, "completep", "adamw")
-    known = law(parametrise(model, "depth", 4, 4, "standard").model).laws
+    own = measured(model, "depth", 4, 2, "completep", samples=4)
+    base = parametrise(model, "depth", 4, 2, "completep", "adamw")
+    known = law(parametrise(model, "depth", 2, 2, "standard").model).laws
     smaller = {
         pattern: 0.5 * next(each.std for key, each in known.items() if fnmatchcase(key, pattern))
         for pattern in patterns
     }
-    plain = parametrise(model, "depth", 8, 4, "standard").model
+    plain = parametrise(model, "depth", 4, 2, "standard").model
     other = lf.weightless.simulate(plain, 8, samples=4, overrides=base.overrides | smaller, **RUN)
     same(own, other, "covariance", "branch", "logits_std")
 
@@ -235,11 +235,11 @@ def test_logits_of_larger_heads_have_the_inverse_of_their_size(model, factor):
 
 
 def test_multiplied_branches_have_the_gradients_of_smaller_matrices():
-    own = parametrise(GPT2, "depth", 8, 4, "completep", "adamw")
+    own = parametrise(GPT2, "depth", 4, 2, "completep", "adamw")
     patterns = ["*.attn.c_proj.weight", "*.mlp.c_proj.weight"]
-    smaller = dict.fromkeys(patterns, 0.5 * 0.02 / 8**0.5)
+    smaller = dict.fromkeys(patterns, 0.5 * 0.02 / 4**0.5)
     with_rule = lf.weightless.simulate(own.model, 8, samples=3, overrides=own.overrides, gradients=True, **RUN)
-    plain = parametrise(GPT2, "depth", 8, 4, "standard").model
+    plain = parametrise(GPT2, "depth", 4, 2, "standard").model
     other = lf.weightless.simulate(plain, 8, samples=3, overrides=smaller, gradients=True, **RUN)
     same(with_rule, other, "stream_gradient", "loss")
     last = [k for k, name in enumerate(other.weight.values) if "c_proj.weight" in str(name)]

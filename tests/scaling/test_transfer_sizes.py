@@ -58,20 +58,24 @@ def test_depth_continues_lists_by_layer_in_their_period():
     assert at_size(config, "depth", 4).changes["layer_types"][1] == kinds
 
 
+def test_depth_continues_numbers_of_layers():
+    config = {"model_type": "bamba", "num_hidden_layers": 4, "attn_layer_indices": [1, 3], "vocab_size": 50}
+    config |= {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config |= {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16}
+    assert at_size(config, "depth", 8).changes["attn_layer_indices"] == ([1, 3], [1, 3, 5, 7])
+
+
 def test_function_may_return_a_configuration():
-    """It names the fields that grow, such as the places of attention in Bamba, which `at_size` does not know."""
+    """It names fields that `at_size` does not know."""
     from transformers import AutoConfig
 
-    config = {"model_type": "bamba", "vocab_size": 50, "hidden_size": 64, "intermediate_size": 64, "mamba_d_state": 16}
-    config |= {"num_attention_heads": 4, "num_key_value_heads": 2, "mamba_n_heads": 8, "mamba_d_head": 16}
+    def build(width):
+        grown = {"hidden_size": width, "intermediate_size": 4 * width, "num_attention_heads": width // 16}
+        return AutoConfig.for_model(**LLAMA | grown | {"num_key_value_heads": 2})
 
-    def build(depth):
-        places = [layer for layer in range(depth) if layer % 2]
-        return AutoConfig.for_model(**config, num_hidden_layers=depth, attn_layer_indices=places)
-
-    sized = at_size(build, "depth", 8)
-    assert (sized.changes, sized.model.attn_layer_indices) == ({"depth": (None, 8)}, [1, 3, 5, 7])
-    assert len(shapes_of(sized.model)) > 1.8 * len(shapes_of(at_size(build, "depth", 4).model))
+    sized = at_size(build, "width", 96)
+    assert (sized.changes, sized.model.num_attention_heads) == ({"width": (None, 96)}, 6)
+    assert shapes_of(sized.model)["model.layers.0.mlp.up_proj.weight"] == (384, 96)
 
 
 @pytest.mark.parametrize(

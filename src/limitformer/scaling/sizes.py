@@ -46,16 +46,18 @@ GROWS = {  # all fields that grow
         *("num_attention_heads", "num_key_value_heads", "num_heads", "n_head", "n_heads", "attention_heads"),
         *("encoder_attention_heads", "decoder_attention_heads", "num_kv_heads", "kv_n_heads", "index_n_heads"),
         *("swa_num_attention_heads", "swa_num_key_value_heads", "linear_num_key_heads", "linear_num_value_heads"),
-        *("mamba_n_heads", "mamba_num_heads", "n_mamba_heads"),
+        *("mamba_n_heads", "mamba_num_heads", "n_mamba_heads", "num_attention_heads_per_layer"),
+        *("cross_attention_hidden_size", "encoder_hidden_size", "attention_hidden_size", "linear_num_heads"),
+        *("num_encoder_attention_heads", "num_decoder_attention_heads", "num_sliding_attention_heads"),
+        *("embedding_dim", "input_embedding_size", "output_embedding_size", "dense_intermediate_size"),
     },
     DEPTH: {*SIZES[DEPTH], "decoder_layers", "num_decoder_layers"},
 }
-LISTS_BY_LAYER = (
-    "intermediate_size",
-    "activation_sparsity_pattern",
-    "no_rope_layers",
-    "moe_layer_freq",
-)  # beside lists of words
+LISTS_BY_LAYER = (  # lists of numbers with an entry for each layer; lists of words need no name
+    *("intermediate_size", "activation_sparsity_pattern", "no_rope_layers", "moe_layer_freq", "layer_rope_theta"),
+    "num_attention_heads_per_layer",
+)
+LISTS_OF_LAYERS = ("moe_layers", "full_attn_idxs", "attn_layer_indices", "hybrid_layer_ids", "kv_source_layers")
 SHARES_LAYERS = ("albert", "hrm_text", "perceiver")  # types whose layers share their parameters
 
 # Parts of a composite configuration that read or write text. If there is one, the others keep their size.
@@ -234,9 +236,7 @@ def changed_fields(
     return [*result, *projections(config, parts, size, present)] if over == WIDTH else result
 
 
-def projections(
-    config: Any, parts: Sequence[Any], size: int, present: int
-) -> Iterator[tuple[str, Any, dict[str, int]]]:
+def projections(config: Any, parts: Sequence[Any], size: int, present: int) -> Iterator[tuple[str, Any, Any]]:
     """Yield the parts for images whose output has the width of the text, with their new field."""
     for name in config.sub_configs or ():
         other = getattr(config, name, None)
@@ -317,16 +317,21 @@ def require_whole(size: int, present: int, values: Mapping[str, Any], name: str,
 
 
 def lists_by_layer(config: Any, size: int, present: int) -> dict[str, Any]:
-    """Return the lists with an entry for each layer at another depth."""
+    """Return the lists with an entry for each layer, and those of numbers of layers, at another depth."""
     depths = {each for value in growing_fields(config, DEPTH).values() for each in numbers_of(value)}
     lists = {name: value for name, value in vars(config).items() if isinstance(value, list | tuple)}
     words = {name for name, value in lists.items() if value and all(isinstance(each, str) for each in value)}
-    names = (words | {*LISTS_BY_LAYER}) & lists.keys() - {"architectures"}
-    return {
-        name: type(lists[name])(continued(list(lists[name]), len(lists[name]) * size // present))
+    names = [name for name in lists if name in words | {*LISTS_BY_LAYER} and name != "architectures"]
+    grown = {
+        name: continued(list(lists[name]), len(lists[name]) * size // present)
         for name in names
         if len(lists[name]) in depths
     }
+    most = max(depths, default=0)
+    for name in lists.keys() & {*LISTS_OF_LAYERS}:
+        marks = continued([layer in lists[name] for layer in range(most)], most * size // present)
+        grown[name] = [layer for layer, mark in enumerate(marks) if mark]
+    return {name: type(lists[name])(value) for name, value in grown.items()}
 
 
 def continued(values: list[Any], length: int) -> list[Any]:
