@@ -60,7 +60,7 @@ def draw_map(panel: Axes, region: xr.Dataset, present: Outcome, chosen: Outcome,
     mesh = panel.pcolormesh(data["probability"].values, cmap="Blues", vmin=0, vmax=1)
     y, x = np.nonzero(data["safe"].values)
     panel.plot(x + 0.5, y + 0.5, ".", color=BLACK, markersize=2)
-    places = [tuple(place_of(outcome, data[dim]) for dim in (across, up)) for outcome in (present, chosen)]
+    places = [(place_of(outcome, data[across]), place_of(outcome, data[up])) for outcome in (present, chosen)]
     mark(panel, places[0], places[1], label)
     panel.set(xlabel=LABELS.get(across, across), ylabel=LABELS.get(up, up))
     for axis, dim in ((panel.xaxis, across), (panel.yaxis, up)):

@@ -51,13 +51,19 @@ GROWS = {  # all fields that grow
         *("num_encoder_attention_heads", "num_decoder_attention_heads", "num_sliding_attention_heads"),
         *("embedding_dim", "input_embedding_size", "output_embedding_size", "dense_intermediate_size"),
     },
-    DEPTH: {*SIZES[DEPTH], "decoder_layers", "num_decoder_layers"},
+    DEPTH: {
+        *SIZES[DEPTH],
+        *("decoder_layers", "num_decoder_layers", "num_sparse_encoder_layers", "num_sparse_decoder_layers"),
+    },
 }
 LISTS_BY_LAYER = (  # lists of numbers with an entry for each layer; lists of words need no name
     *("intermediate_size", "activation_sparsity_pattern", "no_rope_layers", "moe_layer_freq", "layer_rope_theta"),
     "num_attention_heads_per_layer",
 )
-LISTS_OF_LAYERS = ("moe_layers", "full_attn_idxs", "attn_layer_indices", "hybrid_layer_ids", "kv_source_layers")
+LISTS_OF_LAYERS = (
+    *("moe_layers", "full_attn_idxs", "attn_layer_indices", "hybrid_layer_ids", "kv_source_layers"),
+    "cross_attention_layers",
+)
 SHARES_LAYERS = ("albert", "hrm_text", "perceiver")  # types whose layers share their parameters
 
 # Parts of a composite configuration that read or write text. If there is one, the others keep their size.
