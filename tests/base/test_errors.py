@@ -17,7 +17,6 @@ import limitformer_papers
 from limitformer.base.errors import PicklesArguments
 from limitformer.base.lock import CannotLockError
 from limitformer.checking.steps import StepsInterrupted, StepsReport
-from limitformer.designing import DesignInterrupted
 from limitformer.scaling.transfer import Transfer, TransferInterrupted
 from limitformer.sweep import SweepInterrupted
 from limitformer.weightless.lengths import RowsMeasured
@@ -28,7 +27,6 @@ from limitformer_papers.training.interrupts import TrainingInterrupted
 pytestmark = pytest.mark.fast
 
 PART = xr.Dataset({"exit": ("sample", [1.0, 2.0])})
-REGION = xr.Dataset({"samples": ("gamma", [0, 16])})
 # Exceptions that are made of something else than a message, each with a part that has to arrive.
 MADE = {
     lf.MissingExtraError: (lambda: lf.MissingExtraError("torch", "hf"), lambda error: (error.package, error.extra)),
@@ -36,7 +34,6 @@ MADE = {
         lambda: CannotLockError("it", OSError(28, "No space left on device", "/a/lock")), lambda error: error.reason
     ),
     lf.Interrupted: (lambda: lf.Interrupted(PART), lambda error: error.partial.to_dict()),
-    DesignInterrupted: (lambda: DesignInterrupted(REGION), lambda error: error.partial.to_dict()),
     DrawWholeError: (lambda: DrawWholeError({"a.weight": "F uses it"}), lambda error: error.reasons),
     KeepWeightsError: (lambda: KeepWeightsError({"a.weight": "used twice"}), lambda error: error.reasons),
     StepsInterrupted: (

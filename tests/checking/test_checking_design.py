@@ -18,9 +18,10 @@ from limitformer.checking.curves import gradient_of_matrices, gradient_ratio
 from limitformer.cli.app import app
 from limitformer.designing import Objective
 from limitformer.designing.design import trials_of
+from limitformer.designing.grid import choose, distances_on, region_of
 from limitformer.designing.objective import outside
 from limitformer.designing.outcome import Risk
-from limitformer.designing.search import Region, choose, finer, sample, search
+from limitformer.sweep import SweepInterrupted
 from limitformer.weightless.losses import chosen_loss
 from weightless_families import CONFIGS
 
@@ -37,7 +38,7 @@ def small(**changes):
 
 @pytest.fixture(scope="module")
 def design():
-    grid = {"initializer_range": [0.05, 0.2], "output": [0.5, 1.0, 2.0]}
+    grid = {"initializer_range": [0.05, 0.1, 0.2], "output": [0.5, 1.0, 2.0]}
     return lf.design(small(), tokens=TOKENS, objective=BANDS, grid=grid, samples=100, progress=False)
 
 
@@ -230,45 +231,61 @@ def test_distance_is_zero_inside_and_positive_for_nan():
 
 
 class Plane:
-    """Settings that meet the objective where x y ≤ 1, in every network; samples are counted."""
-
-    chunk, sampled = 4, 0
+    """A setting meets the objective where x y ≤ 1, and 7 networks of 16 also do where x y is 4 and x at most 4."""
 
     def values(self, setting, seed, samples):
-        self.sampled += len(samples)
-        product = np.full(len(samples), setting["x"] * setting["y"])
+        product = np.full(samples, setting["x"] * setting["y"])
+        product[:7] = 1.0 if setting["x"] * setting["y"] == 4 and setting["x"] <= 4 else product[0]
         return {"stream": (product, product)}
 
     def exact(self, setting):
         return {}
 
 
-def test_search_finds_the_region_and_choose_avoids_its_edge():
+def test_choice_is_inside_the_best_cells():
     axes = {"x": [1 / 16, 1 / 4, 1.0, 4.0, 16.0], "y": [1 / 4, 1.0, 4.0]}
-    region, plane = Region.over(axes), Plane()
     objective = Objective(stream=(1e-9, 1.0001), correlation=None, effective=None, gradient=None)
-    search(region, plane, objective, 0.1, 16, 0, False)
-    x, y = np.meshgrid(region.axes["x"], region.axes["y"], indexing="ij")
-    assert np.array_equal(region.safe, x * y <= 1.0001)
-    assert np.array_equal(region.probability, (x * y <= 1.0001).astype(float))
-    assert plane.sampled < 16 * region.safe.size / 2  # cells end early, and cells between like cells are inferred
-    place = choose(region, {"x": 1.0, "y": 1.0})
-    padded = np.pad(region.safe, 1)
-    unsafe = np.argwhere(~padded) - 1
-    depth = [np.min(np.linalg.norm(unsafe - np.array(one), axis=1)) for one in np.argwhere(region.safe)]
+    distances = distances_on(axes, Plane(), objective, 16, 0, None, False)
+    region = region_of(axes, distances, Plane(), 0.1, {})
+    x, y = np.meshgrid(axes["x"], axes["y"], indexing="ij")
+    met = x * y <= 1.0001
+    some = (x * y == 4) & (x <= 4)
+    assert np.array_equal(region["probability"], np.where(met, 1.0, np.where(some, 7 / 16, 0.0)))
+    assert np.array_equal(region["safe"], met)
+    assert np.array_equal(region["best"], met)
+    place = [axes[name].index(value) for name, value in choose(region, {"x": 1.0, "y": 1.0}).items()]
+    unsafe = np.argwhere(~np.pad(met, 1)) - 1
+    depth = [np.min(np.linalg.norm(unsafe - np.array(one), axis=1)) for one in np.argwhere(met)]
     assert np.min(np.linalg.norm(unsafe - np.array(place), axis=1)) == max(depth)
+    none = region.isel(x=[3, 4], y=[1, 2])  # nothing is safe: the cell that 7 networks meet, nearest to the present
+    assert choose(none, {"x": 4.0, "y": 4.0}) == {"x": 4.0, "y": 1.0}
 
 
-def test_values_are_equal_in_pieces_and_close_at_close_settings():
+def test_cells_are_compared_network_by_network():
+    """The p-value is that of the sign test; intervals that overlap do not make two cells equal."""
+    networks = 40
+    distances = np.zeros((4, networks))
+    distances[1, :3] = 1.0  # misses of the best cell
+    distances[0, :8] = 1.0  # the same networks and five more: p = 2/32
+    distances[2, :9] = 1.0  # and six more: p = 2/64
+    distances[3, 3:12] = 1.0  # nine others: 9 of 12, p = 0.146
+    region = region_of({"x": [1.0, 2.0, 3.0, 4.0]}, distances, Plane(), 0.1, {})
+    assert [binomtest(0, 5).pvalue >= 0.05, binomtest(0, 6).pvalue >= 0.05, binomtest(3, 12).pvalue >= 0.05] == [
+        True, False, True,
+    ]  # fmt: skip
+    assert region["best"].values.tolist() == [True, True, False, True]
+    assert float(region["low"][2]) < float(region["high"][2]) > float(region["low"][1])
+    for k, misses in enumerate((8, 3, 9, 9)):
+        low, high = binomtest(networks - misses, networks).proportion_ci(0.9)
+        np.testing.assert_allclose([region["low"][k], region["high"][k]], [low, high], rtol=1e-9)
+
+
+def test_values_are_close_at_close_settings():
     trials, _ = trials_of(small(), None, ["output"], Objective(gradient=None), None, 5)
-    whole = trials.values({"output": 1.0}, 3, range(6))
-    parts = [trials.values({"output": 1.0}, 3, part) for part in (range(4), range(4, 6))]
-    for name, ends in whole.items():
-        for k in (0, 1):
-            assert np.allclose(ends[k], np.concatenate([part[name][k] for part in parts]), rtol=1e-4)
-    near = trials.values({"output": 1.001}, 3, range(6))["correlation"][0]
-    other = trials.values({"output": 1.001}, 4, range(6))["correlation"][0]
-    here = whole["correlation"][0]
+    here, near, other = (
+        trials.values({"output": output}, seed, 6)["correlation"][0]
+        for output, seed in ((1.0, 3), (1.001, 3), (1.001, 4))
+    )
     assert np.abs(near - here).max() < 0.01 < np.abs(other - here).max()
 
 
@@ -279,7 +296,7 @@ def test_design_and_check_share_the_default_readout():
         architectures=["BertModel"], initializer_range=0.2,
     )  # fmt: skip
     trials, _ = trials_of(config, None, ["initializer_range"], None, None, 5)
-    result = trials.values({"initializer_range": 0.2}, 7, range(4))["gradient"][0]
+    result = trials.values({"initializer_range": 0.2}, 7, 4)["gradient"][0]
     report = lf.check(config, tokens=5, samples=4, seed=7, progress=False)
     checked, _, _ = gradient_ratio(gradient_of_matrices(report.curves).values)
     assert np.allclose(result, checked, rtol=1e-3)
@@ -292,16 +309,6 @@ def test_tokens_seen_follow_the_mask(family, window):
     """Means are over rows, of 6, that see two tokens or more; sliding windows see fewer."""
     data = lf.weightless.simulate(CONFIGS[family](), 6, samples=1, seed=0, progress=False)
     assert np.allclose(data["tokens_seen"], np.mean([min(k, window) for k in range(2, 7)]))
-
-
-def test_sampling_ends_when_a_cell_cannot_be_safe():
-    region, plane = Region.over({"x": [1.0, 4.0], "y": [1.0, 4.0]}), Plane()
-    objective = Objective(stream=(0.5, 1.5), correlation=None, effective=None, gradient=None)
-    sample(region, (2, 2), plane, objective, 0.1, 16, 0)
-    sample(region, (0, 0), plane, objective, 0.1, 16, 0)
-    assert region.samples[2, 2] == 4
-    assert region.samples[0, 0] == 16
-    assert finer([1.0, 4.0]) == [1.0, 2.0, 4.0]
 
 
 # Shaped networks
@@ -414,7 +421,6 @@ def test_exact_numbers_are_empty_without_the_theorem():
         ({"knobs": ("output", "*.c_proj.weight")}, "both set transformer.h.0.attn.c_proj.weight"),
         ({"grid": {"embedding": [1.0, 2.0]}}, "not a knob of this design"),
         ({"grid": {"output": [0.0, 2.0]}}, "two or more positive numbers"),
-        ({"grid": {"output": [0.0, 2.0]}, "samples": 3}, "two or more positive numbers"),
         ({"objective": {"corelation": (0, 1)}}, "an objective has correlation, stream"),
         ({"objective": {"stream": (3.0, 1.0)}}, "stream must be two numbers in ascending order"),
         ({"objective": {"gradient": 0.5}}, "must be at least 1"),
@@ -445,39 +451,6 @@ def test_design_refuses_other_subjects(tmp_path):
         lf.design(str(tmp_path))
 
 
-def test_ctrl_c_returns_the_partial_region(monkeypatch):
-    from limitformer.designing import DesignInterrupted, trials
-
-    calls = []
-
-    def values(self, setting, seed, samples):
-        calls.append(setting)
-        if len(calls) > 3:
-            raise KeyboardInterrupt
-        return {"stream": (np.ones(len(samples)),) * 2, "correlation": (np.zeros(len(samples)),) * 2}
-
-    monkeypatch.setattr(trials.ShapedTrials, "values", values)
-    with pytest.raises(DesignInterrupted, match="interrupted after 3 settings of") as caught:
-        lf.design(SHAPED, START, progress=False)
-    assert int((caught.value.partial["samples"] > 0).sum()) == 3
-
-
-def test_ctrl_c_in_the_command_stores_the_partial_region(monkeypatch, tmp_path):
-    from limitformer.designing import trials
-
-    def values(self, setting, seed, samples):
-        if setting["gamma"] > 0.2:
-            raise KeyboardInterrupt
-        return {"stream": (np.ones(len(samples)),) * 2, "correlation": (np.zeros(len(samples)),) * 2}
-
-    monkeypatch.setattr(trials.ShapedTrials, "values", values)
-    result = CliRunner().invoke(app, ["design", lf.to_json(SHAPED), "--tokens", "2", "--out", str(tmp_path)])
-    assert result.exit_code == 130
-    assert "interrupted after 10 settings of 81" in result.stderr
-    with xr.open_dataset(tmp_path / "design.nc") as partial:
-        assert int((partial["samples"] > 0).sum()) == 10
-
-
 class Interrupting:
     """A replacement for a method of trials that raises Ctrl-C at one call."""
 
@@ -504,7 +477,8 @@ RESUMED = {
         {
             "tokens": 4,
             "scan": 6,
-            "samples": 60,
+            "risk": 0.3,
+            "samples": 10,
             "knobs": "initializer_range",
             "grid": {"initializer_range": [0.01, 0.9]},
         },
@@ -514,53 +488,55 @@ RESUMED = {
 
 @pytest.mark.parametrize("kind", RESUMED)
 def test_interrupted_design_resumes_with_the_same_bits(monkeypatch, tmp_path, kind):
-    """Ctrl-C comes among coarse cells, among finer cells, and during the evaluation."""
-    from limitformer.designing import DesignInterrupted, trials
+    """Ctrl-C comes among the cells and during the evaluation."""
+    from limitformer.designing import trials
 
     what, options = RESUMED[kind]
     part = trials.ShapedTrials if kind == "chain" else trials.StockTrials
     count = Interrupting(part.values, None)
     monkeypatch.setattr(part, "values", count)
     whole = lf.design(what, **options, progress=False)
-    assert count.calls > 4
-    for at in (2, count.calls // 2, count.calls):
+    assert count.calls > 3
+    for at in (2, count.calls):
+        folder = tmp_path / str(at)
         monkeypatch.setattr(part, "values", Interrupting(count.original, at))
-        with pytest.raises(DesignInterrupted) as caught:
-            lf.design(what, **options, progress=False)
-        partial = lf.load(lf.save(caught.value.partial, tmp_path / f"{at}.nc"))
+        cells = whole.region["safe"].size
+        done = min(at - 1, cells)
+        with pytest.raises(SweepInterrupted, match=f"Interrupted with {done} of {cells} cells done"):
+            lf.design(what, **options, store=folder, progress=False)
         again = Interrupting(count.original, None)
         monkeypatch.setattr(part, "values", again)
-        resumed = lf.design(what, **options, partial=partial, progress=False)
-        assert again.calls < count.calls
+        resumed = lf.design(what, **options, store=folder, progress=False)
+        assert again.calls == count.calls - done
         xr.testing.assert_equal(resumed.region, whole.region)
         assert (resumed.chosen.setting, resumed.chosen.values) == (whole.chosen.setting, whole.chosen.values)
 
 
-def test_sampled_finer_cells_do_not_change_the_undecided_ones():
-    """No coarse cell is safe and a finer one is: a resumed search must sample the same cells."""
-    from limitformer.designing.search import Region
-
-    region = Region.over({"gamma": [0.1, 0.2, 0.4, 0.8]})
-    for distance, place in enumerate(region.coarse, 1):
-        region.samples[place], region.probability[place], region.distance[place] = 5, 0.0, 1 / distance
-    before = region.undecided()
-    assert before == [(5,)]
-    region.samples[5], region.probability[5], region.safe[5] = 5, 1.0, True
-    assert region.undecided() == before
-
-
-@pytest.mark.parametrize("changes", [{"seed": 1}, {"tokens": 3}, {"scan": 50}, {"risk": 0.2}], ids=str)
-def test_design_refuses_the_region_of_another_design(monkeypatch, changes):
-    from limitformer.designing import DesignInterrupted, trials
+def test_store_serves_only_the_same_cells(monkeypatch, tmp_path):
+    """Another objective or risk uses the stored cells; another seed, text, count or a damaged file does not."""
+    from limitformer.designing import trials
 
     what, options = RESUMED["chain"]
-    original = trials.ShapedTrials.values
-    monkeypatch.setattr(trials.ShapedTrials, "values", Interrupting(original, 2))
-    with pytest.raises(DesignInterrupted) as caught:
-        lf.design(what, **options, progress=False)
-    monkeypatch.setattr(trials.ShapedTrials, "values", original)
-    with pytest.raises(lf.InputError, match="The interrupted design is another one: "):
-        lf.design(what, **options | changes, partial=caught.value.partial, progress=False)
+    runs = Interrupting(trials.ShapedTrials.values, None)
+    monkeypatch.setattr(trials.ShapedTrials, "values", runs)
+
+    def computed(**changes):
+        """Return how many cells run; the present setting and at most one more are evaluated afterwards."""
+        runs.calls = 0
+        design = lf.design(what, **options | changes, store=tmp_path, progress=False)
+        return runs.calls - (1 if design.chosen is design.present else 2), design
+
+    cells, first = computed()
+    assert cells == 4
+    assert computed(objective={"stream": (0.9, 1.1)}, risk=0.2)[0] == 0
+    assert [computed(**changes)[0] for changes in ({"seed": 1}, {"tokens": 3}, {"scan": 50})] == [4, 4, 4]
+    assert computed(grid={"gamma": [0.1, 0.2, 0.4], "tau0": [0.5, 1.0]})[0] == 2
+    file = min((tmp_path / "cells").glob("*.nc"))
+    file.write_bytes(file.read_bytes()[:-9] + b"123456789")
+    total = [computed(**changes) for changes in ({}, {"seed": 1}, {"tokens": 3}, {"scan": 50})]
+    total.append(computed(grid={"gamma": [0.1, 0.2, 0.4], "tau0": [0.5, 1.0]}))
+    assert sum(cells for cells, _ in total) == 1
+    xr.testing.assert_equal(total[0][1].region, first.region)
 
 
 def test_command_resumes_from_its_folder(monkeypatch, tmp_path):
@@ -571,21 +547,13 @@ def test_command_resumes_from_its_folder(monkeypatch, tmp_path):
     arguments += ["--samples", "60", "--scan", "60"]
     whole = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "whole")])
     original = trials.ShapedTrials.values
-    monkeypatch.setattr(trials.ShapedTrials, "values", Interrupting(original, 2))
-    unsaved = CliRunner().invoke(app, arguments)
-    assert unsaved.exit_code == 130
-    assert "nothing was written. With --out FOLDER they are kept." in unsaved.stderr
-    monkeypatch.setattr(trials.ShapedTrials, "values", Interrupting(original, 2))
-    stopped = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out")])
-    assert stopped.exit_code == 130
-    assert "interrupted after 1 settings of 3" in stopped.stderr
+    for options, says in (((), "nothing was written."), (("--out", str(tmp_path / "out")), "with 1 of 2 cells done")):
+        monkeypatch.setattr(trials.ShapedTrials, "values", Interrupting(original, 2))
+        stopped = CliRunner().invoke(app, [*arguments, *options])
+        assert (stopped.exit_code, says in stopped.stderr) == (130, True)
     monkeypatch.setattr(trials.ShapedTrials, "values", original)
-    other = CliRunner().invoke(app, [*arguments, "--seed", "5", "--out", str(tmp_path / "out")])
-    assert other.exit_code == 2
-    assert "another one: seed was 0, and is 5 now. Nearest: another folder." in other.stderr
     resumed = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out")])
     assert resumed.exit_code == 0
-    assert "has 1 settings of an interrupted design, which resumes." in resumed.stderr
     assert resumed.stdout.replace(str(tmp_path / "out"), "") == whole.stdout.replace(str(tmp_path / "whole"), "")
 
 
@@ -598,7 +566,7 @@ def test_command_writes_its_files(tmp_path):
     assert result.exit_code == 0, result.output
     assert result.output.startswith("Transformer: ")
     assert "model = replace(model" in result.output
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["design.json", "design.nc", "design.png"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cells", "design.json", "design.nc", "design.png"]
     record = json.loads((tmp_path / "design.json").read_text())
     assert record["objective"]["stream"] == [0.5, 2.0]
     assert record["objective"]["effective"] is None
@@ -609,9 +577,6 @@ def test_command_writes_its_files(tmp_path):
     [
         (["gpt2", "--correlation", "low,high"], "--correlation takes numbers, or none; got 'low,high'."),
         (["gpt2", "--stream", "3"], "--stream takes LOW,HIGH; got '3'."),
-        (["gpt2", "--grid", "output"], "--grid takes KEY=VALUE; got 'output'."),
-        (["gtp2"], "there is no public shape, file or folder 'gtp2'. Nearest: gpt2."),
-        (["gpt2", "--risk", "2"], "--risk must lie in (0, 1); got 2."),
     ],
 )
 def test_design_command_refuses_bad_options(arguments, says):

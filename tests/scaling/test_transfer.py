@@ -248,8 +248,7 @@ def test_head_of_zeros_alone_moves_in_the_first_step_and_decides():
     assert all([row[1:5] for row in result.cells() if row[0] == name] == [["0", "0", "0", "–"]] for name in still)
 
 
-@pytest.mark.parametrize("std", [0.0, 0.1])
-@pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(("power", "std"), [(0.5, 0.0), (1.0, 0.1)])
 def test_multiplier_after_a_head_with_a_bias_is_found(power, std):
     """The output with its bias is not a multiple of the product by the head's matrix."""
     result = lf.transfer(

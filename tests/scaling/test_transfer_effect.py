@@ -10,7 +10,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import limitformer as lf
 from limitformer import InputError
-from limitformer.scaling import multipliers
 from limitformer.scaling.exponents import exponent
 from limitformer.scaling.parametrisation import parametrise
 from limitformer.weightless.law import law
@@ -46,7 +45,7 @@ def exponents(model, over, sizes, rule, **changes):
     return {name: exponent(each.reshape(len(each), len(sizes)), sizes) for name, each in parts.items()}
 
 
-WIDTHS = [64, 128, 256, 512]
+WIDTHS = [64, 256]
 GEMMA2 = {**LLAMA, "model_type": "gemma2", "head_dim": 16, "query_pre_attn_scalar": 16}  # tied, √width at its table
 MINICPM = {**LLAMA, "model_type": "minicpm3", "dim_model_base": 32, "q_lora_rank": 16, "kv_lora_rank": 16}
 MINICPM |= {
@@ -58,7 +57,7 @@ MINICPM |= {
 }
 
 
-@pytest.mark.parametrize("model", [LLAMA, GRANITE, NEOX, GEMMA2, MINICPM])
+@pytest.mark.parametrize("model", [LLAMA, GRANITE, GEMMA2, MINICPM])
 def test_mup_logits_fall_and_stream_does_not_depend_on_width(model):
     result = exponents(model, "width", WIDTHS, "mup")
     assert result["logits"].low - 0.01 < -0.5 < result["logits"].high + 0.01
@@ -84,7 +83,7 @@ def test_wrong_twin_multiplier_of_the_root_leaves_logits_constant():
     assert result.low > root.high + 0.4
 
 
-DEPTHS = [4, 8, 16, 32]
+DEPTHS = [4, 16]
 
 
 class Residual(nn.Module):
@@ -117,7 +116,7 @@ def test_growth_of_stream_over_depth_has_the_power_of_the_rule(rule, power):
 
 @pytest.mark.slow
 def test_depth_mup_stream_does_not_depend_on_depth():
-    own, standard = (exponents(LLAMA, "depth", DEPTHS, rule)["stream"] for rule in ("depth-mup", "standard"))
+    own, standard = (exponents(LLAMA, "depth", [4, 8, 16, 32], rule)["stream"] for rule in ("depth-mup", "standard"))
     assert abs(own.value) < 0.05
     assert standard.low > 0.4
 
@@ -127,42 +126,26 @@ def same(a, b, *names):
         np.testing.assert_allclose(a[name].values, b[name].values, rtol=2e-4, err_msg=name)
 
 
-@pytest.mark.parametrize("field", ["residual_multiplier", "logits_scaling"])
-def test_field_of_granite_and_changed_module_have_the_same_effect(field, monkeypatch):
-    over, sizes, rule = (
-        ("depth", (8, 4), "completep") if field == "residual_multiplier" else ("width", (128, 64), "mup")
-    )
-    with_field = measured(GRANITE, over, *sizes, rule, samples=4)
-    result = parametrise(GRANITE, over, *sizes, rule, "adamw")
-    assert getattr(result.model.config, field) != GRANITE[field]
-    monkeypatch.setattr(multipliers, "OUTPUT_FIELDS", ())
-    monkeypatch.setattr(multipliers, "BRANCH_FIELDS", ())
-    changed = parametrise(GRANITE, over, *sizes, rule, "adamw")
-    assert getattr(changed.model.config, field) == GRANITE[field]
-    without = measured(GRANITE, over, *sizes, rule, samples=4)
-    same(with_field, without, "covariance", "branch", "logits_std")
-
-
 LAST = {
     "gpt2": (GPT2, ["transformer.h.*.c_proj.weight"]),
     "bert": (BERT, ["bert.encoder.layer.*output.dense.weight"]),  # post-LN
     "gpt_neox": (NEOX, ["*.attention.dense.weight", "*.dense_4h_to_h.weight"]),  # parallel branches
     "mixtral": (MIXTRAL, ["*.o_proj.weight", "*.experts.down_proj"]),
-    "llama": (LLAMA, ["*.o_proj.weight", "*.down_proj.weight"]),
+    "granite": (GRANITE, ["*.o_proj.weight", "*.down_proj.weight"]),  # its code has a multiplier of branches
 }
 
 
 @pytest.mark.parametrize("name", LAST)
 def test_multiplied_branch_is_a_branch_with_smaller_last_matrices(name):
     model, patterns = LAST[name]
-    own = measured(model, "depth", 8, 4, "completep", samples=4)
-    base = parametrise(model, "depth", 8, 4, "completep", "adamw")
-    known = law(parametrise(model, "depth", 4, 4, "standard").model).laws
+    own = measured(model, "depth", 4, 2, "completep", samples=4)
+    base = parametrise(model, "depth", 4, 2, "completep", "adamw")
+    known = law(parametrise(model, "depth", 2, 2, "standard").model).laws
     smaller = {
         pattern: 0.5 * next(each.std for key, each in known.items() if fnmatchcase(key, pattern))
         for pattern in patterns
     }
-    plain = parametrise(model, "depth", 8, 4, "standard").model
+    plain = parametrise(model, "depth", 4, 2, "standard").model
     other = lf.weightless.simulate(plain, 8, samples=4, overrides=base.overrides | smaller, **RUN)
     same(own, other, "covariance", "branch", "logits_std")
 
@@ -252,11 +235,11 @@ def test_logits_of_larger_heads_have_the_inverse_of_their_size(model, factor):
 
 
 def test_multiplied_branches_have_the_gradients_of_smaller_matrices():
-    own = parametrise(GPT2, "depth", 8, 4, "completep", "adamw")
+    own = parametrise(GPT2, "depth", 4, 2, "completep", "adamw")
     patterns = ["*.attn.c_proj.weight", "*.mlp.c_proj.weight"]
-    smaller = dict.fromkeys(patterns, 0.5 * 0.02 / 8**0.5)
+    smaller = dict.fromkeys(patterns, 0.5 * 0.02 / 4**0.5)
     with_rule = lf.weightless.simulate(own.model, 8, samples=3, overrides=own.overrides, gradients=True, **RUN)
-    plain = parametrise(GPT2, "depth", 8, 4, "standard").model
+    plain = parametrise(GPT2, "depth", 4, 2, "standard").model
     other = lf.weightless.simulate(plain, 8, samples=3, overrides=smaller, gradients=True, **RUN)
     same(with_rule, other, "stream_gradient", "loss")
     last = [k for k, name in enumerate(other.weight.values) if "c_proj.weight" in str(name)]

@@ -17,9 +17,8 @@ from limitformer.cli.check_options import (
 )
 from limitformer.cli.endings import begin_work
 from limitformer.cli.names import complete_shape
-from limitformer.cli.report import errors, errors_in_one_line, print_plain
+from limitformer.cli.report import errors_in_one_line, print_plain
 
-REGION = "design.nc"
 USUAL = ("initializer_range", "output", "gamma", "tau0")  # without --knobs
 
 Asked = Annotated[str | None, typer.Option(metavar="LOW,HIGH", help="Band to ask for, or none.")]
@@ -58,13 +57,13 @@ def design(
     ] = None,
     scan: Annotated[
         int | None,
-        typer.Option(help="Largest number of networks in a cell of the grid.", show_default="16, or 200 by the chain"),
+        typer.Option(help="Networks in each cell of the grid.", show_default="16, or 200 by the chain"),
     ] = None,
     settings: Settings = None,
     grid: Annotated[
         list[str] | None, typer.Option(metavar="KNOB=V1,V2,…", help="Values of a knob, instead of the usual ones.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for design.json, .png and .nc.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for design.json, .png, .nc and the cells.")] = None,
     seed: Annotated[int, typer.Option(help="Seed; the chosen setting is evaluated with fresh seeds.")] = 0,
 ) -> None:
     """Find settings for a sound network at initialisation, with their risk, and print the lines to paste.
@@ -89,20 +88,14 @@ def design(
         require_readable(text)
         from limitformer.base.files import check_writable
         from limitformer.base.progress import suggest_quicker
-        from limitformer.designing import DesignInterrupted
         from limitformer.designing import design as run_design
 
         if out is not None:
             check_writable(out)
         begin_work()
-        partial = None if out is None else unfinished(out)
-        options |= {"knobs": names, "objective": objective, "risk": risk, "grid": values, "seed": seed}
-        try:
-            with suggest_quicker("a --grid of fewer values, or fewer --tokens, is quicker."):
-                result = run_design(what, text, partial=partial, **options)
-        except DesignInterrupted as interrupt:
-            store_partial(interrupt, out)
-            raise
+        options |= {"knobs": names, "objective": objective, "risk": risk, "grid": values, "seed": seed, "store": out}
+        with suggest_quicker("a --grid of fewer values, or fewer --tokens, is quicker."):
+            result = run_design(what, text, **options)
         written = [] if out is None else result.save(out)
         print_plain(str(result))
         print_plain(f"\n{result.python()}")
@@ -140,32 +133,3 @@ def values_of(name: str, values: Any) -> list[float]:
         return [float(value) for value in str(values).split(",")]
     except ValueError as error:
         raise InputError(f"--grid {name} takes numbers; got {values!r}.") from error
-
-
-def unfinished(out: Path) -> Any:
-    """Return the region of an interrupted design in the folder, or None."""
-    import xarray as xr
-
-    from limitformer.results.storage import load
-
-    path = out / REGION
-    if not path.is_file():
-        return None
-    region: xr.Dataset = load(path)
-    if "unfinished" not in region.attrs:
-        return None
-    number = int((region["samples"] > 0).sum())
-    errors.print(f"{path} has {number} settings of an interrupted design, which resumes.", markup=False, soft_wrap=True)
-    return region
-
-
-def store_partial(interrupt: Any, out: Path | None) -> None:
-    """Store the region so far in the output folder, if there is one."""
-    from limitformer.results.storage import save
-
-    interrupt.resumes = True  # so that the last line reports the progress
-    if out is None:
-        interrupt.args = (f"{interrupt}; nothing was written. With --out FOLDER they are kept.",)
-        return
-    path = save(interrupt.partial, out / REGION)
-    interrupt.args = (f"{interrupt}, which {path} keeps. The same command resumes from them.",)

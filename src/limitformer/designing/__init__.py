@@ -12,14 +12,12 @@ from limitformer.base.extras import require_packages as _require_packages
 _require_packages("hf", "torch", "transformers")
 
 if TYPE_CHECKING:
-    from limitformer.designing.design import DesignInterrupted as DesignInterrupted
     from limitformer.designing.design import design as design
     from limitformer.designing.designed import Design as Design
     from limitformer.designing.objective import Objective as Objective
 
 _HOMES = {
     "Design": "designed",
-    "DesignInterrupted": "design",
     "Objective": "objective",
     "design": "design",
 }

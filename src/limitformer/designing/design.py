@@ -3,36 +3,28 @@
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, replace
-from hashlib import sha256
 from math import log
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xarray as xr
 
-from limitformer.base.errors import InputError, PicklesArguments, require, require_count, require_real
+from limitformer.base.errors import InputError, require, require_count, require_real
 from limitformer.base.version import package_version
 from limitformer.checking.subject import holds_weights, subject_of
 from limitformer.designing.designed import Design
+from limitformer.designing.grid import choose, distances_on, region_of
 from limitformer.designing.knobs import SHAPED, NoKnobError, axes_of
 from limitformer.designing.objective import Objective, Values
 from limitformer.designing.outcome import Outcome, Risk
-from limitformer.designing.search import Region, choose, search
 from limitformer.designing.trials import Setting, ShapedTrials, StockTrials, Trials
 from limitformer.results.datasets import stamp
+from limitformer.sweep.run import SweepInterrupted
+from limitformer.sweep.store import DONE, Store, store_path
 
 UNSAFE = 0.05  # probability that an unsafe setting is called safe
-SCANNED = {StockTrials: 16, ShapedTrials: 200}  # largest number of networks in a cell
+SCANNED = {StockTrials: 16, ShapedTrials: 200}  # networks in a cell
 CONFIRMED = {StockTrials: 64, ShapedTrials: 1000}
-
-
-class DesignInterrupted(PicklesArguments, KeyboardInterrupt):
-    """Ctrl-C during `design`; `partial` holds the region so far, NaN where nothing was sampled."""
-
-    def __init__(self, partial: xr.Dataset) -> None:
-        sampled = int((partial["samples"] > 0).sum())
-        super().__init__(f"interrupted after {sampled} settings of {partial['samples'].size}")
-        self.partial, self.pickled_arguments = partial, (partial,)
 
 
 def design(
@@ -48,15 +40,15 @@ def design(
     grid: Mapping[str, Iterable[float]] | None = None,
     settings: Mapping[str, Any] | None = None,
     seed: int = 0,
-    partial: xr.Dataset | None = None,
+    store: str | Path | None = None,
     progress: bool = True,
 ) -> Design:
     """Find settings with which a network at initialisation meets an objective with probability 1 − risk.
 
-    All cells of a grid over the knobs are sampled with the same random numbers (`search`). The present setting and the
-    chosen one are then evaluated with networks of a fresh seed, so that the choice is not biased. A setting is safe if
-    the upper end of its risk's interval (Clopper and Pearson, 90 %) is at most `risk`: an unsafe setting is called safe
-    with a probability of at most 5 %. A present setting that is safe stays.
+    All cells of a grid over the knobs have the same number of networks, with the same random numbers (`grid`). The
+    present setting and the chosen one are then evaluated with networks of a fresh seed, so that the choice is not
+    biased. A setting is safe if the upper end of its risk's interval (Clopper and Pearson, 90 %) is at most `risk`: an
+    unsafe setting is called safe with a probability of at most 5 %. A present setting that is safe stays.
 
     All of this is about networks before training; it says nothing about what training makes of them.
 
@@ -71,53 +63,54 @@ def design(
         risk: allowed probability that a network misses the objective, in (0, 1).
         tokens: number of tokens.
         samples: networks that evaluate a setting; None: 64, for a `Transformer` 1,000.
-        scan: largest number of networks in a cell of the grid; None: 16, for a `Transformer` 200.
+        scan: networks in each cell of the grid; None: 16, for a `Transformer` 200.
         grid: values of a knob; without them its present value times 1/16, 1/4, 1, 4, 16.
         settings: fields of the configuration to change first, such as its depth.
         seed: the same seed gives the same design.
-        partial: `DesignInterrupted.partial` of the same design: its cells are not sampled again, and the design is the
-            same as without the interruption.
+        store: a folder that keeps each finished cell, so that an interrupted design resumes, with the same bits; cells
+            serve any objective and risk. None keeps nothing.
         progress: whether the terminal shows the progress of work of more than two seconds.
 
     Raises:
-        InputError: an argument cannot be used, the family lacks a knob, a network cannot run, or the region belongs to
-            another design.
-        DesignInterrupted: Ctrl-C, with the region so far.
+        InputError: an argument cannot be used, the family lacks a knob, a network cannot run, or another process uses
+            the store.
+        SweepInterrupted: Ctrl-C with a store, which has the finished cells.
     """
     risk = require_real("risk", risk)
     require(0 < risk < 1, f"risk must lie in (0, 1); got {risk}.")
     trials, asked = trials_of(what, text, knobs, objective, settings, require_count("tokens", tokens, least=2))
-    region = Region.over(axes_of(trials.knobs, grid))
+    axes, present = axes_of(trials.knobs, grid), {knob.name: knob.present for knob in trials.knobs}
     count = CONFIRMED[type(trials)] if samples is None else require_count("samples", samples)
     least = int(np.ceil(log(UNSAFE) / log(1 - risk)))
     require(count >= least, f"samples must be at least {least} to be sure of a risk of {risk:g}; got {count}.")
-    most = SCANNED[type(trials)] if scan is None else require_count("scan", scan)
+    scan = SCANNED[type(trials)] if scan is None else require_count("scan", scan)
     if isinstance(trials, StockTrials):
-        trials.require_room(max(count, most))
-    present = {knob.name: knob.present for knob in trials.knobs}
+        trials.require_room(max(count, scan))
+    question = [trials.question(), [asdict(knob) for knob in trials.knobs], scan, seed, package_version()]
+    record = {"over": axes, "design": json.loads(json.dumps(question, default=str))}
+    place = None if store is None else Store(store_path(store), record)
     about = {
         **stamp("float64" if isinstance(trials, ShapedTrials) else "float32"),
         "model": trials.name,
         "objective": str(asked),
         "risk": risk,
-        "scan": most,
+        "scan": scan,
         "seed": seed,
-        "question": question_of(trials, region, asked, risk, most, seed),
+        "tokens": tokens,
+        "judged_by": count,
     }
-    if partial is not None:
-        check_same(partial, about)
-        region.resume(partial)
-        trials.steps.update((key, step) for key, step in json.loads(partial.attrs["steps"]))
     try:
-        search(region, trials, asked, risk, most, seed, progress)
-        best = region.setting(choose(region, present))
+        distances = distances_on(axes, trials, asked, scan, seed, place, progress)
+        region = region_of(axes, distances, trials, risk, about)
+        best = choose(region, present)
         before = evaluate(trials, present, asked, count, seed + 1)
-        safe = before.risk.interval[1] <= risk
-        after = before if safe or best == present else evaluate(trials, best, asked, count, seed + 1)
+        stays = before.risk.interval[1] <= risk or best == present
+        after = before if stays else evaluate(trials, best, asked, count, seed + 1)
     except KeyboardInterrupt as interrupt:
-        steps = json.dumps(list(trials.steps.items()))
-        raise DesignInterrupted(region.dataset({**about, "unfinished": 1, "steps": steps})) from interrupt
-    chart = region.dataset({**about, "tokens": tokens, "judged_by": count})
+        if place is None:
+            raise
+        done = place.status() == DONE
+        raise SweepInterrupted(place.path, int(done.sum()), done.size) from interrupt
     return Design(
         name=trials.name,
         objective=asked,
@@ -125,32 +118,15 @@ def design(
         knobs=trials.knobs,
         present=before,
         chosen=after,
-        region=chart,
+        region=region,
         changes=trials.patch(after.setting),
         kind="Transformer" if isinstance(trials, ShapedTrials) else "configuration",
     )
 
 
-def question_of(trials: Trials, region: Region, objective: Objective, risk: float, scan: int, seed: int) -> str:
-    """Return a digest of everything that the region depends on."""
-    knobs = [asdict(knob) for knob in trials.knobs]
-    asked = [trials.question(), knobs, region.axes, str(objective), risk, scan, seed, package_version()]
-    return sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def check_same(partial: xr.Dataset, about: Mapping[str, Any]) -> None:
-    """Raise `InputError` unless `partial` belongs to the design that `about` describes."""
-    unfinished = isinstance(partial, xr.Dataset) and "steps" in partial.attrs
-    require(unfinished, "partial must be the region of an interrupted design: DesignInterrupted.partial.")
-    for name in ("model", "objective", "risk", "scan", "seed", "question"):
-        then, now = partial.attrs.get(name), about[name]
-        what = f"{name} was {then}, and is {now} now" if name != "question" else "tokens, knobs or the version differ"
-        require(then == now, f"The interrupted design is another one: {what}. Nearest: another folder.")
-
-
 def evaluate(trials: Trials, setting: Setting, objective: Objective, samples: int, seed: int) -> Outcome:
     """Evaluate a setting by networks of a fresh seed, with the report of eight more."""
-    values = trials.values(setting, seed, range(samples))
+    values = trials.values(setting, seed, samples)
     misses = int((objective.distance(values) > 0).sum())
     parts = {name: int(each.sum()) for name, each in objective.missed(values).items()}
     report = trials.report(setting, seed + 1)

@@ -28,8 +28,9 @@ class Design:
         allowed: the largest risk that is allowed.
         knobs: the knobs that were varied, with the weights that each multiplies.
         present, chosen: how networks do at these settings; the same object if the present setting stays.
-        region: over the knobs: `probability` that the objective is met, `samples` (0: inferred from the cells around),
-            `distance` from meeting it, `safe`; and the exact probability of an explosion, if it is known.
+        region: over the knobs: `probability` that the objective is met, with its 90 % interval `low` to `high`; the
+            mean `distance` from meeting it; `safe`, whether an allowed share of networks misses it; `best`, whether
+            the cell is not distinguishable from the best one; and the exact probability of an explosion, if known.
         changes: `settings`, and factor, std before and after by pattern of weights' names.
         kind: "configuration" or "Transformer".
     """
@@ -126,9 +127,9 @@ class Design:
 
     def area(self) -> str:
         """Return how much of the grid is safe."""
-        safe = self.region["safe"]
+        safe, best = self.region["safe"], int(self.region["best"].sum())
         spans = ", ".join(f"{name} {safe[name].values[0]:g} to {safe[name].values[-1]:g}" for name in safe.dims)
-        return f"{int(safe.sum())} of {safe.size} settings are safe on the grid ({spans})."
+        return f"Grid ({spans}): {int(safe.sum())} of {safe.size} cells are safe; as good as the best: {best}."
 
     def record(self) -> dict[str, Any]:
         """Return the design as JSON holds it."""

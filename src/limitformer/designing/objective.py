@@ -29,7 +29,6 @@ Band = tuple[float, float]
 Values = Mapping[str, tuple[Array, Array]]  # by name: smallest and largest (sample,) of each network
 
 SAFE = {name: each.watch for name, each in THRESHOLDS.items() if each.watch is not None}
-LEVEL = 0.9  # of the interval of a risk
 LARGEST = 1e6  # replaces a distance that is not finite
 
 

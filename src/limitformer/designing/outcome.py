@@ -3,10 +3,20 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from scipy import special
 
 from limitformer.checking.report import Report
-from limitformer.designing.objective import LEVEL, Band
+from limitformer.designing.objective import Array, Band
+
+LEVEL = 0.9  # of the interval of a risk
+
+
+def clopper_pearson(misses: Any, samples: int) -> tuple[Array, Array]:
+    """Return the ends of the 90 % interval of the probability of a miss; arrays of any shape."""
+    k, n, tail = np.asarray(misses), samples, (1 - LEVEL) / 2
+    low = np.where(k == 0, 0.0, special.betaincinv(k, n - k + 1, tail))
+    return low, np.where(k == n, 1.0, special.betaincinv(k + 1, n - k, 1 - tail))
 
 
 @dataclass(frozen=True)
@@ -28,10 +38,8 @@ class Risk:
     @property
     def interval(self) -> Band:
         """The ends of the 90 % interval."""
-        k, n, tail = self.misses, self.samples, (1 - LEVEL) / 2
-        low = 0.0 if k == 0 else float(special.betaincinv(k, n - k + 1, tail))
-        high = 1.0 if k == n else float(special.betaincinv(k + 1, n - k, 1 - tail))
-        return low, high
+        low, high = clopper_pearson(self.misses, self.samples)
+        return float(low), float(high)
 
     def __str__(self) -> str:
         """Return text such as `3 of 64 networks miss it: risk 0.047 (0.013 to 0.12)`."""
@@ -72,7 +80,7 @@ class Outcome:
         risk = {"misses": self.risk.misses, "samples": self.risk.samples, "estimate": self.risk.estimate}
         return {
             "setting": self.setting,
-            "risk": {**risk, "interval": [low, high], "level": 0.9},
+            "risk": {**risk, "interval": [low, high], "level": LEVEL},
             "missed": self.missed,
             "values": values,
             "verdicts": [str(verdict) for verdict in self.report.verdicts],

@@ -1,16 +1,14 @@
 """The picture of a design: the region of settings, and curves before and after."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
-from limitformer.checking.curves import band, layer_numbers, over_heads
-from limitformer.checking.picture import axis_scale, label_axes
-from limitformer.checking.report import Report
+from limitformer.checking.picture import axis_scale, draw_one, label_axes
 from limitformer.designing.objective import Objective
 from limitformer.designing.outcome import Outcome
 from limitformer.plot import BLACK, BLUE, GREEN, RED, panels
@@ -38,13 +36,14 @@ def draw(
         draw_map(first, region, present, chosen, label)
     first.set_title("probability that the objective is met")
     first.legend(loc="upper right", frameon=True, framealpha=0.9)
+    before = replace(present.report, name="present setting")
     for panel, name in zip(others, CURVES, strict=True):
         label_axes(panel, name)
-        for outcome, color, label in ((present, RED, "present"), (chosen, GREEN, "chosen")):
-            draw_law(panel, outcome.report, name, color, label)
-        if name in present.report.curves:
-            panel.set_yscale(axis_scale(present.report.curves[name], name))
-        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if name in chosen.report.curves:
+            draw_one(panel, chosen.report, before, name)
+            panel.set_yscale(axis_scale(before.curves[name], name))
+        else:
+            panel.text(0.5, 0.5, "not measured", ha="center", transform=panel.transAxes)
     if "correlation" in objective.bands:
         last = chosen.report.curves.sizes["layer"] - 1
         band = objective.bands["correlation"]
@@ -55,30 +54,32 @@ def draw(
 
 
 def draw_map(panel: Axes, region: xr.Dataset, present: Outcome, chosen: Outcome, label: str) -> None:
-    """Draw the probability over two knobs; cells with a dot were sampled, lines enclose the safe ones."""
+    """Draw the probability over two knobs, a column and a row for each value; dots mark safe cells."""
     across, up = (str(dim) for dim in region["probability"].dims)
     data = region.transpose(up, across)
-    x_edges, y_edges = edges(data[across].values), edges(data[up].values)
-    mesh = panel.pcolormesh(x_edges, y_edges, data["probability"].values, cmap="Blues", vmin=0, vmax=1)
-    x, y = np.meshgrid(data[across].values, data[up].values)
-    sampled = data["samples"].values > 0
-    panel.plot(x[sampled], y[sampled], ".", color="0.55", markersize=2)
-    safe = data["safe"].values
-    for i, j in zip(*np.nonzero(safe[:, 1:] != safe[:, :-1]), strict=True):
-        panel.plot([x_edges[j + 1]] * 2, y_edges[i : i + 2], color=BLACK, linewidth=1.4)
-    for i, j in zip(*np.nonzero(safe[1:] != safe[:-1]), strict=True):
-        panel.plot(x_edges[j : j + 2], [y_edges[i + 1]] * 2, color=BLACK, linewidth=1.4)
-    places = [(outcome.setting[across], outcome.setting[up]) for outcome in (present, chosen)]
+    mesh = panel.pcolormesh(data["probability"].values, cmap="Blues", vmin=0, vmax=1)
+    y, x = np.nonzero(data["safe"].values)
+    panel.plot(x + 0.5, y + 0.5, ".", color=BLACK, markersize=2)
+    places = [(place_of(outcome, data[across]), place_of(outcome, data[up])) for outcome in (present, chosen)]
     mark(panel, places[0], places[1], label)
-    panel.set(xscale="log", yscale="log", xlabel=LABELS.get(across, across), ylabel=LABELS.get(up, up))
+    panel.set(xlabel=LABELS.get(across, across), ylabel=LABELS.get(up, up))
+    for axis, dim in ((panel.xaxis, across), (panel.yaxis, up)):
+        axis.set_ticks(np.arange(data.sizes[dim]) + 0.5, [f"{value:.3g}" for value in data[dim].values])
     panel.grid(False)
     panel.figure.colorbar(mesh, ax=panel)
+
+
+def place_of(outcome: Outcome, axis: xr.DataArray) -> float:
+    """Return where a setting is on an axis whose values have equal distances."""
+    value = outcome.setting[str(axis.name)]
+    return float(np.interp(np.log(value), np.log(axis.values), np.arange(axis.size) + 0.5))
 
 
 def draw_line(panel: Axes, region: xr.Dataset, asked: float, present: Outcome, chosen: Outcome, label: str) -> None:
     """Draw the probability over one knob, and the probability that was asked for."""
     (along,) = (str(dim) for dim in region["probability"].dims)
     values, probability = region[along].values, region["probability"].values
+    panel.fill_between(values, region["low"].values, region["high"].values, color=BLUE, alpha=0.2, linewidth=0)
     panel.plot(values, probability, "o-", color=BLUE, markersize=3)
     panel.axhline(asked, color=BLACK, linewidth=0.8, linestyle=":")
     at = [outcome.setting[along] for outcome in (present, chosen)]
@@ -92,22 +93,3 @@ def mark(panel: Axes, present: tuple[float, float], chosen: tuple[float, float],
     style: Any = {"linestyle": "none", "markeredgecolor": BLACK}
     panel.plot(*present, marker="o", color=RED, label="present", markersize=11, zorder=4, **style)
     panel.plot(*chosen, marker="*", color=GREEN, label=label, markersize=16, zorder=5, **style)
-
-
-def edges(values: Any) -> Any:
-    """Return the edges between cells on a logarithmic axis."""
-    logs = np.log(values)
-    middle = (logs[1:] + logs[:-1]) / 2
-    return np.exp(np.concatenate([[2 * logs[0] - middle[0]], middle, [2 * logs[-1] - middle[-1]]]))
-
-
-def draw_law(panel: Axes, report: Report, name: str, color: str, label: str) -> None:
-    """Draw the middle and the band of one report's law."""
-    if name not in report.curves:
-        panel.text(0.5, 0.5, "not measured", ha="center", transform=panel.transAxes)
-        return
-    law = over_heads((report.band if report.band is not None else band(report.curves))[name])
-    low, middle, high = (law.sel(edge=edge).values for edge in ("low", "middle", "high"))
-    at = layer_numbers(report.curves[name])
-    panel.fill_between(at, low, high, color=color, alpha=0.2, linewidth=0)
-    panel.plot(at, middle, color=color, label=label)

@@ -5,11 +5,10 @@ Every setting uses the same random numbers, so that values change little where a
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
-import xarray as xr
 from numpy.typing import NDArray
 
 from limitformer.base.errors import require, require_count
@@ -35,7 +34,6 @@ from limitformer.weightless.arrays import Arrays, dataset
 from limitformer.weightless.losses import chosen_loss
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.simulate import (
-    MOST_SIDE_BY_SIDE,
     SideBySide,
     check_scratch,
     largest_layer,
@@ -51,30 +49,6 @@ REPORTED = 8  # networks in a report before and after
 LEAST_EFFECT = 0.1  # relative change by half the standard deviation; the ε of a norm leaves less
 
 
-class Trials(Protocol):
-    """Trials of a design: the networks of one architecture at any setting of its knobs."""
-
-    name: str
-    knobs: list[Knob]
-    chunk: int  # samples between two decisions whether more are needed
-    steps: dict[float | None, int]  # samples of a pass, by the value of the field
-
-    def values(self, setting: Setting, seed: int, samples: range) -> Values:
-        """Return the values of these samples, each (sample,)."""
-
-    def report(self, setting: Setting, seed: int) -> Report:
-        """Return the report of `check` at a setting."""
-
-    def patch(self, setting: Setting) -> dict[str, Any]:
-        """Return what differs from the present setting: fields, and weights as `patterns_of` returns them."""
-
-    def exact(self, setting: Setting) -> dict[str, float]:
-        """Return numbers that are known exactly at a setting."""
-
-    def question(self) -> list[Any]:
-        """Return what the numbers depend on, except settings, seeds and samples."""
-
-
 class StockTrials:
     """Trials of a configuration of transformers, by weightless networks."""
 
@@ -84,13 +58,11 @@ class StockTrials:
         self.inputs = inputs_for(subject, text, tokens)
         self.gradients = objective.gradient is not None
         self.built: dict[float | None, Weightless] = {}
-        self.steps: dict[float | None, int] = {}
         first = weightless_of(subject.blueprint)
         self.inputs = settle(self.inputs, first, 0, own_loss=False)
         self.knobs = knobs_of(knobs, first)
         self.field = next((knob for knob in self.knobs if knob.field), None)
         self.built[self.field.present if self.field else None] = first
-        self.chunk = 4
         if self.field is not None:
             check_field(self, self.field, first)
         for knob in self.knobs:
@@ -107,10 +79,9 @@ class StockTrials:
         scale_laws(network, factors_at(self.knobs, setting))
         return network
 
-    def values(self, setting: Setting, seed: int, samples: range) -> Values:
-        """Run passes of several samples side by side where that gives the same numbers."""
+    def values(self, setting: Setting, seed: int, samples: int) -> Values:
+        """Return the values of `samples` networks, each (sample,); several run side by side if that changes nothing."""
         network = self.network(setting)
-        key = setting[self.field.name] if self.field else None
         loss = chosen_loss(None, network.blueprint.task, readout(seed)) if self.gradients else None
 
         def one(part: range) -> Arrays:
@@ -118,14 +89,11 @@ class StockTrials:
                 lambda: network.run(seed, part, self.inputs, "auto", loss), network.blueprint, self.inputs
             )
 
-        if key not in self.steps:
-            tokens = self.inputs.rows * token_count(self.inputs)
-            check_scratch(largest_layer(network, tokens, self.gradients), "One layer of it", "fewer tokens")
-            size = network.width_of_activations() * tokens * network.dtype.itemsize
-            self.steps[key] = side_by_side(one, network, MOST_SIDE_BY_SIDE, size)
-        together = SideBySide(one, self.steps[key])
-        parts = [arrays for _, arrays in together.parts(samples)]
-        self.steps[key] = together.step
+        tokens = self.inputs.rows * token_count(self.inputs)
+        check_scratch(largest_layer(network, tokens, self.gradients), "One layer of it", "fewer tokens")
+        size = network.width_of_activations() * tokens * network.dtype.itemsize
+        together = SideBySide(one, side_by_side(one, network, samples, size))
+        parts = [arrays for _, arrays in together.parts(range(samples))]
         data = dataset(parts, network.trained, network.read_where, network.stacks, self.inputs, {})
         return values_of_stacks(data)
 
@@ -176,8 +144,7 @@ class ShapedTrials:
         require(not strange, f"a Transformer's chain has no {' or '.join(strange)}; set that to None.")
         require_count("tokens", tokens, least=2)
         self.name, self.model, self.knobs, self.tokens = "Transformer", model, shaped_knobs(knobs, model), tokens
-        self.start, self.steps = start_of(text, model, tokens), dict[float | None, int]()
-        self.chunk = 10**6  # the chain runs all at once
+        self.start = start_of(text, model, tokens)
 
     def at(self, setting: Setting) -> Transformer:
         """Return the Transformer at a setting."""
@@ -186,14 +153,9 @@ class ShapedTrials:
             model = replace(model, attention=replace(model.attention, tau0=setting["tau0"]))
         return replace(model, gamma=setting.get("gamma", model.gamma))
 
-    def data(self, setting: Setting, seed: int, samples: int) -> xr.Dataset:
-        """Simulate covariances before the first layer and after the last."""
-        return simulate_chain(
-            self.at(setting), self.start, samples=samples, seed=seed, record=[0, self.model.depth], progress=False
-        )
-
-    def values(self, setting: Setting, seed: int, samples: range) -> Values:
-        data = self.data(setting, seed, samples.stop).isel(sample=slice(samples.start, None))
+    def values(self, setting: Setting, seed: int, samples: int) -> Values:
+        record = [0, self.model.depth]
+        data = simulate_chain(self.at(setting), self.start, samples=samples, seed=seed, record=record, progress=False)
         return values_of(curves(data), data)
 
     def report(self, setting: Setting, seed: int) -> Report:
@@ -229,6 +191,9 @@ class ShapedTrials:
 
     def question(self) -> list[Any]:
         return [repr(self.model), self.start.covariance.tolist()]
+
+
+Trials = StockTrials | ShapedTrials
 
 
 def limit_of(model: Transformer) -> CovarianceLimit | None:

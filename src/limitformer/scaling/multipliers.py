@@ -1,6 +1,5 @@
-"""The multipliers of a rule put into effect on a model: by fields of its configuration, or by changes of the module."""
+"""The multipliers of a rule put into effect on a model, by changes of the module after it is built."""
 
-from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from math import isclose
@@ -12,16 +11,12 @@ from limitformer.base.errors import require
 from limitformer.scaling.branches import Change, scale_branches, scale_input, scale_output
 from limitformer.scaling.roles import Role, block_names, kind_of, partners
 from limitformer.scaling.rules import (
-    ATTENTION_FIELDS,
-    BRANCH_FIELDS,
     ONE,
     OUTPUT,
-    OUTPUT_FIELDS,
-    Fields,
     ScalingRule,
 )
 from limitformer.weightless.layout import is_callable
-from limitformer.weightless.models import Blueprint, as_plain_formulas
+from limitformer.weightless.models import Blueprint
 
 SCALES = ("scaling", "scale", "softmax_scale", "norm_factor", "attn_scale")  # attributes: factors of the logits q·k
 HEAD_SIZES = ("head_dim", "attention_head_size", "d_head", "head_size", "key_value_proj_dim")
@@ -31,7 +26,7 @@ OWN_BRANCH = "residual_scale"  # an attribute of blocks: the factor that their c
 
 
 class Effect:
-    """The multipliers of a rule in the forward pass of a model: by fields, or by changes of the built module."""
+    """The multipliers of a rule in the forward pass of a model."""
 
     def __init__(
         self, rule: ScalingRule, roles: dict[str, Role], depth: float, module: nn.Module, base_module: nn.Module,
@@ -39,7 +34,6 @@ class Effect:
     ) -> None:  # fmt: skip
         self.rule, self.roles, self.depth, self.module, self.base_module = rule, roles, depth, module, base_module
         self.plain, self.base = blueprint, base
-        self.fields: dict[str, float] = {}
         self.changes: list[tuple[str, Change]] = []
         self.multipliers: dict[str, float] = {}
         self.notes: list[str] = []
@@ -81,11 +75,7 @@ class Effect:
         if isclose(factor, 1.0):
             return
         self.multipliers[path] = factor
-        if at_head and self.set_field(OUTPUT_FIELDS, factor):
-            return
-        self.notes.append(
-            f"multiply the input of {path} by {factor:g} in your own code: {self.plain.name} has no field"
-        )
+        self.notes.append(f"multiply the input of {path} by {factor:g} in your own code")
         self.changes.append((path, partial(scale_input, factor=factor)))
 
     def own_output(self) -> float:
@@ -119,21 +109,6 @@ class Effect:
             next((name for name, part in self.module.named_modules() if part is head), "") if head is not None else ""
         )
 
-    def set_field(self, fields: Fields, factor: float) -> bool:
-        """Change the family's own field for a multiplier, if it has one."""
-        config = self.plain.config
-        if config is None or self.plain.kind is None:
-            return False
-        text = text_part(self.plain)
-        for name, power, only in fields:
-            value = vars(text).get(name)
-            if isinstance(value, int | float) and (only is None or text.model_type in only):
-                if name not in self.fields:
-                    self.notes.append(f"{text.model_type} has a field for it: {name}={value * factor**power:g}")
-                self.fields[name] = value * factor**power
-                return True
-        return False
-
     def scale_branches(self) -> None:
         factor = self.rule.branch.factor(1.0, 1.0, self.depth)
         if (own := self.own_branch()) != 1.0 and factor != 1.0:
@@ -142,9 +117,7 @@ class Effect:
         if isclose(factor, 1.0):
             return
         self.multipliers["residual branches"] = factor
-        if self.set_field(BRANCH_FIELDS, factor):
-            return
-        self.notes.append(f"multiply residual branches by {factor:g} in your own code: {self.plain.name} has no field")
+        self.notes.append(f"multiply residual branches by {factor:g} in your own code")
         for name in block_names(self.module, self.base_module):
             called = is_callable(self.module.get_submodule(name))
             require(
@@ -186,8 +159,6 @@ class Effect:
             self.notes.append("the size of heads is not visible, so that logits keep their factor: the rule has 1/d")
 
     def scale_logits(self, path: str, part: nn.Module, factor: float) -> bool:
-        if self.set_field(ATTENTION_FIELDS, factor):
-            return True
         name = next((each for each in SCALES if isinstance(getattr(part, each, None), float)), None)
         if name is not None:
 
@@ -203,14 +174,7 @@ class Effect:
 
     def blueprint(self) -> Any:
         """Return the model with its multipliers in effect."""
-        plain, kind = self.plain, self.plain.kind
-        config = plain.config
-        if self.fields:
-            config = deepcopy(config)
-            for name, value in self.fields.items():
-                setattr(config.get_text_config(), name, value)
-            assert kind is not None
-            plain = replace(plain, config=config, factory=partial(kind, as_plain_formulas(config)))
+        plain = self.plain
         if not self.changes:
             return plain
         factory, changes = plain.factory, self.changes

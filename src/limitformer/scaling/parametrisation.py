@@ -1,8 +1,8 @@
 """`parametrise`: a rule of parametrisation put into effect on a model at a size.
 
 Laws of weights are those of the base, times the rule's factors; they go into `overrides` of `weightless.simulate`.
-Multipliers of the forward pass are fields of the configuration where a family has one with the same effect; else the
-module is changed after it is built (`branches`). Rates, weight decay and ε are factors by the name of a parameter.
+Multipliers of the forward pass are changes of the module after it is built (`branches`). Rates, weight decay and ε are
+factors by the name of a parameter.
 """
 
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ class Parametrisation:
         lr_factors: factors of the learning rate of the base, by the name of a parameter.
         decay_factors: factors of the weight decay.
         eps_factors: factors of ε.
-        multipliers: what was put into effect in the forward pass: factors by module, field or place.
+        multipliers: what was put into effect in the forward pass: factors by module or place.
         roles: input, hidden, output, vector or fixed, by the name of a parameter.
         notes: what the rule assumes, and what this model does not allow.
     """

@@ -157,15 +157,3 @@ RULES: Mapping[str, ScalingRule] = {
     ),
 }
 AS_ADAM = {LION: "Lion steps by signs, as Adam's first step does; the tables have its column for Adam"}
-
-# Fields of families with the same effect as a multiplier: the power of the multiplier by which the field changes.
-# A family that is named in `only` has the field with this meaning; None: every family that has it.
-Fields = tuple[tuple[str, float, frozenset[str] | None], ...]
-COHERE = frozenset({"cohere", "cohere2", "cohere2_moe"})
-OUTPUT_FIELDS: Fields = (
-    ("logits_scaling", -1.0, None),
-    ("lm_head_multiplier", 1.0, None),
-    ("logit_scale", 1.0, COHERE),
-)
-BRANCH_FIELDS: Fields = (("residual_multiplier", 1.0, None),)
-ATTENTION_FIELDS: Fields = (("attention_multiplier", 1.0, None), ("query_pre_attn_scalar", -2.0, None))

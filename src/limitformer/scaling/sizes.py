@@ -1,12 +1,13 @@
 """`at_size`: a model at another width or depth.
 
-A configuration grows by its fields (`fields`), in proportion: a head keeps its size, so that the number of heads grows
-with the width; lists by layer continue in their own period. Any other name is one field of the configuration, or one
-argument of a function that builds a module, and nothing else changes.
+A function is called with its argument of that name; it returns the module, or a configuration. A configuration grows
+by its fields of `GROWS`, in proportion: a head keeps its size, so that the number of heads grows with the width; lists
+by layer continue in their own period. Vocabulary, experts, positions and images stay. Any other name is one field of
+the configuration, and nothing else changes. Who needs other fields writes the function.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -15,31 +16,58 @@ from math import gcd
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from limitformer.base.errors import InputError, nearest, printable, require, require_count
 from limitformer.base.foreign import one_line
 from limitformer.models import Transformer
-from limitformer.scaling.fields import (
-    BY_LAYER,
-    DEPTHS,
-    GROWS_WITH_DEPTH,
-    GROWS_WITH_WIDTH,
-    HEADS,
-    INTO_TEXT,
-    KEEPS_ITS_DEPTH,
-    KEEPS_ITS_WIDTH,
-    NOT_BY_LAYER,
-    SHARES_LAYERS,
-    TEXT_PARTS,
-    WIDTHS,
-)
 from limitformer.weightless.configurations import check_sizes, config_of
 from limitformer.weightless.models import Blueprint, blueprint_of, is_config
 from limitformer.weightless.sizes import size_of
 
 WIDTH, DEPTH = "width", "depth"
 LEAST_SIZES = 2
+SIZES = {  # the fields of a size itself, the usual ones first
+    WIDTH: ("hidden_size", "n_embd", "d_model", "dim", "n_embed", "embed_dim", "width", "emb_dim", "embedding_size"),
+    DEPTH: (
+        *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "num_encoder_layers"),
+        *("depth", "layers", "num_blocks"),
+    ),
+}
+GROWS = {  # all fields that grow
+    WIDTH: {
+        *SIZES[WIDTH],
+        *("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size"),
+        *("moe_shared_expert_intermediate_size", "intermediate_size_mlp", "ffn_hidden_size", "expert_ffn_hidden_size"),
+        *("encoder_ffn_dim", "decoder_ffn_dim", "ffn_dim", "d_ff", "d_inner", "n_inner", "hidden_dim", "mlp_dim"),
+        *("q_lora_rank", "kv_lora_rank", "o_lora_rank", "laurel_rank", "mamba_dt_rank", "mamba_d_ssm", "lru_width"),
+        *("word_embed_proj_dim", "project_dim", "projection_dim", "true_hidden_size", "hidden_size_per_layer_input"),
+        *("num_attention_heads", "num_key_value_heads", "num_heads", "n_head", "n_heads", "attention_heads"),
+        *("encoder_attention_heads", "decoder_attention_heads", "num_kv_heads", "kv_n_heads", "index_n_heads"),
+        *("swa_num_attention_heads", "swa_num_key_value_heads", "linear_num_key_heads", "linear_num_value_heads"),
+        *("mamba_n_heads", "mamba_num_heads", "n_mamba_heads", "num_attention_heads_per_layer"),
+        *("cross_attention_hidden_size", "encoder_hidden_size", "attention_hidden_size", "linear_num_heads"),
+        *("num_encoder_attention_heads", "num_decoder_attention_heads", "num_sliding_attention_heads"),
+        *("embedding_dim", "input_embedding_size", "output_embedding_size", "dense_intermediate_size"),
+    },
+    DEPTH: {
+        *SIZES[DEPTH],
+        *("decoder_layers", "num_decoder_layers", "num_sparse_encoder_layers", "num_sparse_decoder_layers"),
+    },
+}
+LISTS_BY_LAYER = (  # lists of numbers with an entry for each layer; lists of words need no name
+    *("intermediate_size", "activation_sparsity_pattern", "no_rope_layers", "moe_layer_freq", "layer_rope_theta"),
+    "num_attention_heads_per_layer",
+)
+LISTS_OF_LAYERS = (
+    *("moe_layers", "full_attn_idxs", "attn_layer_indices", "hybrid_layer_ids", "kv_source_layers"),
+    "cross_attention_layers",
+)
+SHARES_LAYERS = ("albert", "hrm_text", "perceiver")  # types whose layers share their parameters
+
+# Parts of a composite configuration that read or write text. If there is one, the others keep their size.
+TEXT_PARTS = ("text_config", "text_encoder", "encoder", "decoder", "generator", "question_encoder", "thinker_config")
 Changes = dict[str, tuple[Any, Any]]
 
 
@@ -159,7 +187,9 @@ def factory_at(factory: Callable[..., Any], over: str, size: int) -> Sized:
         raise InputError(f"{printable(name)} has no argument {over!r}; {has}.{nearest(over, known) or hint}")
     at = partial(factory, **{over: size})
     update_wrapper(at, factory, assigned=("__name__", "__qualname__", "__doc__"), updated=())
-    return Sized(at, {over: (known.get(over), size)})
+    with one_line(f"{printable(name)} cannot be called with {over} {size}"), torch.device("meta"):
+        made = at()
+    return Sized(made if is_config(made) else at, {over: (known.get(over), size)})
 
 
 ANY = "**"  # stands for arguments of any name
@@ -209,13 +239,15 @@ def changed_fields(
         own = {name: scaled(value, size, present) for name, value in growing_fields(part, over).items()}
         own |= lists_by_layer(part, size, present) if over == DEPTH else {}
         result.append((prefix, part, own))
-    if over == WIDTH:
-        for name in config.sub_configs or ():
-            other = getattr(config, name, None)
-            if is_config(other) and not any(other is part for _, part in parts):
-                joined = {key: size for key in INTO_TEXT if vars(other).get(key) == present}
-                result.append((f"{name}.", other, joined))
-    return result
+    return [*result, *projections(config, parts, size, present)] if over == WIDTH else result
+
+
+def projections(config: Any, parts: Sequence[Any], size: int, present: int) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the parts for images whose output has the width of the text, with their new field."""
+    for name in config.sub_configs or ():
+        other = getattr(config, name, None)
+        if all(other is not part for _, part in parts) and getattr(other, "out_hidden_size", None) == present:
+            yield f"{name}.", other, {"out_hidden_size": size}
 
 
 def main_field(config: Any, over: str) -> tuple[Any, str, int]:
@@ -230,7 +262,7 @@ def main_field(config: Any, over: str) -> tuple[Any, str, int]:
         known = [name for part in parts for name in number_fields(part)]
         close = nearest(over, [WIDTH, DEPTH, *known]) or f" Nearest: {WIDTH} or {DEPTH}."
         raise InputError(f"{config.model_type} has no size {over!r}.{close}")
-    names = WIDTHS if over == WIDTH else DEPTHS
+    names = SIZES[over]
     for part in [*parts[1:], parts[0]] if len(parts) > 1 else parts:  # the parts that read text first
         fields = [type(part).attribute_map.get(name, name) for name in names]
         for field in fields:
@@ -239,7 +271,7 @@ def main_field(config: Any, over: str) -> tuple[Any, str, int]:
                 return part, field, value
     raise InputError(
         f"{config.model_type} has no one field for its {over} ({', '.join(names[:3])} …). "
-        f"Nearest: a function with an argument for it, that builds the module."
+        f"Nearest: a function of the {over} that returns the module or the configuration."
     )
 
 
@@ -261,18 +293,7 @@ def parts_that_grow(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def growing_fields(config: Any, over: str) -> dict[str, Any]:
     """Return the fields of one configuration that grow: positive whole numbers, and lists of them."""
-    found = {}
-    for name, value in vars(config).items():
-        short = name.lower()
-        if over == WIDTH:
-            grows = HEADS.fullmatch(short) or (
-                GROWS_WITH_WIDTH.fullmatch(short) and not KEEPS_ITS_WIDTH.fullmatch(short)
-            )
-        else:
-            grows = GROWS_WITH_DEPTH.fullmatch(short) and not KEEPS_ITS_DEPTH.fullmatch(short)
-        if grows and numbers_of(value):
-            found[name] = value
-    return found
+    return {name: value for name, value in vars(config).items() if name in GROWS[over] and numbers_of(value)}
 
 
 def numbers_of(value: Any) -> list[int]:
@@ -304,18 +325,19 @@ def require_whole(size: int, present: int, values: Mapping[str, Any], name: str,
 def lists_by_layer(config: Any, size: int, present: int) -> dict[str, Any]:
     """Return the lists with an entry for each layer, and those of numbers of layers, at another depth."""
     depths = {each for value in growing_fields(config, DEPTH).values() for each in numbers_of(value)}
-    most, result = max(depths, default=0), dict[str, Any]()
-    for name, value in vars(config).items():
-        if not isinstance(value, list | tuple) or not value or name in NOT_BY_LAYER:
-            continue
-        whole = all(isinstance(each, int) and not isinstance(each, bool) for each in value)
-        if BY_LAYER.search(name) and whole and list(value) == sorted(set(value)):
-            if value[-1] < most:
-                grown = continued([layer in value for layer in range(most)], most * size // present)
-                result[name] = type(value)(layer for layer, mark in enumerate(grown) if mark)
-        elif len(value) in depths and (BY_LAYER.search(name) or all(isinstance(each, str) for each in value)):
-            result[name] = type(value)(continued(list(value), len(value) * size // present))
-    return result
+    lists = {name: value for name, value in vars(config).items() if isinstance(value, list | tuple)}
+    words = {name for name, value in lists.items() if value and all(isinstance(each, str) for each in value)}
+    names = [name for name in lists if name in words | {*LISTS_BY_LAYER} and name != "architectures"]
+    grown = {
+        name: continued(list(lists[name]), len(lists[name]) * size // present)
+        for name in names
+        if len(lists[name]) in depths
+    }
+    most = max(depths, default=0)
+    for name in lists.keys() & {*LISTS_OF_LAYERS}:
+        marks = continued([layer in lists[name] for layer in range(most)], most * size // present)
+        grown[name] = [layer for layer, mark in enumerate(marks) if mark]
+    return {name: type(lists[name])(value) for name, value in grown.items()}
 
 
 def continued(values: list[Any], length: int) -> list[Any]:
@@ -347,17 +369,19 @@ def check_growth(before: Any, after: Any, over: str, size: int) -> None:
         return
     old, new = shapes_of(before), shapes_of(after)
     name, present = blueprint_of(before).name, present_size(before, over)
+    own = f"Nearest: a function of the {over} that returns the configuration."
     assert present is not None
     if over == DEPTH:
         grows = len(new) != len(old) or size == present or name in SHARES_LAYERS
-        require(grows, f"{name} has the same layers at depth {size}. Nearest: its own field for them.")
+        require(grows, f"{name} has the same layers at depth {size}. {own}")
         return
     ratio = Fraction(size, present)
     for key, shape in old.items():
-        require(key in new and len(new[key]) == len(shape), f"{name} has no parameter {key} at width {size}.")
+        require(key in new and len(new[key]) == len(shape), f"{name} has no parameter {key} at width {size}. {own}")
         pairs = zip(shape, new[key], strict=True)
         fits = all(0 <= (b - a) * (ratio - 1) <= a * (ratio - 1) ** 2 for a, b in pairs)
         require(
-            fits, f"{name} does not grow in proportion: {key} is {shape} at {present}, and {new[key]} at width {size}."
+            fits,
+            f"{name} does not grow in proportion: {key} is {shape} at {present}, and {new[key]} at width {size}. {own}",
         )
     require(size == present or old != new, f"{name} has the same parameters at width {size}.")
