@@ -29,7 +29,7 @@ from limitformer_papers.training.data.text_data import TextData, text_data
 from limitformer_papers.training.data.tokenizer import save_tokenizer
 from limitformer_papers.training.harness import train
 from limitformer_papers.training.log import Log
-from limitformer_papers.training.plan import Plan, rank
+from limitformer_papers.training.plan import Plan
 
 Variant = Literal["shaped-learn", "shaped-recover", "pre-ln", "post-ln"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
@@ -193,7 +193,7 @@ def run_mlm(run: MlmRun, out: Path, *, documents: int | None = None, **options: 
         callbacks=watchers(run, masked([probes[k] for k in range(len(probes))])),
         about=run.about(data),
     )
-    if rank() == 0 and not (plan.folder / TOKENIZER).exists():
+    if not (plan.folder / TOKENIZER).exists():
         save_tokenizer(data.tokenizer, plan.folder / TOKENIZER)
     return summary
 
