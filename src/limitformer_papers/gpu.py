@@ -67,7 +67,7 @@ SIZES = {
         mlm="tiny",
         mlm_changes=TINY_WORDS,
         mlm_seeds=1,
-        rates=(1e-3, 3e-3),
+        rates=(3e-3,),
         documents=40,
     ),
     "small": GpuSize(

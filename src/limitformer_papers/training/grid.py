@@ -121,7 +121,7 @@ def on_processes(runs: Sequence[Run], function: Callable[[Run], Summary], worker
     with route_interrupts(stop):
         try:
             while True:
-                while waiting and free and not (presses or time_is_up()):
+                while waiting and free and not (presses or saved or time_is_up()):
                     with interrupts_wait():  # the process inherits this, so it ignores Ctrl-C from its start
                         run, place = waiting.popleft(), free.pop(0)
                         ours, theirs = spawning.Pipe()

@@ -11,6 +11,7 @@ import sys
 
 import numpy as np
 import pytest
+from limitformer_papers.training.runs import RUN, SUMMARY, write_json
 from PIL import Image
 from scipy.stats import t
 
@@ -22,7 +23,6 @@ from limitformer_papers.common.claims import FigureRun
 from limitformer_papers.making import module_of
 from limitformer_papers.shaped_transformer import language_runs
 from limitformer_papers.training.log import FILE, Log
-from limitformer_papers.training.runs import RUN, SUMMARY, write_json
 
 STEPS, LOOK, HEADS, LENGTH = 20, 5, 2, 16
 SHAPED, LEARN, PRE, POST = "shaped-recover", "shaped-learn", "pre-ln", "post-ln"
