@@ -196,8 +196,6 @@ def test_run_figures_refuse_missing_or_unlike_runs(finished, corpus, tmp_path):
     run_mlm(one(corpus, "pre-ln", width=16), tmp_path, threads=1)
     with pytest.raises(InputError, match="cannot be compared: width is"):
         make("st-table1", out=tmp_path / "out", runs=tmp_path)
-    with pytest.raises(InputError, match=r"st-lr is drawn from finished runs: give their folder \(--runs\)"):
-        make("st-lr", out=tmp_path / "out")
     with pytest.raises(InputError, match="st-fig7 is not drawn from runs"):
         make("st-fig7", out=tmp_path / "out", runs=tmp_path)
     with pytest.raises(InputError, match="No such folder of runs"):
