@@ -88,10 +88,7 @@ def damage(folder, how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        (
-            "missing",
-            r"No file train-labels-idx1-ubyte or .*\.gz in .* Nearest: install Debian",
-        ),
+        ("missing", r"No file train-labels-idx1-ubyte or .*\.gz in .* Nearest: install Debian"),
         ("empty", "is not an IDX file of unsigned bytes; it begins with nothing"),
         ("cut in the sizes", "ends within its sizes"),
         ("longer", r"must hold 60 × 28 × 28 = 47,040 bytes after its sizes; got more\. Nearest"),

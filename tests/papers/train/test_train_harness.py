@@ -24,18 +24,7 @@ from limitformer_papers.training.harness import ResumableTrainer, arguments, eva
 from limitformer_papers.training.interrupts import TrainingInterrupted
 from limitformer_papers.training.log import Log, curve, read_log, read_table
 from limitformer_papers.training.plan import differences, read_runs
-from train_program import (
-    BATCH,
-    EXAMPLES,
-    STEPS,
-    At,
-    Small,
-    collate,
-    items,
-    plan_of,
-    run_and_die,
-    small_run,
-)
+from train_program import BATCH, EXAMPLES, STEPS, At, Small, collate, items, plan_of, run_and_die, small_run
 from train_states import assert_same_run, weights
 
 pytestmark = [
