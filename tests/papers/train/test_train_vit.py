@@ -160,8 +160,6 @@ def damage(inner, how: str) -> None:
         file.write_bytes(b"\x0a" + content[1:])
     elif how == "cut":
         file.write_bytes(content[: -cifar.RECORD])
-    elif how == "doubled":
-        shutil.copy(inner / "data_batch_1.bin", file)
     elif how == "folder":
         shutil.rmtree(inner)
     elif how == "python":
@@ -174,8 +172,7 @@ def damage(inner, how: str) -> None:
         ("missing", r"lacks data_batch_3\.bin\. Nearest: unpack cifar-10-binary\.tar\.gz again"),
         ("truncated", r"data_batch_3\.bin is not a file of CIFAR-10: it needs records of 3,073 bytes"),
         ("labels", "a label of 0 to 9"),
-        ("cut", r"must have equally many images and differ; got 20, 20, 19, 20, 20, 20 images\. Nearest"),
-        ("doubled", "20 images, and two equal files"),
+        ("cut", r"differ in length\. Nearest"),
         ("folder", "there is no folder cifar-10-batches-bin"),
         ("python", r"cifar-10-batches-py is the Python version.* Nearest: unpack cifar-10-binary\.tar\.gz"),
     ],
