@@ -252,7 +252,7 @@ def draw(data: xr.Dataset) -> Figure:
     names, held_out = [*predictors(data), *KNOBS], half(data, TEST)
     for at, name in enumerate(names):
         rhos = [rho_of(half(data, side), name) for side in (CHOOSE, TEST)]
-        draw_rho(right, at, *rhos, interval(*relation(held_out, name), 2), color=BLACK, linewidth=1)
+        draw_rho(right, at, rhos, interval(*relation(held_out, name), 2), color=BLACK, linewidth=1)
     name_rows(right, names, best)
     right.axhline(len(names) - len(KNOBS) - 0.5, color=BLACK, linewidth=0.8, linestyle=":")
     right.set(xlabel="Spearman's ρ with the loss", ylabel="what is known before training")
@@ -269,10 +269,10 @@ def draw_cases(axes: Axes, x: Any, y: Any, names: Any, halves: Any, colours: Map
         axes.plot(x[at], y[at], mark, color=colour, markerfacecolor=face, markersize=6)
 
 
-def draw_rho(axes: Axes, at: float, choosing: float, held_out: float, ends: Any, size: int = 6, **line: Any) -> None:
-    """Draw ρ in both halves, hollow in the choosing one, with the interval of the held-out half."""
+def draw_rho(axes: Axes, at: float, rhos: Sequence[float], ends: Any, *, size: int = 6, **line: Any) -> None:
+    """Draw ρ in the choosing half, hollow, and in the held-out one, with the interval of the second."""
     axes.plot(ends, [at, at], **line)
-    for rho, face in ((held_out, line["color"]), (choosing, "white")):
+    for rho, face in ((rhos[1], line["color"]), (rhos[0], "white")):
         axes.plot(rho, at, "o", color=line["color"], markersize=size, markerfacecolor=face)
 
 

@@ -450,7 +450,7 @@ def draw(data: xr.Dataset) -> Figure:
             x, y = predicted(held_out, name), mean_measured(held_out, what)
             ends = interval_within(x, y, held_out["optimizer"].values, 2)
             rhos = [rho_of(half(data, side), name, what) for side in (CHOOSE, TEST)]
-            draw_rho(axes[2], at + shift, *rhos, ends, size=4, color=colour, linestyle=line, linewidth=1.2)
+            draw_rho(axes[2], at + shift, rhos, ends, size=4, color=colour, linestyle=line, linewidth=1.2)
     name_rows(axes[2], list(RULES), best)
     axes[2].set(xlabel="ρ within optimisers", ylabel="rule")
     lines = [

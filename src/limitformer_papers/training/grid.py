@@ -105,7 +105,7 @@ class Working(NamedTuple):
 def on_processes(runs: Sequence[Run], function: Callable[[Run], Summary], workers: int) -> Outcomes[Run]:
     """Yield the outcomes of all runs, each of a process of its own, `workers` at a time."""
     waiting, free, devices = deque(runs), list(range(workers)), gpus()
-    working: dict[Connection, Working] = {}
+    working: dict[Any, Working] = {}  # by the end of the pipe
     presses: list[int] = []
     saved = lost = 0
 
@@ -153,7 +153,7 @@ def on_processes(runs: Sequence[Run], function: Callable[[Run], Summary], worker
         raise out_of_time(saved, len(waiting))
 
 
-def received(connection: Connection, process: Any) -> Summary | InputError | TrainingInterrupted | int:
+def received(connection: Any, process: Any) -> Summary | InputError | TrainingInterrupted | int:
     """Return the message of a process that ends, or its exit code if it has died."""
     try:
         outcome = connection.recv()
