@@ -2,9 +2,7 @@
 
 import os
 import signal
-import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -48,14 +46,4 @@ def of_all_kinds(kind: str) -> dict[str, float]:
         raise ZeroDivisionError("by nothing")
     if kind == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    print(f"this is {kind}", file=sys.stderr)
     return {"value": float(len(kind)), "patience": progress.PATIENCE, "device": float(os.environ[grid.DEVICES])}
-
-
-def dies_as_it_starts(folder: Path, times: int, place: int, asked: object) -> Callable[[str], int]:
-    """Return a task, after `times` processes have died here."""
-    starts = len(list(folder.iterdir())) + 1
-    (folder / str(starts)).touch()
-    if starts <= times:
-        os._exit(3)
-    return len

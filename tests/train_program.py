@@ -1,4 +1,4 @@
-"""A small run for tests of the harness; it can also kill itself, or be one of two processes."""
+"""A small run for tests of the harness; it can also kill itself."""
 
 import os
 import signal
@@ -27,16 +27,6 @@ class Small(nn.Module):
     def forward(self, x, labels):
         logits = self.last(self.dropout(self.first(x).relu()))
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
-
-
-class Masked(Small):
-    """A model whose loss is a mean over labelled examples, as in masked language models."""
-
-    def forward(self, x, labels, num_items_in_batch=None, **others):
-        logits = self.last(self.dropout(self.first(x).relu()))
-        number = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
-        loss = nn.functional.cross_entropy(logits, labels, ignore_index=-100, reduction="sum") / number
-        return {"loss": loss, "logits": logits}
 
 
 class At(TrainerCallback):
@@ -71,12 +61,6 @@ def plan_of(folder, **changes) -> Plan:
     return Plan(folder=Path(folder), **{**course, **often, **changes})
 
 
-def masked(several):
-    """Hide some labels, not equally many in each half of a batch."""
-    batch = collate(several)
-    return batch | {"labels": torch.where(batch["x"][:, 2] > 0.3, -100, batch["labels"])}
-
-
 def small_run(folder, callbacks=(), dropout: float = 0.2, model=None, collate=collate, **changes):
     """Train the small model; the last batch of its evaluation has three examples."""
     data = items()
@@ -90,11 +74,6 @@ def small_run(folder, callbacks=(), dropout: float = 0.2, model=None, collate=co
         compute_metrics=accuracy,
         about={"experiment": "small", "dropout": dropout},
     )
-
-
-def masked_run(folder, **changes):
-    """Train the small model with labels hidden."""
-    return small_run(folder, dropout=0.0, model=Masked(0.0), collate=masked, **changes)
 
 
 def die() -> None:
@@ -115,26 +94,3 @@ def run_and_die(folder: str, how: str, step: int) -> None:
     if how == "save":
         die_in_save(step)
     small_run(folder, [At(step, die)] if how == "step" else [])
-
-
-def command_line(arguments: list[str], processes: int = 1) -> None:
-    """Run `limitformer` with these arguments, in one of `processes` processes that share the run."""
-    from typer.testing import CliRunner
-
-    from limitformer.cli.app import app
-
-    torch.set_num_threads(1)
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 0, done.output
-    assert (torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1) == processes
-
-
-def one_of_two(rank: int, port: int, folder: str) -> None:
-    """Make both kinds of runs, as one of two processes of `torchrun`."""
-    torch.set_num_threads(1)
-    ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
-    os.environ |= {name: str(value) for name, value in ranks.items()}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    small_run(Path(folder) / "plain", dropout=0.0)
-    masked_run(Path(folder) / "masked")
-    assert torch.distributed.get_world_size() == 2

@@ -19,7 +19,7 @@ from docs.tools import explorer
 
 from chromium import launched
 from limitformer.base.errors import InputError
-from limitformer_papers.explorer import cache, covariance, make, parts, sphere, stock
+from limitformer_papers.explorer import covariance, make, parts, sphere, stock
 
 MOST = 8 * 2**20  # bytes of all pages with numbers
 OTHER_STEPS = 0.02  # largest change of a quantile if some paths differ
@@ -202,13 +202,10 @@ def test_rounded_numbers_are_short_or_null():
 
 
 def test_finished_cells_are_not_computed_again(tmp_path):
-    """Another key and another version are other cells."""
     asked = []
-    cells = cache.CellCache(tmp_path)
-    for key in ([1, "a"], [1, "a"], [2, "a"]):
-        assert cells.get(key, lambda key=key: asked.append(key) or {"is": key}) == {"is": key}
-    assert asked == [[1, "a"], [2, "a"]]
-    assert cache.CellCache(None).get([1, "a"], lambda: "anew") == "anew"
+    for key in (1, 1, 2):
+        assert parts.cached(asked.append, tmp_path)(key) is None
+    assert asked == [1, 2]
 
 
 def test_page_is_made_only_if_outdated(tmp_path):

@@ -25,7 +25,7 @@ networks that meet the objective learnt context.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
@@ -119,8 +119,8 @@ def compute(config: Config, run: FigureRun) -> xr.Dataset:
 
 
 @contextmanager
-def place_of(config: Config, run: FigureRun) -> Iterator[Path]:
-    """Yield the folder of the runs of this grid and seed, or a temporary one."""
+def place_of(config: Any, run: FigureRun) -> Iterator[Path]:
+    """Yield the folder of the networks of this configuration and seed, or a temporary one."""
     if run.stores is None:
         with TemporaryDirectory() as folder:
             yield Path(folder)
@@ -142,7 +142,7 @@ def outcomes(
 
 
 def half(data: xr.Dataset, name: str) -> xr.Dataset:
-    return data.isel(cell=np.flatnonzero(data["half"].values == name))
+    return data.isel({data["half"].dims[0]: np.flatnonzero(data["half"].values == name)})
 
 
 def relation(data: xr.Dataset, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -184,13 +184,18 @@ def hypothesis(data: xr.Dataset, groups: str, label: str) -> list[Claim]:
     best, held_out = chosen(data, predictors(data), groups), half(data, TEST)
     there, rho = rho_of(half(data, CHOOSE), best, groups), rho_of(held_out, best, groups)
     p, number = p_value(*relation(held_out, best), held_out[groups].values, 1), held_out.sizes["cell"]
-    holds = bool(p < LEVEL and rho * there > 0) if number >= FEWEST else None
+    holds = confirmed(p, rho * there > 0, number)
     what = f"{label}: ρ in the {TEST} half of {number}; the hypothesis: the same sign, p < {LEVEL:g}"
     return [
         Claim(f"{label}: chosen in the {CHOOSE} half is the {best}; its ρ there", there),
         Claim(what, rho, holds),
         Claim(f"{label}: p of that, over permutations", p),
     ]
+
+
+def confirmed(p: float, same_sign: bool, number: int) -> bool | None:
+    """Return whether `number` held-out networks confirm a hypothesis; None for fewer than `FEWEST`."""
+    return bool(p < LEVEL and same_sign) if number >= FEWEST else None
 
 
 def secondary_claims(data: xr.Dataset) -> list[Claim]:
@@ -244,45 +249,56 @@ def draw(data: xr.Dataset) -> Figure:
     figure, (left, right) = panels(2, height=4.4)
     best = chosen(data, predictors(data))
     scatter(left, data, best)
-    strengths(right, data, best)
-    marks = [
-        Line2D([], [], color=COLOURS[kind], marker=MARKERS[KINDS.index(kind)], linestyle="", label=kind)
-        for kind in dict.fromkeys(map(str, data["kind"].values))
-    ]
-    sides = [
-        Line2D([], [], color=BLACK, marker="o", linestyle="", markerfacecolor="none", label=f"{CHOOSE} half"),
-        Line2D([], [], color=BLACK, marker="o", linestyle="", label=f"{TEST} half"),
-    ]
+    names, held_out = [*predictors(data), *KNOBS], half(data, TEST)
+    for at, name in enumerate(names):
+        rhos = [rho_of(half(data, side), name) for side in (CHOOSE, TEST)]
+        draw_rho(right, at, rhos, interval(*relation(held_out, name), 2), color=BLACK, linewidth=1)
+    name_rows(right, names, best)
+    right.axhline(len(names) - len(KNOBS) - 0.5, color=BLACK, linewidth=0.8, linestyle=":")
+    right.set(xlabel="Spearman's ρ with the loss", ylabel="what is known before training")
     line = Line2D([], [], color=BLACK, linestyle=":", label="frequencies of tokens alone")
-    legend_below(figure, 7, handles=[*marks, *sides, line])
+    figure_legend(figure, 7, data["kind"].values, COLOURS, [line])
     return figure
 
 
-def scatter(axes: Axes, data: xr.Dataset, best: str) -> None:
-    """Draw one mark a network, hollow in the choosing half; runs that diverged are at the upper edge."""
-    x, loss = relation(data, best)
-    place, top = ranks(x), 1.05 * float(np.max(loss[np.isfinite(loss)], initial=1.0))
-    for at, (kind, side) in enumerate(zip(data["kind"].values, data["half"].values, strict=True)):
-        colour, mark = COLOURS[str(kind)], MARKERS[KINDS.index(str(kind))]
+def draw_cases(axes: Axes, x: Any, y: Any, names: Any, halves: Any, colours: Mapping[str, str]) -> None:
+    """Draw one mark a network, hollow in the choosing half."""
+    for at, (name, side) in enumerate(zip(map(str, names), halves, strict=True)):
+        colour, mark = colours[name], MARKERS[list(colours).index(name)]
         face = "none" if side == CHOOSE else colour
-        axes.plot(place[at], min(loss[at], top), mark, color=colour, markerfacecolor=face, markersize=6)
+        axes.plot(x[at], y[at], mark, color=colour, markerfacecolor=face, markersize=6)
+
+
+def draw_rho(axes: Axes, at: float, rhos: Sequence[float], ends: Any, *, size: int = 6, **line: Any) -> None:
+    """Draw ρ in the choosing half, hollow, and in the held-out one, with the interval of the second."""
+    axes.plot(ends, [at, at], **line)
+    for rho, face in ((rhos[1], line["color"]), (rhos[0], "white")):
+        axes.plot(rho, at, "o", color=line["color"], markersize=size, markerfacecolor=face)
+
+
+def name_rows(axes: Axes, names: Sequence[str], best: str) -> None:
+    """Name the rows of ρ, the first one at the top."""
+    axes.axvline(0, color=BLACK, linewidth=0.8)
+    axes.set_yticks(range(len(names)), [f"{name} (chosen)" if name == best else name for name in names])
+    axes.invert_yaxis()
+    axes.set_xlim(-1.05, 1.05)
+
+
+def figure_legend(figure: Figure, columns: int, names: Any, colours: Mapping[str, str], others: list[Line2D]) -> None:
+    """Draw a legend of the names' colours and marks, of hollow and full marks for the halves, and of other lines."""
+    dot: dict[str, Any] = {"marker": "o", "linestyle": "", "color": BLACK}
+    looks = zip(colours.items(), MARKERS, strict=False)
+    named = [Line2D([], [], **dot | {"color": c, "marker": m}, label=n) for (n, c), m in looks if n in names]
+    hollow = Line2D([], [], **dot, markerfacecolor="none", label=f"{CHOOSE} half")
+    legend_below(figure, columns, handles=[*named, hollow, Line2D([], [], **dot, label=f"{TEST} half"), *others])
+
+
+def scatter(axes: Axes, data: xr.Dataset, best: str) -> None:
+    """Draw the ranks of the predictor and the losses; runs that diverged are at the upper edge."""
+    x, loss = relation(data, best)
+    top = 1.05 * float(np.max(loss[np.isfinite(loss)], initial=1.0))
+    draw_cases(axes, ranks(x), np.minimum(loss, top), data["kind"].values, data["half"].values, COLOURS)
     axes.axhline(float(data["frequencies"]), color=BLACK, linestyle=":", linewidth=1)
     rhos = [f"{rho_of(half(data, side), best):.2f} {side}" for side in (CHOOSE, TEST)]
     axes.set(xlabel=f"rank of the {best}, before training", ylabel="held-out loss after training (nats)")
     axes.set(title=f"ρ = {rhos[0]}, {rhos[1]}")
-
-
-def strengths(axes: Axes, data: xr.Dataset, best: str) -> None:
-    """Draw ρ by predictor, the knobs last, with the interval of the held-out half."""
-    names = [*predictors(data), *KNOBS]
-    for at, name in enumerate(names):
-        held_out = half(data, TEST)
-        axes.plot(interval(*relation(held_out, name), 2), [at, at], color=BLACK, linewidth=1)
-        axes.plot(rho_of(held_out, name), at, "o", color=BLACK)
-        axes.plot(rho_of(half(data, CHOOSE), name), at, "o", color=BLACK, markerfacecolor="white")
-    axes.axvline(0, color=BLACK, linewidth=0.8)
-    axes.axhline(len(names) - len(KNOBS) - 0.5, color=BLACK, linewidth=0.8, linestyle=":")
-    labels = [f"{name} (chosen)" if name == best else name for name in names]
-    axes.set_yticks(range(len(names)), labels)
-    axes.invert_yaxis()
-    axes.set(xlim=(-1.05, 1.05), xlabel="Spearman's ρ with the loss", ylabel="what is known before training")

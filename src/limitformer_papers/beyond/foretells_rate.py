@@ -34,14 +34,9 @@ networks with norms. One correction was made then, too: in one case of the choos
 exactly as it was, which counted as diverging. It counts now only above the best rate, and that case was run again.
 """
 
-import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from hashlib import sha256
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -52,7 +47,19 @@ from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from limitformer.base.progress import track
-from limitformer.plot import BLACK, BLUE, GREEN, MARKERS, ORANGE, RED, legend_below, panels
+from limitformer.plot import BLACK, BLUE, GREEN, ORANGE, RED, panels
+from limitformer_papers.beyond.foretells import (
+    CHOOSE,
+    LEVEL,
+    TEST,
+    confirmed,
+    draw_cases,
+    draw_rho,
+    figure_legend,
+    half,
+    name_rows,
+    place_of,
+)
 from limitformer_papers.beyond.ranks import correlations, generator, p_value, parts_of, ranks, spearman, within
 from limitformer_papers.beyond.rate_networks import (
     KINDS,
@@ -73,11 +80,8 @@ from limitformer_papers.common.claims import Claim, FigureRun
 
 ATTRIBUTES = ("kind", "width", "depth", "start", "optimizer")
 SHARE = 0.9  # of the networks must bear the predicted rate
-LEVEL = 0.025  # of each of the two hypotheses
-FEWEST = 10  # cases in a half, below which nothing is judged
 ALIKE = 0.4  # logarithm of a ratio of losses of two networks of one law, and two batches
 COLOURS = dict(zip(OPTIMIZERS, (BLUE, ORANGE, GREEN), strict=True))
-CHOOSE, TEST = "choosing", "held-out"
 PILOTS = ("gpt2-w64-d6-large-muon", "normed-w64-d6-small-adamw", "plain-w64-d2-large-sgd")
 
 
@@ -179,17 +183,6 @@ def filled(rows: Sequence[Any]) -> Array:
     return np.array([np.pad(array, width, constant_values=np.nan) for array, width in zip(arrays, pad, strict=True)])
 
 
-@contextmanager
-def place_of(config: Config, run: FigureRun) -> Iterator[Path]:
-    """Yield the folder of the cases of this study and seed, or a temporary one."""
-    if run.stores is None:
-        with TemporaryDirectory() as folder:
-            yield Path(folder)
-        return
-    settings = json.dumps(asdict(config) | {"seed": run.seed}, sort_keys=True)
-    yield run.stores / sha256(settings.encode()).hexdigest()[:16]
-
-
 # Rules, and what is measured.
 
 
@@ -280,10 +273,6 @@ def mean_measured(data: xr.Dataset, what: str) -> Array:
 # Statistics.
 
 
-def half(data: xr.Dataset, name: str) -> xr.Dataset:
-    return data.isel(case=np.flatnonzero(data["half"].values == name))
-
-
 def present(data: xr.Dataset) -> list[str]:
     """Return the optimisers of the cases."""
     return [one for one in OPTIMIZERS if one in data["optimizer"].values]
@@ -361,7 +350,7 @@ def hypothesis(data: xr.Dataset, name: str, what: str) -> list[Claim]:
     )
     rho, p = within(x, y, groups), p_value(x, y, groups, 1)
     low, high = interval_within(x, y, groups, 2)
-    holds = bool(p < LEVEL and rho > 0) if number >= FEWEST else None
+    holds = confirmed(p, rho > 0, number)
     by_optimizer = []
     for one in present(there):
         part = groups == one
@@ -454,52 +443,31 @@ def of_the_law(data: xr.Dataset) -> Claim:
 def draw(data: xr.Dataset) -> Figure:
     """Draw predicted against measured rates, and ρ of all rules in both halves."""
     figure, axes = panels(3, height=4.2)
-    best = chosen(data)
-    for panel, what in zip(axes, (DIVERGING, BEST), strict=False):
+    best, held_out, looks = chosen(data), half(data, TEST), {DIVERGING: (RED, "-", -0.15), BEST: (BLUE, "--", 0.15)}
+    for panel, (what, (colour, line, shift)) in zip(axes, looks.items(), strict=False):
         scatter(panel, data, best, what)
-    strengths(axes[2], data, best)
-    marks = [
-        Line2D([], [], color=COLOURS[one], marker=MARKERS[k], linestyle="", label=one)
-        for k, one in enumerate(OPTIMIZERS) if one in data["optimizer"].values
-    ]  # fmt: skip
-    sides = [
-        Line2D([], [], color=BLACK, marker="o", linestyle="", markerfacecolor="none", label=f"{CHOOSE} half"),
-        Line2D([], [], color=BLACK, marker="o", linestyle="", label=f"{TEST} half"),
-    ]
+        for at, name in enumerate(RULES):
+            x, y = predicted(held_out, name), mean_measured(held_out, what)
+            ends = interval_within(x, y, held_out["optimizer"].values, 2)
+            rhos = [rho_of(half(data, side), name, what) for side in (CHOOSE, TEST)]
+            draw_rho(axes[2], at + shift, rhos, ends, size=4, color=colour, linestyle=line, linewidth=1.2)
+    name_rows(axes[2], list(RULES), best)
+    axes[2].set(xlabel="ρ within optimisers", ylabel="rule")
     lines = [
         Line2D([], [], color=BLACK, linestyle=":", linewidth=1, label="equal"),
         Line2D([], [], color=RED, linewidth=1.4, label="ρ with diverging"),
         Line2D([], [], color=BLUE, linewidth=1.4, linestyle="--", label="ρ with best"),
     ]
-    legend_below(figure, 8, handles=[*marks, *sides, *lines])
+    figure_legend(figure, 8, present(data), COLOURS, lines)
     return figure
 
 
 def scatter(axes: Axes, data: xr.Dataset, best: str, what: str) -> None:
-    """Draw one mark a case, hollow in the choosing half; rates that never diverged are at the upper edge."""
+    """Draw both rates of each case; rates that never diverged are at the upper edge."""
     x, y = predicted(data, best), mean_measured(data, what)
-    top = 2 * float(np.nanmax(data["tried"].values))
-    for at, (optimizer, side) in enumerate(zip(data["optimizer"].values, data["half"].values, strict=True)):
-        colour, mark = COLOURS[str(optimizer)], MARKERS[OPTIMIZERS.index(str(optimizer))]
-        face = "none" if side == CHOOSE else colour
-        axes.plot(x[at], min(y[at], top), mark, color=colour, markerfacecolor=face, markersize=6)
-    ends = [min(x.min(), y.min()) / 2, 2 * max(x.max(), min(y.max(), top))]
+    y = np.minimum(y, 2 * float(np.nanmax(data["tried"].values)))
+    draw_cases(axes, x, y, data["optimizer"].values, data["half"].values, COLOURS)
+    ends = [min(x.min(), y.min()) / 2, 2 * max(x.max(), y.max())]
     axes.plot(ends, ends, color=BLACK, linestyle=":", linewidth=1)
     rhos = [f"{rho_of(half(data, side), best, what):.2f} {side}" for side in (CHOOSE, TEST)]
     axes.set(xscale="log", yscale="log", xlabel="predicted rate", ylabel=f"{what} rate", title=f"ρ = {', '.join(rhos)}")
-
-
-def strengths(axes: Axes, data: xr.Dataset, best: str) -> None:
-    """Draw ρ by rule, with the interval of the held-out half."""
-    there = half(data, TEST)
-    for at, name in enumerate(RULES):
-        for what, colour, line, shift in ((DIVERGING, RED, "-", -0.15), (BEST, BLUE, "--", 0.15)):
-            ends = interval_within(predicted(there, name), mean_measured(there, what), there["optimizer"].values, 2)
-            axes.plot(ends, [at + shift] * 2, color=colour, linestyle=line, linewidth=1.2)
-            axes.plot(rho_of(there, name, what), at + shift, "o", color=colour, markersize=4)
-            hollow = rho_of(half(data, CHOOSE), name, what)
-            axes.plot(hollow, at + shift, "o", color=colour, markersize=4, markerfacecolor="white")
-    axes.axvline(0, color=BLACK, linewidth=0.8)
-    axes.set_yticks(range(len(RULES)), [f"{name} (chosen)" if name == best else name for name in RULES])
-    axes.invert_yaxis()
-    axes.set(xlim=(-1.05, 1.05), xlabel="ρ within optimisers", ylabel="rule")

@@ -128,10 +128,7 @@ def coin_claims(data: xr.Dataset) -> list[Claim]:
     values = [p_value(int(n), data["count"].sel(tokens=n).values) for n in data["tokens"].values]
     return [
         *(
-            Claim(
-                f"N = {FIVE}: share of {FIVE - few} + {few}; fair coins: {share:g}",
-                float(five[few] / five.sum()),
-            )
+            Claim(f"N = {FIVE}: share of {FIVE - few} + {few}; fair coins: {share:g}", float(five[few] / five.sum()))
             for few, share in enumerate(coin_shares(FIVE))
         ),
         Claim(

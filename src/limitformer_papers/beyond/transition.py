@@ -194,13 +194,8 @@ def draw(data: xr.Dataset) -> Figure:
     drawn.set(title="drawn in each layer", xlabel="b = βτ", ylabel="P(antipodal), orthogonal start")
     draw_rates(rate, data)
     draw_lifetimes(causal, data)
-    legend_below(figure, 6, handles=one_legend(rate, causal))
+    legend_below(figure, 6, handles=[*rate.get_legend_handles_labels()[0], causal.get_legend_handles_labels()[0][-1]])
     return figure
-
-
-def one_legend(rate: Axes, causal: Axes) -> list[Any]:
-    """Return handles of all panels: dimensions look alike everywhere, thin lines do not."""
-    return [*rate.get_legend_handles_labels()[0], causal.get_legend_handles_labels()[0][-1]]
 
 
 def draw_probability(axes: Axes, one: xr.Dataset) -> None:

@@ -9,7 +9,6 @@ few paths reach the radius.
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import product
 from math import inf
 from pathlib import Path
@@ -24,8 +23,7 @@ from limitformer.simulation.limit import limit
 from limitformer.sweep import Sweep
 from limitformer_papers.common.claims import FigureRun
 from limitformer_papers.common.grids import on_grid
-from limitformer_papers.explorer.cache import CellCache
-from limitformer_papers.explorer.parts import axis, choice, curve, plot, rounded
+from limitformer_papers.explorer.parts import axis, cached, choice, curve, plot, rounded
 
 LEVELS = (0.05, 0.5, 0.95)
 LAYERS = {"attention": "attention alone", "both": "attention and a shaped ReLU layer"}
@@ -54,7 +52,7 @@ def compute(config: Config, seed: int, folder: Path | None) -> dict[str, Any]:
     datasets = [on_grid(sweep_of(config, layer, seed), FigureRun(seed, 1, folder), layer) for layer in config.layers]
     return {
         "axes": axes(config),
-        "plots": [*curves(config, datasets), explosion(config, datasets, CellCache(folder))],
+        "plots": [*curves(config, datasets), explosion(config, datasets, cached(known, folder))],
         "facts": [ever(config)],
         "settings": asdict(config),
         "samples": f"{config.samples} paths of the limit's SDE in every cell",
@@ -120,13 +118,13 @@ def stacked(found: list[xr.Dataset], name: str) -> np.ndarray:
     return values.reshape(-1, *values.shape[-2:])
 
 
-def explosion(config: Config, found: list[xr.Dataset], kept: CellCache) -> dict[str, Any]:
+def explosion(config: Config, found: list[xr.Dataset], of_pair: Any) -> dict[str, Any]:
     """Return the share of paths that left the ball, with its standard error, and both closed forms if they are
     known.
     """
     share, error = (np.stack([each[name].values for each in found]) for name in ("left", "left_error"))
     measured = [column.reshape(-1, len(config.ratios)) for column in (share - error, share, share + error)]
-    exact = [kept.get([list(cell), list(config.ratios)], partial(known, config, *cell)) for cell in grid(config)]
+    exact = [of_pair(config, *cell) for cell in grid(config)]
     cells = np.concatenate([np.stack(measured, axis=1), np.array(exact, float)], axis=1)
     band, lines = {"label": "one standard error", "low": 0, "high": 2}, lines_of(config)
     title, shared = "Probability of an explosion", {"at": list(config.ratios), "marker": "ratio"}

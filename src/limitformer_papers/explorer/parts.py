@@ -18,11 +18,15 @@ An axis, a plot or a fact with `only` = {axis: value} is shown where that axis h
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from joblib import Memory
 from numpy.typing import ArrayLike
+
+from limitformer.base.version import package_version
 
 DIGITS = 4
 
@@ -69,3 +73,8 @@ def short(values: Any) -> Any:
 
 def as_json(data: Any) -> str:
     return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
+
+
+def cached(function: Callable[..., Any], folder: Path | None) -> Any:
+    """Return a function that stores its results in `folder` by arguments and version; None stores nothing."""
+    return Memory(None if folder is None else folder / package_version(), verbose=0).cache(function)

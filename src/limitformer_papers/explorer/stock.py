@@ -6,7 +6,6 @@ unrelated tokens: head dimension 64, hidden units four times the width, all else
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,8 +15,7 @@ import numpy as np
 from limitformer.base.progress import track
 from limitformer.checking.check import check
 from limitformer.weightless.shapes import decoder, encoder, gpt2
-from limitformer_papers.explorer.cache import CellCache
-from limitformer_papers.explorer.parts import axis, choice, curve, plot, rounded
+from limitformer_papers.explorer.parts import axis, cached, choice, curve, plot, rounded
 
 FAMILIES = {
     "gpt2": "GPT-2",
@@ -64,11 +62,8 @@ class Config:
 
 
 def compute(config: Config, seed: int, folder: Path | None) -> dict[str, Any]:
-    cells = CellCache(folder)
-    results = [
-        cells.get([list(cell), config.tokens, config.samples, seed], partial(check_curves, config, seed, *cell))
-        for cell in track(list(grid(config)), "cells")
-    ]
+    law = cached(check_curves, folder)
+    results = [law(config, seed, *cell) for cell in track(list(grid(config)), "cells")]
     return {
         "axes": axes(config),
         "plots": [plot_of(each, [cell["curves"][each.name] for cell in results]) for each in PLOTS],

@@ -26,10 +26,8 @@ from scipy.stats import t
 from limitformer.base.errors import require
 from limitformer.plot import sequence
 from limitformer_papers.common.claims import FigureRun
-from limitformer_papers.training.harness import FinishedRun, read_runs
 from limitformer_papers.training.log import curve, read_log
-from limitformer_papers.training.plan import FREE
-from limitformer_papers.training.runs import flat
+from limitformer_papers.training.plan import FREE, FinishedRun, flat, read_runs
 
 VARIANTS = {
     "shaped-recover": "shaped, Recover",

@@ -38,7 +38,7 @@ from limitformer_papers.shaped_transformer.language_runs import (
     with_all_seeds,
     with_gamma,
 )
-from limitformer_papers.training.harness import FinishedRun
+from limitformer_papers.training.plan import FinishedRun
 
 DRAWN = ("shaped-recover", "pre-ln")
 LARGEST: Any = {"color": "gray", "linewidth": 1, "linestyle": ":"}

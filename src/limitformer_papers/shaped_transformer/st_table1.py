@@ -34,7 +34,7 @@ from limitformer_papers.shaped_transformer.language_runs import (
     student,
     with_all_seeds,
 )
-from limitformer_papers.training.harness import FinishedRun
+from limitformer_papers.training.plan import FinishedRun
 
 COLOURS = {"shaped-recover": BLUE, "shaped-learn": GREEN, "pre-ln": RED, "post-ln": ORANGE}
 LOSSES = ("train_loss", "eval_loss")

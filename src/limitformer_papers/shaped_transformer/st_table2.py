@@ -37,7 +37,7 @@ from limitformer_papers.shaped_transformer.language_runs import (
     student,
 )
 from limitformer_papers.shaped_transformer.st_table1 import COLOURS, SEEDS, is_shaped, key_of, label, order, point
-from limitformer_papers.training.harness import FinishedRun
+from limitformer_papers.training.plan import FinishedRun
 from limitformer_papers.training.tasks.glue import METRICS
 
 Key = tuple[int, str, float]  # depth, variant, γ

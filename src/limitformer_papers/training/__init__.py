@@ -35,19 +35,19 @@ if TYPE_CHECKING:
     from limitformer_papers.training.callbacks import GradientNorms as GradientNorms
     from limitformer_papers.training.callbacks import ShapingSchedule as ShapingSchedule
     from limitformer_papers.training.data.masking import MaskedCollator as MaskedCollator
-    from limitformer_papers.training.harness import read_runs as read_runs
     from limitformer_papers.training.harness import train as train
     from limitformer_papers.training.log import Log as Log
     from limitformer_papers.training.log import read_log as read_log
     from limitformer_papers.training.plan import Plan as Plan
+    from limitformer_papers.training.plan import read_runs as read_runs
 
 # Where names are defined; a test compares this with the imports above.
 _HOMES = {
     "callbacks": ("Correlation", "Entropy", "Gains", "GradientNorms", "ShapingSchedule"),
     "data.masking": ("MaskedCollator",),
-    "harness": ("read_runs", "train"),
+    "harness": ("train",),
     "log": ("Log", "read_log"),
-    "plan": ("Plan",),
+    "plan": ("Plan", "read_runs"),
 }
 
 __all__ = sorted(name for names in _HOMES.values() for name in names)

@@ -15,7 +15,6 @@ too.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -26,7 +25,7 @@ from transformers import TrainerCallback
 from limitformer.base.errors import InputError, require_count
 from limitformer.hf.attention import AttentionShaping
 from limitformer.hf.families import FAMILIES
-from limitformer.nn import Block, Gain, Learn, Logits, Recover, Residual, ShapedSelfAttention, entropy
+from limitformer.nn import Block, Gain, Learn, Recover, Residual, ShapedSelfAttention, entropy
 from limitformer_papers.training.log import Log
 
 Batch = Mapping[str, Tensor]
@@ -108,7 +107,7 @@ class Entropy(MeasuringBatch):
         entropies: dict[int, Tensor] = {}
         probed = [(layer, probe) for layer, block in enumerate(blocks_of(model), 1) for probe in probes_of(block)]
         for layer, probe in probed:
-            probe.probe = partial(store_entropy, entropies, layer)
+            probe.probe = lambda logits, layer=layer: entropies.update({layer: entropy(logits)})
         try:
             model(**batch)
         finally:
@@ -119,10 +118,6 @@ class Entropy(MeasuringBatch):
                 yield "entropy", layer, head, value
 
 
-def store_entropy(entropies: dict[int, Tensor], layer: int, logits: Logits) -> None:
-    entropies[layer] = entropy(logits)
-
-
 class Correlation(MeasuringBatch):
     """Rows "correlation" by layer, that of the embeddings as layer 0."""
 
@@ -131,12 +126,12 @@ class Correlation(MeasuringBatch):
         seen = batch.get("attention_mask")
         blocks = blocks_of(model)
 
-        def enters(module: nn.Module, args: Any) -> None:
-            correlations[0] = mean_correlation(args[0], seen)
+        def measure(layer: int, x: Any) -> None:
+            correlations[layer] = mean_correlation(x[0] if isinstance(x, tuple) else x, seen)
 
-        hooks = [blocks[0].register_forward_pre_hook(enters)]
+        hooks = [blocks[0].register_forward_pre_hook(lambda module, args: measure(0, args))]
         for layer, block in enumerate(blocks, 1):
-            hooks.append(block.register_forward_hook(partial(store_correlation, correlations, layer, seen)))
+            hooks.append(block.register_forward_hook(lambda module, args, x, layer=layer: measure(layer, x)))
         try:
             model(**batch)
         finally:
@@ -144,13 +139,6 @@ class Correlation(MeasuringBatch):
                 hook.remove()
         for layer in sorted(correlations):
             yield "correlation", layer, -1, correlations[layer]
-
-
-def store_correlation(
-    correlations: dict[int, float], layer: int, seen: Tensor | None, module: nn.Module, args: Any, output: Any
-) -> None:
-    """Store the mean correlation of a block's output, as a forward hook."""
-    correlations[layer] = mean_correlation(output[0] if isinstance(output, tuple) else output, seen)
 
 
 def mean_correlation(x: Tensor, seen: Tensor | None = None) -> float:

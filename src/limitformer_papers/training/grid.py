@@ -1,34 +1,37 @@
-"""Run an experiment many times, sequentially or on several processes; each run resumes where it stopped.
+"""Run an experiment many times, one run after another or several at a time; each run resumes where it stopped.
 
-A run that fails does not end the others: its error is its outcome. On processes (`base/pool.py`) runs are tasks that
-save: on Ctrl-C, or when the parent process ends, a run stops at its next step with a checkpoint. When a time budget
-(`interrupts.within`) is spent, runs do the same, and no other run begins.
+A run that fails does not end the others: its error is its outcome. With several workers each run has a process and a
+pipe of its own, so that the death of one affects only its own run. Processes ignore Ctrl-C; a run stops at its next
+step with a checkpoint when its pipe has a message or is closed, which also happens when the parent process ends. When a
+time budget (`interrupts.within`) is spent, runs do the same, and no other run begins.
 """
 
+import multiprocessing
 import os
+import signal
 import sys
 import traceback
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
-from functools import partial
-from typing import Any, TypeVar
+from contextlib import closing, suppress
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple, TypeVar
 
 import datasets
 import torch
 from transformers.utils import logging
 
 from limitformer.base import progress
-from limitformer.base.errors import InputError, MissingExtraError, require, require_count, unusable
-from limitformer.base.pool import LostTask, Pool, StopRequested
-from limitformer_papers.training.evaluation import collected
-from limitformer_papers.training.interrupts import BUDGETS, UNFINISHED, Budget, TrainingInterrupted, obey, time_is_up
-from limitformer_papers.training.plan import processes
+from limitformer.base.errors import InputError, MissingExtraError, require_count, unusable
+from limitformer.base.interrupts import interrupts_wait, route_interrupts, write_notice
+from limitformer_papers.training.interrupts import BUDGETS, ORDERS, UNFINISHED, TrainingInterrupted, time_is_up
 
 Run = TypeVar("Run")
 Summary = Mapping[str, float]
 Outcomes = Generator[tuple[Run, Summary | InputError], None, None]
-Reply = Summary | InputError | TrainingInterrupted | None  # sent by a worker; None: its time was up before the run
 DEVICES = "CUDA_VISIBLE_DEVICES"
+# A new interpreter for each run: a fork of a process with threads may never wake up.
+spawning: Any = multiprocessing.get_context("spawn")
 
 
 class GridInterrupted(KeyboardInterrupt):
@@ -41,23 +44,19 @@ class GridInterrupted(KeyboardInterrupt):
 def run_all(
     runs: Sequence[Run], function: Callable[[Run], Summary], *, workers: int = 1
 ) -> Iterator[tuple[Run, Summary | InputError]]:
-    """Yield (run, function(run)) of each run as it ends, or (run, error) if it fails or its worker is killed.
+    """Yield (run, function(run)) of each run as it ends, or (run, error) if it fails or its process is killed.
 
     The traceback of an unexpected error is printed once, however many runs it ends.
-    The processes of one run (torchrun) must stay in step, so the first failure ends all.
 
     Args:
         runs: arguments of `function`; both are pickled for other processes.
         function: computes one run.
-        workers: number of processes; 1 is this one. Workers take the GPUs in turn.
+        workers: number of runs at a time; 1 takes this process. Workers take the GPUs in turn.
 
     Raises:
-        InputError: several workers within several processes of one run.
         TrainingInterrupted, GridInterrupted: Ctrl-C, or a time budget is spent; finished steps are saved.
     """
-    workers = require_count("workers", workers)
-    require(workers == 1 or processes() == 1, "With torchrun each run has all processes; workers must be 1.")
-    alone = min(workers, len(runs)) <= 1
+    alone = min(require_count("workers", workers), len(runs)) <= 1
     printed: set[str] = set()
     with closing(one_by_one(runs, function) if alone else on_processes(runs, function, workers)) as outcomes:
         for run, outcome in outcomes:
@@ -69,32 +68,16 @@ def run_all(
 
 def one_by_one(runs: Sequence[Run], function: Callable[[Run], Summary]) -> Outcomes[Run]:
     for number, run in enumerate(runs):
-        if begins_no_run():
+        if time_is_up():
             raise out_of_time(0, len(runs) - number)
         try:
-            outcome = function(run) if processes() > 1 else outcome_of(function, run)
+            outcome = outcome_of(function, run)
         except TrainingInterrupted:
             raise
         except KeyboardInterrupt as error:
             line = "Interrupted at once; earlier checkpoints stay. Start it again to resume."
             raise GridInterrupted(line) from error
         yield run, outcome
-
-
-def begins_no_run() -> bool:
-    """Return whether the time budget of this process, or of another one of the same run, is spent.
-
-    The processes of torchrun can ask one another only after their first run has begun; it stops after a step.
-    """
-    alone = processes() == 1
-    return any(collected([time_is_up()])) and (alone or torch.distributed.is_initialized())
-
-
-def out_of_time(saved: int, waiting: int) -> GridInterrupted:
-    """Return the exception of a grid whose time budget is spent."""
-    ended = GridInterrupted(account(saved, 0, waiting, f"The {BUDGETS[0].minutes:g} min are over"))
-    ended.exit_code = UNFINISHED
-    return ended
 
 
 def outcome_of(function: Callable[[Run], Summary], run: Run) -> Summary | InputError:
@@ -111,55 +94,101 @@ def outcome_of(function: Callable[[Run], Summary], run: Run) -> Summary | InputE
         return failure
 
 
+class Working(NamedTuple):
+    """A run, its process, and the process's place among the workers."""
+
+    run: Any
+    process: Any
+    place: int
+
+
 def on_processes(runs: Sequence[Run], function: Callable[[Run], Summary], workers: int) -> Outcomes[Run]:
-    """Yield the outcomes of all runs, `workers` at a time."""
-    pool = Pool[Run, Reply](partial(begin, function, gpus(), budgets=tuple(BUDGETS)), workers, caller="run_all")
-    saved = lost = unbegun = 0
-    with closing(pool.outcomes(runs)) as outcomes:
-        for run, outcome in outcomes:
-            if isinstance(outcome, TrainingInterrupted):
-                saved += 1
-            elif outcome is None:
-                unbegun += 1
-            elif isinstance(outcome, LostTask) and pool.interrupts > 1:
-                lost += 1
-            elif isinstance(outcome, LostTask):
-                line = f"{outcome.within('run')}. Started again, it resumes from its last checkpoint."
-                yield run, InputError(line[0].upper() + line[1:])
-            else:
-                yield run, outcome
-    if pool.interrupts:
-        raise GridInterrupted(account(saved, lost, len(pool.pending) + unbegun))
-    if saved or unbegun:
-        raise out_of_time(saved, unbegun)
+    """Yield the outcomes of all runs, each of a process of its own, `workers` at a time."""
+    waiting, free, devices = deque(runs), list(range(workers)), gpus()
+    working: dict[Any, Working] = {}  # by the end of the pipe
+    presses: list[int] = []
+    saved = lost = 0
+
+    def stop(number: int, frame: Any) -> None:
+        """Let all runs save and stop at the first Ctrl-C; terminate their processes at the second one."""
+        presses.append(number)
+        if len(presses) == 1:
+            write_notice("Finishing the steps in work; Ctrl-C again to stop at once.")
+        for connection, (_, process, _) in working.items():
+            with suppress(OSError):  # it has just ended
+                connection.send(None) if len(presses) == 1 else process.terminate()
+
+    with route_interrupts(stop):
+        try:
+            while True:
+                while waiting and free and not (presses or saved or time_is_up()):
+                    with interrupts_wait():  # the process inherits this, so it ignores Ctrl-C from its start
+                        run, place = waiting.popleft(), free.pop(0)
+                        ours, theirs = spawning.Pipe()
+                        device = devices[place % len(devices)] if devices else None
+                        process = spawning.Process(target=work, args=(theirs, function, run, device, tuple(BUDGETS)))
+                        process.start()
+                        working[ours] = Working(run, process, place)
+                    theirs.close()
+                if not working:
+                    break
+                for connection in wait(list(working)):
+                    outcome = received(connection, working[connection].process)
+                    run, _, place = working.pop(connection)
+                    free.append(place)
+                    if isinstance(outcome, TrainingInterrupted):
+                        saved += 1
+                    elif isinstance(outcome, int) and len(presses) > 1:
+                        lost += 1
+                    else:
+                        yield run, died(outcome) if isinstance(outcome, int) else outcome
+        finally:
+            for connection in working:
+                connection.close()  # its run saves now
+            for _, process, _ in working.values():
+                process.join()
+    if presses:
+        raise GridInterrupted(account(saved, lost, len(waiting)))
+    if saved or waiting:
+        raise out_of_time(saved, len(waiting))
 
 
-def begin(
-    function: Callable[[Run], Summary],
-    devices: Sequence[str],
-    place: int,
-    asked: StopRequested,
-    *,
-    budgets: Sequence[Budget] = (),
-) -> Callable[[Run], Reply]:
-    """Set a worker up and return its task: it has its own GPU, no progress bars, and prints its other messages."""
-    obey(asked)
+def received(connection: Any, process: Any) -> Summary | InputError | TrainingInterrupted | int:
+    """Return the message of a process that ends, or its exit code if it has died."""
+    try:
+        outcome = connection.recv()
+    except (EOFError, OSError):
+        outcome = None
+    process.join()
+    return process.exitcode if outcome is None else outcome
+
+
+def died(code: int) -> InputError:
+    """Return the error of a run whose process has died."""
+    how = f'exit code {code}; a script calls run_all below `if __name__ == "__main__":`'
+    if code < 0:
+        how = f"killed by {signal.Signals(-code).name}; out of memory? fewer workers need less"
+    return InputError(f"The worker died in this run ({how}). Started again, it resumes from its last checkpoint.")
+
+
+def work(
+    connection: Connection, function: Callable[[Run], Summary], run: Run, device: str | None, budgets: Any
+) -> None:
+    """Make a run in a process of its own: it has its own GPU, no progress bars, and prints its other messages."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ORDERS[:] = [connection.poll]
     BUDGETS[:] = budgets
-    if devices:
-        os.environ[DEVICES] = devices[place % len(devices)]
+    if device is not None:
+        os.environ[DEVICES] = device
     progress.hide()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     datasets.disable_progress_bars()
-    return partial(reply_to, function)
-
-
-def reply_to(function: Callable[[Any], Summary], run: Any) -> Reply:
-    """Return the outcome of a run, the exception with which it stopped and saved, or None if the time was up."""
-    try:
-        return None if time_is_up() else outcome_of(function, run)
-    except TrainingInterrupted as stopped:
-        return stopped
+    with suppress(OSError):  # the parent is gone
+        try:
+            connection.send(outcome_of(function, run))
+        except TrainingInterrupted as stopped:
+            connection.send(stopped)
 
 
 def gpus() -> list[str]:
@@ -168,6 +197,13 @@ def gpus() -> list[str]:
     if names is not None:
         return [name for name in names.split(",") if name]
     return [str(k) for k in range(torch.cuda.device_count())]
+
+
+def out_of_time(saved: int, waiting: int) -> GridInterrupted:
+    """Return the exception of a grid whose time budget is spent."""
+    ended = GridInterrupted(account(saved, 0, waiting, f"The {BUDGETS[0].minutes:g} min are over"))
+    ended.exit_code = UNFINISHED
+    return ended
 
 
 def account(saved: int, lost: int, waiting: int, why: str = "Interrupted") -> str:

@@ -13,9 +13,8 @@ from typing import Any
 
 from limitformer.base.errors import PicklesArguments, require, require_real, set_fields
 from limitformer.base.interrupts import route_interrupts, write_notice
-from limitformer_papers.training.plan import rank
 
-ORDERS: list[Callable[[], bool]] = []  # in a worker of a grid: whether its parent asks it to stop
+ORDERS: list[Callable[[], bool]] = []  # in a process of a grid: whether its parent asks it to stop
 UNFINISHED = 75  # the exit code after a time budget, EX_TEMPFAIL: the same command resumes
 
 
@@ -104,11 +103,6 @@ class Interrupt:
         return BUDGETS[0].minutes if BUDGETS and not self.ordered else None
 
 
-def obey(asked: Callable[[], bool]) -> None:
-    """Make this process a worker: its runs stop when `asked` returns True."""
-    ORDERS[:] = [asked]
-
-
 @contextmanager
 def deferred() -> Iterator[Interrupt]:
     """Note a first Ctrl-C inside the block; threads and workers, which receive none, are left as they are."""
@@ -120,8 +114,7 @@ def deferred() -> Iterator[Interrupt]:
     def note(number: int, frame: Any) -> None:
         interrupt.noted = True
         signal.signal(signal.SIGINT, before)
-        if rank() == 0:
-            write_notice("Finishing the current step; Ctrl-C again to stop at once.")
+        write_notice("Finishing the current step; Ctrl-C again to stop at once.")
 
     with route_interrupts(note) as before:
         yield interrupt

@@ -94,9 +94,10 @@ def sizes(drawing):
     return {kind: several for kind, several in fonts.items() if several}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_panels_share_font_sizes(drawings, name):
+def test_panels_share_font_sizes_and_widths(drawings, name):
+    """Type has one size in all figures on a page of fixed width."""
+    assert drawings[name].get_size_inches()[0] in (pytest.approx(WIDTH), pytest.approx(ALONE))
     found = sizes(drawings[name])
     assert all(len(several) == 1 for several in found.values()), found
     if name != "ct-fig5":  # a diagram, without axes
@@ -108,12 +109,6 @@ def test_panels_share_font_sizes(drawings, name):
 def test_wrong_twin_legend_of_another_size_is_detected():
     assert sizes(example())["legends"] == {STYLE["legend.fontsize"]}
     assert len(sizes(example(fontsize=7))["legends"]) == 2
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_figures_have_one_of_two_widths(drawings, name):
-    """Type then has one size in all figures on a page of fixed width."""
-    assert drawings[name].get_size_inches()[0] in (pytest.approx(WIDTH), pytest.approx(ALONE))
 
 
 # The picture of the first page.
@@ -171,18 +166,14 @@ def crossings(drawing):
     return on_data, touching
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_legends_and_panels_do_not_overlap(drawings, name):
-    assert crossings(drawings[name]) == (0, 0)
-
-
 def test_wrong_twin_legend_on_the_data_is_detected():
     assert crossings(example()) == (0, 0)
     assert crossings(example(loc="center"))[0] == 1
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_legends_have_distinct_labels(drawings, name):
+def test_legends_are_off_the_panels_and_have_distinct_labels(drawings, name):
+    assert crossings(drawings[name]) == (0, 0)
     legends = legends_of(drawings[name])
     labels = [text.get_text() for legend in legends for text in legend.get_texts()]
     assert len(labels) == len(set(labels))

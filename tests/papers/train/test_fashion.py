@@ -62,8 +62,6 @@ def damage(folder, how: str) -> None:
         labels.unlink()
     elif how == "empty":
         images.write_bytes(b"")
-    elif how == "cut":
-        images.write_bytes(content[:-1])
     elif how == "cut in the sizes":
         images.write_bytes(content[:9])
     elif how == "longer":
@@ -72,14 +70,10 @@ def damage(folder, how: str) -> None:
         images.write_bytes(labels.read_bytes())
     elif how == "floats":
         images.write_bytes(idx_file(np.zeros((2, 2), ">f4"), kind=13))
-    elif how == "text":
-        images.write_bytes(b"<!DOCTYPE html><html>")
     elif how == "label 10":
         labels.write_bytes(labels.read_bytes()[:-1] + b"\x0a")
     elif how == "fewer labels":
         labels.write_bytes(idx_file(np.zeros(59, np.uint8)))
-    elif how == "oblong":
-        images.write_bytes(idx_file(np.zeros((60, 28, 27), np.uint8)))
     elif how == "other size":
         images.write_bytes(idx_file(np.zeros((60, 32, 32), np.uint8)))
     elif how == "huge":
@@ -94,20 +88,14 @@ def damage(folder, how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        (
-            "missing",
-            r"No file train-labels-idx1-ubyte or .*\.gz in .* Nearest: install Debian",
-        ),
+        ("missing", r"No file train-labels-idx1-ubyte or .*\.gz in .* Nearest: install Debian"),
         ("empty", "is not an IDX file of unsigned bytes; it begins with nothing"),
-        ("cut", r"must hold 60 × 28 × 28 = 47,040 bytes after its sizes; got 47,039\. Nearest"),
         ("cut in the sizes", "ends within its sizes"),
-        ("longer", "after its sizes; got more"),
+        ("longer", r"must hold 60 × 28 × 28 = 47,040 bytes after its sizes; got more\. Nearest"),
         ("swapped", "must hold n square images and n labels; got 60 pixels and 60 labels"),
         ("floats", "not an IDX file of unsigned bytes; it begins with 00 00 0d 02"),
-        ("text", "it begins with 3c 21 44 4f"),
         ("label 10", "must be 0 to 9; got 10"),
         ("fewer labels", "got 60 × 28 × 28 pixels and 59 labels"),
-        ("oblong", "got 60 × 28 × 27 pixels"),
         ("other size", r"must have one size; got \(32, 32\) and \(28, 28\)"),
         ("huge", "claims 79,228,162,458,924,105,385,300,197,375 entries; at most 268,435,456 are read"),
         ("no gzip", "is damaged: Not a gzipped file"),

@@ -34,7 +34,7 @@ def qk(queries=70, keys=70, groups=2):
     return torch.randn(3, 4, queries, 8), torch.randn(3, groups, keys, 8)
 
 
-@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("groups", [1, 2])
 def test_entropy_without_a_mask_equals_explicit(groups):
     query, key = qk(groups=groups)
     expected = explicit_entropy(query, key, 0.7).mean((0, 2))
@@ -52,8 +52,7 @@ def test_causal_entropy_equals_explicit():
     np.testing.assert_allclose(entropy(both), expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize(("causal", "left"), [(False, True), (True, False)])
 def test_entropy_leaves_padding_out(causal, left):
     query, key = qk()
     seen = torch.arange(70) < torch.tensor([70, 50, 20])[:, None]

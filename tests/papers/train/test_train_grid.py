@@ -1,8 +1,8 @@
 """Grids on several processes: Ctrl-C saves every run, a failed run ends no other, and each process has its GPU."""
 
+import errno
 import multiprocessing
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -16,32 +16,32 @@ import torch
 from safetensors.torch import load_file
 
 from forks import forking
-from grid_program import dies_as_it_starts, mixed, of_all_kinds, slow
-from limitformer.base import pool
+from grid_program import mixed, of_all_kinds, slow
 from limitformer.base.errors import InputError
+from limitformer_papers.commands.train import finish_all
 from limitformer_papers.training import grid, interrupts
-from limitformer_papers.training.grid import GridInterrupted, gpus, run_all
+from limitformer_papers.training.grid import GridInterrupted, gpus, run_all, work
 from limitformer_papers.training.interrupts import Interrupt, TrainingInterrupted
 from limitformer_papers.training.log import read_log
 from sweep_grids import alive
 from train_program import STEPS, At, small_run
 
 pytestmark = pytest.mark.xdist_group("training")  # they share a process to fork
+LINE = 'raise ZeroDivisionError("by nothing")'
 
 PROGRAM = """
 import sys
 from functools import partial
-from limitformer.base import pool
 from grid_program import patient
-from limitformer_papers.training.grid import run_all
+from limitformer_papers.training import grid
 
-def hand_out(self, worker, hand_out=pool.Pool.hand_out):
-    hand_out(self, worker)
-    print("handed out", flush=True)
+def make(*args, process=grid.spawning.Process, **options):
+    print("made", flush=True)
+    return process(*args, **options)
 
 if __name__ == "__main__":
-    pool.Pool.hand_out = hand_out
-    for run, outcome in run_all(range(3), partial(patient, out=sys.argv[1]), workers=2):
+    grid.spawning.Process = make
+    for run, outcome in grid.run_all(range(3), partial(patient, out=sys.argv[1]), workers=2):
         print(run, outcome, flush=True)
 """
 
@@ -50,10 +50,7 @@ def begun(folder: Path) -> subprocess.Popen[str]:
     """Start a grid of three runs on two workers, in its own process group, as a terminal does."""
     program = folder / "program.py"
     program.write_text(PROGRAM)
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
-    }
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     command = [sys.executable, str(program), str(folder)]
     return subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
@@ -74,7 +71,8 @@ def checkpoint(folder: Path) -> int:
 @pytest.mark.slow
 def test_ctrl_c_while_workers_start_saves_their_runs(tmp_path):
     process = begun(tmp_path)
-    assert [process.stdout.readline() for _ in range(2)] == ["handed out\n"] * 2  # to workers that still import
+    assert [process.stdout.readline() for _ in range(2)] == ["made\n"] * 2
+    time.sleep(1.0)  # both have started, and still import
     os.killpg(process.pid, signal.SIGINT)
     _, output = process.communicate(timeout=300)
     assert output.count("Finishing the steps in work; Ctrl-C again to stop at once.") == 1
@@ -91,7 +89,7 @@ def interrupt_all() -> None:
 
 
 def test_ctrl_c_saves_runs_and_a_second_ends_stuck_ones(tmp_path, monkeypatch):
-    monkeypatch.setattr(pool, "spawning", forking)
+    monkeypatch.setattr(grid, "spawning", forking)
 
     def twice() -> None:
         until(lambda: all((tmp_path / str(seed) / "run.json").exists() for seed in (0, 1)))
@@ -110,42 +108,23 @@ def test_ctrl_c_saves_runs_and_a_second_ends_stuck_ones(tmp_path, monkeypatch):
     assert signal.getsignal(signal.SIGINT) is handler
     assert multiprocessing.active_children() == []
     assert 0 < checkpoint(tmp_path / "0") < STEPS
-    assert_resumes_to_the_last_bit(tmp_path, 0)
-
-
-def assert_resumes_to_the_last_bit(folder: Path, seed: int) -> None:
-    slow(seed, folder, 0.0)
-    slow(seed, folder / "whole", 0.0)
-    assert read_log(folder / str(seed)).equals(read_log(folder / "whole" / str(seed)))
-    ours, theirs = (load_file(one / str(seed) / "model" / "model.safetensors") for one in (folder, folder / "whole"))
+    slow(0, tmp_path, 0.0)
+    slow(0, tmp_path / "whole", 0.0)
+    assert read_log(tmp_path / "0").equals(read_log(tmp_path / "whole" / "0"))
+    ours, theirs = (load_file(one / "0" / "model" / "model.safetensors") for one in (tmp_path, tmp_path / "whole"))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_worker_without_its_parent_saves_its_run(tmp_path):
+def test_process_without_its_parent_saves_its_run(tmp_path):
     ours, theirs = forking.Pipe()
-    begin = pickle.dumps(partial(grid.begin, partial(slow, out=tmp_path), []))
-    worker = forking.Process(target=pool.serve, args=(theirs, begin, 0), daemon=True)
+    worker = forking.Process(target=work, args=(theirs, partial(slow, out=tmp_path), 0, None, ()), daemon=True)
     worker.start()
     theirs.close()
-    ours.send([0])
     until(lambda: (tmp_path / "0" / "run.json").exists())
     ours.close()
     worker.join(60)
     assert worker.exitcode == 0
     assert 0 < checkpoint(tmp_path / "0") < STEPS
-
-
-@pytest.mark.parametrize("dying", [1, 99])
-def test_workers_that_die_as_they_start_are_replaced_and_then_one_error(tmp_path, monkeypatch, dying):
-    monkeypatch.setattr(pool, "spawning", forking)
-    group = pool.Pool(partial(dies_as_it_starts, tmp_path, dying), 1, caller="run_all")
-    if dying == 1:
-        assert dict(group.outcomes(["a", "b"])) == {"a": 1, "b": 1}
-        return
-    says = r"^Every worker process exits during start-up \(exit code 3\)\. In a script, call run_all below "
-    with pytest.raises(InputError, match=says):
-        list(group.outcomes(["a", "b"]))
-    assert len(list(tmp_path.iterdir())) == pool.MOST_FAILED_STARTS
 
 
 def as_words(outcomes) -> dict[str, str]:
@@ -154,17 +133,17 @@ def as_words(outcomes) -> dict[str, str]:
 
 def test_failed_run_does_not_end_others_on_workers(capfd, monkeypatch):
     monkeypatch.setenv(grid.DEVICES, "4,6")
-    runs = ["good", "better", "killed", "bad", "bug"]
-    outcomes = dict(run_all(runs, of_all_kinds, workers=2))
-    assert outcomes["good"] == {"value": 4.0, "patience": float("inf"), "device": 4.0}  # no bars
-    assert outcomes["better"] == {"value": 6.0, "patience": float("inf"), "device": 6.0}
-    words = as_words(outcomes.items())
+    monkeypatch.setattr(grid, "spawning", forking)
+    runs = ["good", "better", "killed", "bad", "bug", "bug"]
+    every = list(run_all(runs, of_all_kinds, workers=2))
+    outcomes, words = dict(every), as_words(every)
+    values = {(outcomes[name]["value"], outcomes[name]["patience"]) for name in ("good", "better")}
+    assert values == {(4.0, float("inf")), (6.0, float("inf"))}  # no bars
+    assert {outcomes[name]["device"] for name in ("good", "better")} == {4.0, 6.0}
     assert words["bad"] == "got 0, at least 1"
     assert words["bug"] == "ZeroDivisionError: by nothing"
     assert words["killed"].startswith("The worker died in this run (killed by SIGKILL; out of memory? ")
-    output = capfd.readouterr().err
-    assert "this is good" in output
-    assert 'raise ZeroDivisionError("by nothing")' in output
+    assert capfd.readouterr().err.count(LINE) == 1  # once for both runs
     assert multiprocessing.active_children() == []
 
 
@@ -172,15 +151,39 @@ def test_failed_run_does_not_end_others_in_one_process(capfd, monkeypatch):
     monkeypatch.setenv(grid.DEVICES, "0")
     words = as_words(run_all(["bad", "bug", "good"], of_all_kinds))
     assert words == {"bad": "got 0, at least 1", "bug": "ZeroDivisionError: by nothing", "good": "fine"}
-    assert 'raise ZeroDivisionError("by nothing")' in capfd.readouterr().err
+    assert LINE in capfd.readouterr().err
 
 
-def test_processes_of_one_run_end_together(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ZeroDivisionError):
-        list(run_all(["bug", "good"], of_all_kinds))
-    with pytest.raises(InputError, match="workers must be 1"):
-        list(run_all(["bug", "good"], of_all_kinds, workers=2))
+def test_file_that_cannot_be_used_gives_no_traceback(capfd):
+    def long_name(run):
+        raise OSError(errno.ENAMETOOLONG, "File name too long", "aaa")
+
+    ((_, outcome),) = run_all([1], long_name)
+    assert str(outcome) == "Cannot use aaa: File name too long."
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def line_of(run, summary):
+    return f"{run} is finished"
+
+
+def test_reason_that_ends_several_runs_is_printed_once(capsys, monkeypatch):
+    monkeypatch.setenv(grid.DEVICES, "0")
+    with pytest.raises(InputError, match=r"^3 of 4 runs failed, for the 2 reasons above\.$"):
+        finish_all(["bad", "bug", "good", "bad"], of_all_kinds, 1, line_of)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if line[1:3] == "/4"] == [
+        "1/4 failed: got 0, at least 1",
+        "2/4 failed: ZeroDivisionError: by nothing",
+        "3/4 good is finished",
+        "4/4 failed as 1/4 did",
+    ]
+
+
+def test_reason_of_a_run_alone_is_the_error(capsys):
+    with pytest.raises(InputError, match=r"^got 0, at least 1$"):
+        finish_all(["bad"], of_all_kinds, 1, line_of)
+    assert "got 0" not in capsys.readouterr().err
 
 
 def test_ctrl_c_between_runs_names_checkpoints():
@@ -189,14 +192,6 @@ def test_ctrl_c_between_runs_names_checkpoints():
 
     with pytest.raises(GridInterrupted, match="earlier checkpoints stay"):
         list(run_all([1, 2], interrupted))
-
-
-def test_interruption_pickles():
-    import pickle
-
-    error = TrainingInterrupted(Path("runs/a"), 3, 7)
-    again = pickle.loads(pickle.dumps(error))
-    assert str(again) == str(error) == "Interrupted at step 3 of 7, which is saved; start it again to resume: runs/a"
 
 
 def test_worker_stops_when_its_parent_asks(tmp_path, monkeypatch):

@@ -1,11 +1,10 @@
-"""The training harness: exact resuming, kills, damage, several processes, and messages on bad input."""
+"""The training harness: exact resuming, kills, damage, and messages on bad input."""
 
 import importlib
 import importlib.util
 import json
 import shutil
 import signal
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,31 +17,14 @@ from transformers import Trainer, TrainingArguments
 import limitformer_papers.training
 from forks import forked
 from limitformer.base.errors import InputError, MissingExtraError
-from limitformer.nn import Gain, Residual
-from limitformer.nn.strengths import ENDING
-from limitformer_papers.training import checkpoints, runs
+from limitformer.nn import Gain
+from limitformer_papers.training import checkpoints
 from limitformer_papers.training.data.batches import Batches
-from limitformer_papers.training.evaluation import evaluate
-from limitformer_papers.training.harness import read_runs, train
+from limitformer_papers.training.harness import ResumableTrainer, arguments, evaluate, train
 from limitformer_papers.training.interrupts import TrainingInterrupted
 from limitformer_papers.training.log import Log, curve, read_log, read_table
-from limitformer_papers.training.trainer import ResumableTrainer, arguments
-from ports import free_port
-from train_program import (
-    BATCH,
-    EXAMPLES,
-    STEPS,
-    At,
-    Small,
-    accuracy,
-    collate,
-    items,
-    masked_run,
-    one_of_two,
-    plan_of,
-    run_and_die,
-    small_run,
-)
+from limitformer_papers.training.plan import differences, read_runs
+from train_program import BATCH, EXAMPLES, STEPS, At, Small, collate, items, plan_of, run_and_die, small_run
 from train_states import assert_same_run, weights
 
 pytestmark = [
@@ -72,8 +54,8 @@ def interrupted(folder: Path, step: int, **changes) -> None:
 
 
 # 12 steps are an epoch, 7 an evaluation and 10 a checkpoint: before, at and after each.
-@pytest.mark.slow(keep=2)
-@pytest.mark.parametrize("step", [25, 1, 24, 28, 30, 49])
+@pytest.mark.slow(keep=1)
+@pytest.mark.parametrize("step", [25, 1, 28, 30])
 def test_interrupted_run_resumes_to_the_last_bit(step, unbroken, tmp_path):
     interrupted(tmp_path / "run", step)
     assert (tmp_path / "run" / "checkpoints" / f"checkpoint-{step}").is_dir()
@@ -88,42 +70,6 @@ def test_wrong_twin_resuming_without_generators_is_detected(unbroken, tmp_path, 
     small_run(tmp_path / "run")
     with pytest.raises(AssertionError):
         assert_same_run(tmp_path / "run", unbroken)
-
-
-class Gained(Small):
-    """A model with strengths of the shaping, one number each."""
-
-    def __init__(self) -> None:
-        super().__init__(0.2)
-        self.gain, self.residual = Gain(1.0), Residual(0.3)
-
-    def forward(self, x, labels):
-        return super().forward(self.residual(x, self.gain() * x.flip(-1)), labels)
-
-
-def rewrite_as_version_0_1(folder: Path) -> None:
-    """Rewrite a checkpoint as version 0.1 did: strengths and their averages have bare names and no dimension."""
-    state = torch.load(folder / "weights.pt", weights_only=True)
-    old = {name.removesuffix(ENDING): x.reshape(()) if name.endswith(ENDING) else x for name, x in state.items()}
-    assert len([name for name in old if name not in state]) == 3
-    torch.save(old, folder / "weights.pt")
-    optimiser = torch.load(folder / "optimizer.pt", weights_only=True)
-    for state in optimiser["state"].values():
-        for name in ("exp_avg", "exp_avg_sq"):
-            state[name] = state[name].reshape(()) if state[name].shape == (1,) else state[name]
-    torch.save(optimiser, folder / "optimizer.pt")
-    notes = json.loads((folder / "manifest.json").read_text())["notes"]
-    (folder / "manifest.json").unlink()
-    checkpoints.seal(folder.rename(folder.with_name("staged")), folder, notes)
-
-
-def test_checkpoint_of_version_0_1_resumes_to_the_last_bit(tmp_path):
-    small_run(tmp_path / "whole", model=Gained())
-    with pytest.raises(TrainingInterrupted):
-        small_run(tmp_path / "run", [At(25, ctrl_c)], model=Gained())
-    rewrite_as_version_0_1(tmp_path / "run" / "checkpoints" / "checkpoint-25")
-    small_run(tmp_path / "run", model=Gained())
-    assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
 def test_ctrl_c_in_the_last_step_finishes_the_run(unbroken, tmp_path):
@@ -144,7 +90,7 @@ def test_second_ctrl_c_ends_at_once_and_the_run_resumes(unbroken, tmp_path):
     assert_same_run(tmp_path / "run", unbroken)
 
 
-@pytest.mark.parametrize(("how", "step", "last_step"), [("step", 37, 30), ("save", 30, 20), ("step", 8, None)])
+@pytest.mark.parametrize(("how", "step", "last_step"), [("step", 37, 30), ("save", 30, 20)])
 def test_killed_run_resumes_to_the_last_bit(how, step, last_step, unbroken, tmp_path):
     killed = forked(run_and_die, str(tmp_path / "run"), how, step)
     killed.join(300)
@@ -182,9 +128,8 @@ def lose(folder: Path) -> None:
     (folder / "log.parquet").unlink()
 
 
-@pytest.mark.slow(keep=3)
-@pytest.mark.parametrize("damage", [truncate, flip, forget, lose])
-@pytest.mark.parametrize("all_of_them", [False, True])
+@pytest.mark.slow(keep=2)
+@pytest.mark.parametrize(("damage", "all_of_them"), [(truncate, True), (flip, False), (forget, True), (lose, False)])
 def test_damaged_checkpoints_are_skipped(damage, all_of_them, unbroken, tmp_path, capfd):
     interrupted(tmp_path / "run", 25)
     folders = checkpoints.listed(tmp_path / "run" / "checkpoints")
@@ -197,44 +142,21 @@ def test_damaged_checkpoints_are_skipped(damage, all_of_them, unbroken, tmp_path
     assert_same_run(tmp_path / "run", unbroken)
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("file write failed")])
-def test_full_disk_keeps_earlier_checkpoints(error, unbroken, tmp_path):
+def test_full_disk_keeps_earlier_checkpoints(unbroken, tmp_path):
     save, calls = torch.save, iter(range(100))
 
     def full(content, target):
         if next(calls) >= 6:  # the second of the files of the second checkpoint
-            raise error
+            raise RuntimeError("file write failed")
         save(content, target)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "save", full)
-        with pytest.raises(InputError, match=r"Cannot write a checkpoint into .*(space|failed)"):
+        with pytest.raises(InputError, match=r"Cannot write a checkpoint into .*failed"):
             small_run(tmp_path / "run")
     assert [path.name for path in checkpoints.listed(tmp_path / "run" / "checkpoints")] == ["checkpoint-10"]
     small_run(tmp_path / "run")
     assert_same_run(tmp_path / "run", unbroken)
-
-
-def test_two_processes_equal_one(tmp_path):
-    port = free_port()
-    both = [forked(one_of_two, rank, port, str(tmp_path / "two")) for rank in (0, 1)]
-    for process in both:
-        process.join(300)
-    assert [process.exitcode for process in both] == [0, 0]
-    for kind, run in (("plain", partial(small_run, dropout=0.0)), ("masked", masked_run)):
-        run(tmp_path / kind)
-        run(tmp_path / "other" / kind, seed=1)
-        assert distances(tmp_path / "two" / kind, tmp_path / kind) < 1e-5
-        assert distances(tmp_path / "two" / kind, tmp_path / "other" / kind) > 1e-3  # another order is noticed
-
-
-def distances(folder: Path, other: Path) -> float:
-    """Return the largest difference of two runs' weights and logged numbers; their rows must agree."""
-    ours, theirs = weights(folder), weights(other)
-    of_weights = max(float((ours[name] - theirs[name]).abs().max()) for name in theirs)
-    log, log2 = read_log(folder), read_log(other)
-    assert log.drop(["value"]).equals(log2.drop(["value"]))
-    return max(of_weights, float(np.abs(log["value"].to_numpy() - log2["value"].to_numpy()).max()))
 
 
 def test_training_equals_adamw_by_hand(tmp_path):
@@ -336,19 +258,9 @@ def test_evaluation_weights_batches_by_labels():
     assert result["loss"] == pytest.approx(float(chosen.mean()))
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [({"learning_rate": 0.5}, "learning_rate is 0.01 there, 0.5 here"), ({"dropout": 0.5}, "dropout is 0.2 there")],
-)
-def test_other_run_in_the_folder_is_refused(changes, named, unbroken):
-    with pytest.raises(InputError, match="holds another run") as refused:
-        small_run(unbroken, **changes)
-    assert named in str(refused.value)
-
-
 def test_differing_fields_of_a_nested_setting_are_named_alone():
     there, here = ({"about": {"config": {"width": width, "layers": 2}}} for width in (96, 128))
-    assert runs.differences(there, here) == ["config.width is 96 there, 128 here"]
+    assert differences(there, here) == ["config.width is 96 there, 128 here"]
 
 
 def test_resuming_accepts_other_free_options(unbroken):
@@ -379,38 +291,44 @@ def test_bad_plans_are_refused(changes, message, tmp_path):
         plan_of(tmp_path, **changes)
 
 
-def test_batch_larger_than_the_data_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"100 examples; got 101\. Nearest: 100"):
-        small_run(tmp_path / "run", batch=101)
-    assert not (tmp_path / "run").exists()
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch": 101}, r"100 examples; got 101\. Nearest: 100"),
+        ({"learning_rate": 0.5}, r"holds another run: learning_rate is 0\.01 there, 0\.5 here"),
+        ({"dropout": 0.5}, r"holds another run: dropout is 0\.2 there"),
+        ({"environment": "3"}, r"A run has one process; torchrun has started 3\. Nearest: several runs, by --workers"),
+        ({"tf32": True}, r"holds another run: tf32 is False there"),
+        ({"run.json": b"{"}, r"run\.json cannot be read"),
+        ({"run.json": None, "tf32": True}, r"tf32 needs a GPU.* this is CPU .*Nearest: .*--no-tf32"),
+        ({"run.json": None, "compile": True}, r"compile needs a GPU.* this is CPU .*Nearest: .*--no-compile"),
+    ],
+)
+def test_bad_runs_are_refused(changes, message, unbroken, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("WORLD_SIZE", changes.pop("environment", "1"))
+    shutil.copytree(unbroken, tmp_path / "run")
+    content = changes.pop("run.json", (unbroken / "run.json").read_bytes())
+    (tmp_path / "run" / "run.json").unlink() if content is None else (tmp_path / "run" / "run.json").write_bytes(
+        content
+    )
+    before = [path.read_bytes() for path in sorted(tmp_path.rglob("*.*")) if path.is_file()]
+    with pytest.raises(InputError, match=message):
+        small_run(tmp_path / "run", **changes)
+    assert [path.read_bytes() for path in sorted(tmp_path.rglob("*.*")) if path.is_file()] == before
 
 
-def test_processes_must_share_a_batch(tmp_path, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(InputError, match=r"3 processes must divide the batch; got batch=8\. Nearest: 6"):
-        small_run(tmp_path)
-
-
-def test_folder_that_is_a_file_is_refused(tmp_path):
+def test_folders_logs_and_descriptions_that_cannot_be_used_are_refused(tmp_path):
     (tmp_path / "run").write_text("")
     with pytest.raises(InputError, match="Cannot write"):
         small_run(tmp_path / "run")
-
-
-def test_damaged_run_files_are_refused(unbroken, tmp_path):
-    shutil.copytree(unbroken, tmp_path / "run")
-    (tmp_path / "run" / "run.json").write_text("{")
-    with pytest.raises(InputError, match=r"run\.json cannot be read"):
-        small_run(tmp_path / "run")
-    (tmp_path / "run" / "log.parquet").write_bytes(b"PAR1")
-    with pytest.raises(InputError, match="not a log that limitformer wrote"):
-        read_log(tmp_path / "run")
     with pytest.raises(InputError, match="No such log"):
         read_log(tmp_path)
-
-
-def test_description_that_is_not_json_is_refused(tmp_path):
+    (tmp_path / "log.parquet").write_bytes(b"PAR1")
+    with pytest.raises(InputError, match="not a log that limitformer wrote"):
+        read_log(tmp_path)
     options = {"train_data": items(), "eval_data": None, "collate": collate}
+    (tmp_path / "run.json").write_text("{}")
     with pytest.raises(InputError, match="must go to JSON"):
         train(Small(0.0), plan_of(tmp_path), about={"x": object()}, **options)
 
@@ -455,18 +373,6 @@ def tensorboard_scalars(folder: Path, name: str) -> dict[int, float]:
     events = pytest.importorskip(reader).EventAccumulator(str(folder))
     events.Reload()
     return {event.step: event.value for event in events.Scalars(name)}
-
-
-def test_log_works_with_any_trainer(tmp_path):
-    log = Log(tmp_path / "own.parquet")
-    arguments = TrainingArguments(
-        output_dir=str(tmp_path), max_steps=4, logging_steps=2, report_to="none", use_cpu=True, disable_tqdm=True
-    )
-    data = items()
-    Trainer(Small(0.0), arguments, data_collator=collate, train_dataset=data, callbacks=[log]).train()
-    steps, _ = curve(log.table(), "loss")
-    assert list(steps) == [2, 4]
-    assert (tmp_path / "own.parquet").is_file()
 
 
 class Stop(At):
@@ -518,16 +424,6 @@ def test_start_and_resumption_are_printed(tmp_path, capfd):
     assert capfd.readouterr().err == f"Already finished: {tmp_path}\n"
 
 
-def test_changed_number_of_processes_is_printed(tmp_path, capfd):
-    interrupted(tmp_path, 3)
-    content = json.loads((tmp_path / "run.json").read_text())
-    (tmp_path / "run.json").write_text(json.dumps(content | {"processes": 4}))
-    capfd.readouterr()
-    small_run(tmp_path)
-    line = "It was begun with 4 processes and has 1 now: the same run, but not to the last bit."
-    assert line in capfd.readouterr().err.splitlines()
-
-
 def test_plan_of_an_older_version_has_defaults(tmp_path):
     interrupted(tmp_path, 3)
     content = json.loads((tmp_path / "run.json").read_text())
@@ -546,15 +442,14 @@ def test_missing_bf16_is_refused(tmp_path, monkeypatch):
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(("module", "package"), [("PIL", "pillow"), ("sklearn", "scikit-learn"), ("tensorboard",) * 2])
-def test_missing_package_is_named(module, package, monkeypatch):
+def test_missing_package_is_named(monkeypatch):
     find_spec = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else find_spec(name))
-    with pytest.raises(MissingExtraError, match=rf"needs {package}, .*pip install 'limitformer\[train\]'"):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "PIL" else find_spec(name))
+    with pytest.raises(MissingExtraError, match=r"needs pillow, .*pip install 'limitformer\[train\]'"):
         importlib.reload(limitformer_papers.training)
 
 
-def test_batches_are_permutations_shared_by_processes():
+def test_batches_are_permutations_drawn_from_the_seed():
     class EpochData(list):
         epochs: list[int] = []  # noqa: RUF012
 
@@ -568,8 +463,6 @@ def test_batches_are_permutations_shared_by_processes():
         seen = whole[2 * epoch] + whole[2 * epoch + 1]
         assert len(set(seen)) == 8
     assert whole[:2] != whole[2:4]
-    parts = [list(Batches(data, 4, 6, seed=5, process=r, processes=2)) for r in range(2)]
-    assert [first + second for first, second in zip(*parts, strict=True)] == whole
     assert list(Batches(data, 4, 6, seed=6)) != whole
 
 
@@ -579,12 +472,3 @@ def test_number_of_threads_is_restored(tmp_path):
     small_run(tmp_path, [At(1, lambda: during.append(torch.get_num_threads()))], threads=2, steps=6)
     assert during == [2]
     assert torch.get_num_threads() == before
-
-
-def test_metrics_use_all_predictions_in_order():
-    result = evaluate(Small(0.0), items()[:10], batch=4, collate=collate, place=lambda x: x, compute_metrics=accuracy)
-    model = Small(0.0)
-    whole = collate(items()[:10])
-    assert result["accuracy"] == pytest.approx(
-        float((model(**whole)["logits"].argmax(-1) == whole["labels"]).float().mean())
-    )

@@ -1,8 +1,7 @@
 r"""The order of the data: the batch of step k is a function of the seed and k only.
 
 Each epoch is a new permutation of the examples, drawn from (seed, epoch); the examples after the last whole batch of an
-epoch are left out. Process r of R takes the r-th of R equal parts of a batch, so a step sees the same examples with any
-number of processes.
+epoch are left out.
 """
 
 import signal
@@ -52,20 +51,17 @@ ORDER = 1  # the purpose in the seed of these random numbers; augmentation has a
 
 
 class Batches(Sampler[list[int]]):
-    """The indices of `steps` batches, in order, for one process.
+    """The indices of `steps` batches, in order.
 
     Args:
         data: has a length; its epoch is set if it is `ByEpoch`.
-        batch: examples of a step, over all processes.
+        batch: examples of a step.
         steps: number of batches.
         seed: seed of the order.
-        process, processes: r and R.
     """
 
-    def __init__(self, data: Sized, batch: int, steps: int, seed: int, *, process: int = 0, processes: int = 1) -> None:
+    def __init__(self, data: Sized, batch: int, steps: int, seed: int) -> None:
         self.data, self.batch, self.steps, self.seed = data, batch, steps, seed
-        self.share = batch // processes
-        self.first = process * self.share
         self.per_epoch = steps_per_epoch(len(data), batch)
 
     def __len__(self) -> int:
@@ -82,8 +78,7 @@ class Batches(Sampler[list[int]]):
                 order = self.order(epoch)
                 if isinstance(self.data, ByEpoch):
                     self.data.set_epoch(epoch)
-            first = place * self.batch + self.first
-            yield order[first : first + self.share]
+            yield order[place * self.batch : (place + 1) * self.batch]
 
 
 class BatchesInEpochs(Sampler[list[tuple[int, int]]]):

@@ -73,12 +73,8 @@ def read_corpus(source: str, *, share: float = 0.05, documents: int | None = Non
     documents = None if documents is None else require_count("documents", documents)
     require(isinstance(source, str) and bool(source.strip()), f"source must be a name; got {source!r}.")
     parts = [source] if Path(source).expanduser().exists() else source.split("+")
-    return split(source, joined([read_source(part.strip(), documents) for part in parts]), share)
-
-
-def joined(parts: list[Sequence[str]]) -> Sequence[str]:
-    """Return several sources as one."""
-    return parts[0] if len(parts) == 1 else Chained(parts)
+    texts = [read_source(part.strip(), documents) for part in parts]
+    return split(source, texts[0] if len(texts) == 1 else Chained(texts), share)
 
 
 class Chained(Sequence[str]):

@@ -44,13 +44,10 @@ def read_fashion(folder: Path | None) -> tuple[Arrays, Arrays]:
 
 def path_of(folder: Path, name: str) -> Path:
     """Return the path of a file, plain or compressed."""
-    for path in (folder / name, folder / f"{name}.gz"):
-        if path.is_file():
-            return path
-    raise InputError(
-        f"No file {name} or {name}.gz in {folder}. Nearest: install Debian's package dataset-fashion-mnist, or name "
-        "the folder of the four files (--data)."
-    )
+    paths = [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
+    nearest = "Nearest: install Debian's package dataset-fashion-mnist, or name the folder of the four files (--data)."
+    require(bool(paths), f"No file {name} or {name}.gz in {folder}. {nearest}")
+    return paths[0]
 
 
 def check_pair(path: Path, images: NDArray[np.uint8], labels: NDArray[np.uint8]) -> None:

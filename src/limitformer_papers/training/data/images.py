@@ -69,10 +69,7 @@ def collate(items: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
 
 
 def read_images(
-    source: Source,
-    folder: Path | None,
-    augment: int | None = None,
-    first: tuple[int | None, int | None] = (None, None),
+    source: Source, folder: Path | None, augment: int | None = None, first: tuple[int | None, int | None] = (None, None)
 ) -> tuple[Images, Images]:
     """Return training and held-out images; training images are augmented if there is a seed for it.
 

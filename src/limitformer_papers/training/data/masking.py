@@ -23,8 +23,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from limitformer.base.errors import require, require_real
-from limitformer_papers.training.evaluation import IGNORED as IGNORED
 
+IGNORED = -100  # the label of a token without a target
 SHARE = 0.15
 MASKED, REPLACED = 0.8, 0.1
 

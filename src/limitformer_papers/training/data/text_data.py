@@ -2,10 +2,9 @@
 stored.
 
 The folder is named after all that decides its content: the corpus's digest, the vocabulary, the length. So all runs
-of a grid, and all processes of a run, read the same tokens. The first process computes them; the others wait.
+of a grid read the same tokens. The first run computes them; the others wait.
 """
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,13 @@ from typing import Any
 from filelock import FileLock
 from transformers import PreTrainedTokenizerFast
 
-from limitformer.base.errors import InputError
 from limitformer.base.files import check_writable
 from limitformer.base.progress import notice_if_slow
 from limitformer_papers.training.data.corpus import Corpus, read_corpus
 from limitformer_papers.training.data.sequences import Sequences, read_packed, write_packed
 from limitformer_papers.training.data.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
-from limitformer_papers.training.plan import rank
 
 LAST = "evaluation.npy"  # the last file to be written
-LONGEST = 3600.0  # seconds that other processes wait
 
 
 @dataclass(frozen=True)
@@ -36,46 +32,22 @@ class TextData:
 
 
 def text_data(source: str, vocabulary: int, length: int, folder_of_all: Path, documents: int | None = None) -> TextData:
-    """Return packed sequences of `length` tokens; a first call writes them into `kept`, later ones read them.
+    """Return packed sequences of `length` tokens; a first call writes them, later ones read them.
 
     Raises:
-        InputError: a source that cannot be read, a vocabulary that it does not allow, or no files on this machine
-            after another one should have written them.
+        InputError: a source that cannot be read, or a vocabulary that it does not allow.
     """
     with notice_if_slow(f"Reading {source}"):
         corpus = read_corpus(source, documents=documents)
     folder = Path(folder_of_all) / f"text-{corpus.digest[:16]}-{vocabulary}-{length}"
-    if rank() > 0:
-        wait_for(folder / LAST)
-    elif not (folder / LAST).exists():
-        make_alone(corpus, vocabulary, length, folder)
+    if not (folder / LAST).exists():
+        check_writable(folder)
+        with FileLock(folder / ".lock"), notice_if_slow("Training the tokenizer"):
+            if not (folder / LAST).exists():  # another run may just have written them
+                write_text_data(corpus, vocabulary, length, folder)
     sides = {name: read_packed(folder / f"{name}.npy", length) for name in ("train", "evaluation")}
     record = corpus.record() | {"vocabulary": vocabulary, "length": length}
     return TextData(load_tokenizer(folder / "tokenizer"), sides["train"], sides["evaluation"], record)
-
-
-def wait_for(path: Path) -> None:
-    """Wait until the main process has written the file; if it fails, the launcher ends this process too.
-
-    Raises:
-        InputError: the file is missing after an hour.
-    """
-    end = time.monotonic() + LONGEST
-    while not path.exists():
-        if time.monotonic() > end:
-            raise InputError(
-                f"The main process has not written {path} in {LONGEST:g} seconds, or not where this one looks. "
-                "Nearest: a folder of runs (--out) on a disk that all machines share."
-            )
-        time.sleep(0.2)
-
-
-def make_alone(corpus: Corpus, vocabulary: int, length: int, folder: Path) -> None:
-    """Write the files, or wait while another run does so."""
-    check_writable(folder)
-    with FileLock(folder / ".lock"), notice_if_slow("Training the tokenizer"):
-        if not (folder / LAST).exists():
-            write_text_data(corpus, vocabulary, length, folder)
 
 
 def write_text_data(corpus: Corpus, vocabulary: int, length: int, folder: Path) -> None:

@@ -26,8 +26,7 @@ from limitformer_papers.training.data.batches import steps_per_epoch
 from limitformer_papers.training.data.glue_data import Example, Task, read_glue
 from limitformer_papers.training.data.tokenizer import load_tokenizer
 from limitformer_papers.training.harness import train
-from limitformer_papers.training.plan import Plan
-from limitformer_papers.training.runs import RUN, SUMMARY, read_json
+from limitformer_papers.training.plan import RUN, SUMMARY, Plan, read_json
 from limitformer_papers.training.tasks.mlm import TOKENIZER
 
 MODEL = "model"  # in the folder of a run

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from transformers import TrainerCallback
 
 from limitformer.base.errors import require, require_count, require_real
 from limitformer.nn import Learn, Recover
@@ -28,7 +27,7 @@ from limitformer_papers.training.data.text_data import TextData, text_data
 from limitformer_papers.training.data.tokenizer import save_tokenizer
 from limitformer_papers.training.harness import train
 from limitformer_papers.training.log import Log
-from limitformer_papers.training.plan import Plan, rank
+from limitformer_papers.training.plan import Plan
 
 Variant = Literal["shaped-learn", "shaped-recover", "pre-ln", "post-ln"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
@@ -182,6 +181,8 @@ def run_mlm(run: MlmRun, out: Path, *, documents: int | None = None, **options: 
     model = model_of(run, len(data.tokenizer))
     evaluation, masked = spread(data.evaluation, EVALUATED), MaskedCollator(data.tokenizer, EVALUATION_SEED)
     probes = spread(evaluation, LOOKED_AT)
+    log, every, batch = Log(), config.look_every, masked([probes[k] for k in range(len(probes))])
+    looks = [Entropy(log, every, batch), Correlation(log, every, batch), GradientNorms(log, every), Gains(log, every)]
     summary = train(
         model,
         plan,
@@ -189,10 +190,10 @@ def run_mlm(run: MlmRun, out: Path, *, documents: int | None = None, **options: 
         eval_data=evaluation,
         collate=MaskedCollator(data.tokenizer, run.seed),
         eval_collate=masked,
-        callbacks=watchers(run, masked([probes[k] for k in range(len(probes))])),
+        callbacks=[ShapingSchedule(schedule_of(run)), *looks, log],
         about=run.about(data),
     )
-    if rank() == 0 and not (plan.folder / TOKENIZER).exists():
+    if not (plan.folder / TOKENIZER).exists():
         save_tokenizer(data.tokenizer, plan.folder / TOKENIZER)
     return summary
 
@@ -239,13 +240,6 @@ def model_of(run: MlmRun, vocabulary: int) -> ShapedTransformerForMaskedLM:
 def schedule_of(run: MlmRun) -> Learn | Recover:
     """Return the gains' schedule; variants without gains have nothing to learn."""
     return Recover(steps=run.config.warmup) if run.variant == "shaped-recover" else Learn()
-
-
-def watchers(run: MlmRun, batch: Mapping[str, torch.Tensor]) -> list[TrainerCallback]:
-    """Return the gains' schedule, the callbacks that measure the model, and last the log that writes their rows."""
-    log, every = Log(), run.config.look_every
-    looks = [Entropy(log, every, batch), Correlation(log, every, batch), GradientNorms(log, every), Gains(log, every)]
-    return [ShapingSchedule(schedule_of(run)), *looks, log]
 
 
 def spread(data: Any, number: int) -> Any:

@@ -230,7 +230,10 @@ def run_vit(
     first = config.training_images, config.held_out_images
     training, held_out = read_images(config.data, data, seed if config.augment else None, first)
     side, channels = training.images.shape[2:]
-    check_patches(config.patch, side)
+    fitting = [k for k in range(1, side + 1) if side % k == 0]
+    nearest = min(fitting, key=lambda k: abs(k - config.patch))
+    fits = config.patch in fitting
+    require(fits, f"patch must divide the images' {side} pixels; got {config.patch}. Nearest: {nearest}.")
     folder = Path(out) / f"vit-{preset}" / f"{variant}-{seed}"
     plan = plan_of(replace(config, learning_rate=config.rate(variant)), training, folder, seed, options)
     return train(
@@ -250,21 +253,10 @@ def with_changes(config: VitConfig, changes: Mapping[str, Any]) -> tuple[VitConf
     unknown = sorted(set(changes) - ours - set(PLANNED))
     require(not unknown, f"A preset has {', '.join(sorted(ours | set(PLANNED)))}; got {', '.join(unknown)}.")
     chosen, options = ({name: changes[name] for name in changes if name in part} for part in (ours, PLANNED))
-    return replace(config, **with_short_warmup(config, chosen)), options
-
-
-def with_short_warmup(config: VitConfig, chosen: dict[str, Any]) -> dict[str, Any]:
-    """Return the changes; other epochs than the preset's have a warm-up of at most a quarter of them."""
-    if "epochs" not in chosen or "warmup_epochs" in chosen:
-        return chosen
-    return chosen | {"warmup_epochs": min(config.warmup_epochs, require_count("epochs", chosen["epochs"]) // 4)}
-
-
-def check_patches(patch: int, side: int) -> None:
-    """Raise `InputError` unless patches tile an image."""
-    fitting = [k for k in range(1, side + 1) if side % k == 0]
-    nearest = min(fitting, key=lambda k: abs(k - patch))
-    require(patch in fitting, f"patch must divide the images' {side} pixels; got {patch}. Nearest: {nearest}.")
+    if "epochs" in chosen and "warmup_epochs" not in chosen:  # the warm-up is at most a quarter of them
+        quarter = require_count("epochs", chosen["epochs"]) // 4
+        chosen["warmup_epochs"] = min(config.warmup_epochs, quarter)
+    return replace(config, **chosen), options
 
 
 def plan_of(config: VitConfig, training: Images, folder: Path, seed: int, options: Mapping[str, Any]) -> Plan:
