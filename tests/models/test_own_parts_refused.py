@@ -18,8 +18,7 @@ import own_parts_example as own
 from limitformer.base.errors import InputError, NotImportedError
 from limitformer.cli.app import app
 from limitformer.covariance.chain.own import mixing_address
-from limitformer.models.frozen import freeze
-from limitformer.models.functions import import_function, is_path, path_of
+from limitformer.models.functions import freeze, import_function, is_path, path_of
 from limitformer.models.serial import describe, from_record
 from limitformer.nn.drawn.own import torch_elementwise, torch_mixing
 from limitformer.paths.exits import INSIDE, LEFT_BALL, NO_NUMBER

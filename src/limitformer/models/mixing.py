@@ -13,9 +13,14 @@ from numpy.typing import NDArray
 
 from limitformer.base.errors import InputError, first_line, require
 from limitformer.models.attention import Attention, Temperature, require_temperature
-from limitformer.models.compiled import compile_user_function
-from limitformer.models.frozen import FrozenFunction, freeze_functions, function_of
-from limitformer.models.functions import Function, name_of
+from limitformer.models.functions import (
+    FrozenFunction,
+    Function,
+    compile_user_function,
+    freeze_functions,
+    function_of,
+    name_of,
+)
 from limitformer.models.kinds import register
 
 Logits = NDArray[np.float64]

@@ -17,7 +17,7 @@ from limitformer.covariance.limit import CovarianceFlow, CovarianceLimit, Covari
 from limitformer.covariance.limit.path import Step
 from limitformer.covariance.limit_gradients import GradientPaths, weight_kinds
 from limitformer.models import HybridTransformer, OneMatrix, Start, StochasticTransformer, Transformer, as_start
-from limitformer.models.frozen import is_user_part, name_of_part
+from limitformer.models.functions import is_user_part, name_of_part
 from limitformer.models.sphere_start import as_sphere_start
 from limitformer.paths.arrays import Dtype, Outputs
 from limitformer.paths.process import Process
