@@ -1,6 +1,6 @@
 """Run an experiment many times, sequentially or on several processes; each run resumes where it stopped.
 
-A run that fails does not end the others: its error is its outcome. On processes (`base/pool.py`) runs are tasks that
+A run that fails does not end the others: its error is its outcome. On processes (`pool.py`) runs are tasks that
 save: on Ctrl-C, or when the parent process ends, a run stops at its next step with a checkpoint. When a time budget
 (`interrupts.within`) is spent, runs do the same, and no other run begins.
 """
@@ -19,10 +19,10 @@ from transformers.utils import logging
 
 from limitformer.base import progress
 from limitformer.base.errors import InputError, MissingExtraError, require, require_count, unusable
-from limitformer.base.pool import LostTask, Pool, StopRequested
 from limitformer_papers.training.evaluation import collected
 from limitformer_papers.training.interrupts import BUDGETS, UNFINISHED, Budget, TrainingInterrupted, obey, time_is_up
 from limitformer_papers.training.plan import processes
+from limitformer_papers.training.pool import LostTask, Pool, StopRequested
 
 Run = TypeVar("Run")
 Summary = Mapping[str, float]

@@ -65,7 +65,7 @@ class StepMonitor(TrainerCallback):
 
     def show(self, step: int, loss: float) -> None:
         if self.bar is not None:
-            self.bar.progress.update(self.bar.task, description=f"training, loss {loss:.3f}")
+            self.bar.progress.update(self.bar.progress.tasks[0].id, description=f"training, loss {loss:.3f}")
             advance(self.bar, step)
 
     def close(self) -> None:

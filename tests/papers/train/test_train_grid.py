@@ -17,9 +17,8 @@ from safetensors.torch import load_file
 
 from forks import forking
 from grid_program import dies_as_it_starts, mixed, of_all_kinds, slow
-from limitformer.base import pool
 from limitformer.base.errors import InputError
-from limitformer_papers.training import grid, interrupts
+from limitformer_papers.training import grid, interrupts, pool
 from limitformer_papers.training.grid import GridInterrupted, gpus, run_all
 from limitformer_papers.training.interrupts import Interrupt, TrainingInterrupted
 from limitformer_papers.training.log import read_log
@@ -31,7 +30,7 @@ pytestmark = pytest.mark.xdist_group("training")  # they share a process to fork
 PROGRAM = """
 import sys
 from functools import partial
-from limitformer.base import pool
+from limitformer_papers.training import pool
 from grid_program import patient
 from limitformer_papers.training.grid import run_all
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from limitformer.base.errors import InputError
 from limitformer.base.files import check_writable
-from limitformer.base.progress import notice_if_slow
+from limitformer.base.progress import delayed_notice
 from limitformer_papers.training.data.corpus import Corpus, read_corpus
 from limitformer_papers.training.data.sequences import Sequences, read_packed, write_packed
 from limitformer_papers.training.data.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
@@ -42,7 +42,8 @@ def text_data(source: str, vocabulary: int, length: int, folder_of_all: Path, do
         InputError: a source that cannot be read, a vocabulary that it does not allow, or no files on this machine
             after another one should have written them.
     """
-    with notice_if_slow(f"Reading {source}"):
+    with delayed_notice(f"Reading {source}") as begin:
+        begin()
         corpus = read_corpus(source, documents=documents)
     folder = Path(folder_of_all) / f"text-{corpus.digest[:16]}-{vocabulary}-{length}"
     if rank() > 0:
@@ -73,7 +74,8 @@ def wait_for(path: Path) -> None:
 def make_alone(corpus: Corpus, vocabulary: int, length: int, folder: Path) -> None:
     """Write the files, or wait while another run does so."""
     check_writable(folder)
-    with FileLock(folder / ".lock"), notice_if_slow("Training the tokenizer"):
+    with FileLock(folder / ".lock"), delayed_notice("Training the tokenizer") as begin:
+        begin()
         if not (folder / LAST).exists():
             write_text_data(corpus, vocabulary, length, folder)
 
