@@ -275,27 +275,24 @@ def compile_user_function(function: FrozenFunction, inputs: Sequence[tuple[Any, 
 
 @contextmanager
 def refuse_uncompilable(function: FrozenFunction) -> Iterator[None]:
-    """Raise `InputError` with Numba's reason where it cannot compile the function within the block."""
+    """Raise `InputError` with the line of Numba's message that names the cause best, if it cannot compile the function.
+
+    The message proposes a repair.
+    """
     try:
         yield
     except Exception as error:  # some that Numba raises are not a NumbaError
-        reason, cure = telling_line(str(error)), cure_of(function)
-        raise InputError(f"Numba cannot compile {name_of(function)}: {reason} Nearest: {cure}.") from error
-
-
-def telling_line(text: str) -> str:
-    """Return the line of Numba's message that names the cause best."""
-    lines = [line.strip().lstrip("->.* ") for line in re.sub(r"\x1b\[\d*m", "", text).splitlines()]
-    lines = [line for line in lines if any(map(str.isalpha, line)) and not line.startswith(NOISE)]
-    telling = (line for word in TELLING for line in lines if word in line.lower())
-    return printable(next(telling, next(iter(lines), "it gives no reason"))).rstrip(".:")[:300] + "."
-
-
-def cure_of(function: FrozenFunction) -> str:
-    read = function.py_func.__globals__ | inspect.getclosurevars(function.py_func).nonlocals
-    helpers = sorted(name for name, value in read.items() if isinstance(value, FunctionType))
-    if function.__name__ in helpers:
-        return "a loop; a function cannot call itself"
-    if helpers:
-        return f"@numba.njit on {', '.join(helpers)}, which it calls"
-    return "arithmetic, math and numpy on floats"
+        lines = [line.strip().lstrip("->.* ") for line in re.sub(r"\x1b\[\d*m", "", str(error)).splitlines()]
+        lines = [line for line in lines if any(map(str.isalpha, line)) and not line.startswith(NOISE)]
+        telling = (line for word in TELLING for line in lines if word in line.lower())
+        reason = printable(next(telling, next(iter(lines), "it gives no reason"))).rstrip(".:")[:300]
+        read = function.py_func.__globals__ | inspect.getclosurevars(function.py_func).nonlocals
+        helpers = sorted(name for name, value in read.items() if isinstance(value, FunctionType))
+        cure = (
+            f"@numba.njit on {', '.join(helpers)}, which it calls"
+            if helpers
+            else "arithmetic, math and numpy on floats"
+        )
+        if function.__name__ in helpers:
+            cure = "a loop; a function cannot call itself"
+        raise InputError(f"Numba cannot compile {name_of(function)}: {reason}. Nearest: {cure}.") from error

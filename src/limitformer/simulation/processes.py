@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 
 from limitformer.base.errors import InputError, require, require_real
-from limitformer.base.memory import check_list
+from limitformer.base.memory import check_scratch
 from limitformer.covariance.chain import OneMatrixChain, TransformerChain
 from limitformer.covariance.gradients import GradientChain, has_gradients, weights_of
 from limitformer.covariance.limit import CovarianceFlow, CovarianceLimit, CovariancePaths, FlowPath
@@ -156,7 +156,7 @@ def covariance_paths(
     if record is not None:
         return paths_at(recorded_points("record", record))
     last = paths_at(np.array([model.horizon]))
-    check_list(last.steps + 1, "time")
+    check_scratch(8 * (last.steps + 1), f"The list of all {last.steps + 1:,} times", "give record")
     times = np.arange(last.steps + 1, dtype=np.float64) * last.actual_dt
     times[-1] = model.horizon
     return paths_at(times)
