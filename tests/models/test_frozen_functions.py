@@ -68,7 +68,7 @@ def values_at_one(part):
 
 
 @pytest.mark.parametrize("read", ["global", "closure", "array"])
-def test_part_ignores_later_changes_of_what_it_reads(monkeypatch, read):
+def test_part_ignores_later_changes_of_globals_closures_and_arrays(monkeypatch, read):
     """E (|g| + K g)² = 1 + K²."""
     of_closure, change = by_closure()
     monkeypatch.setitem(globals(), "TABLE", TABLE.copy())
