@@ -286,7 +286,7 @@ def refuse_uncompilable(function: FrozenFunction) -> Iterator[None]:
         lines = [line for line in lines if any(map(str.isalpha, line)) and not line.startswith(NOISE)]
         telling = (line for word in TELLING for line in lines if word in line.lower())
         reason = printable(next(telling, next(iter(lines), "it gives no reason"))).rstrip(".:")[:300]
-        read = function.py_func.__globals__ | inspect.getclosurevars(function.py_func).nonlocals
+        read = {**function.py_func.__globals__, **inspect.getclosurevars(function.py_func).nonlocals}
         helpers = sorted(name for name, value in read.items() if isinstance(value, FunctionType))
         cure = (
             f"@numba.njit on {', '.join(helpers)}, which it calls"
