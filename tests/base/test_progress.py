@@ -104,5 +104,5 @@ def test_notebook_without_ipywidgets_has_lines(clock, capsys, monkeypatch):
     assert not bar.visible
     monkeypatch.setattr(progress, "find_spec", lambda name: name)
     rich = progress.progress_bar("networks", 8, 0.0)
-    with pytest.warns(UserWarning, match="ipywidgets"):
+    with pytest.raises(UserWarning, match="ipywidgets"):
         rich.progress.start()
