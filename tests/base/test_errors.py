@@ -15,7 +15,6 @@ import xarray as xr
 import limitformer as lf
 import limitformer_papers
 from limitformer.base.errors import PicklesArguments
-from limitformer.base.lock import CannotLockError
 from limitformer.checking.steps import StepsInterrupted, StepsReport
 from limitformer.scaling.transfer import Transfer, TransferInterrupted
 from limitformer.sweep import SweepInterrupted
@@ -30,9 +29,6 @@ PART = xr.Dataset({"exit": ("sample", [1.0, 2.0])})
 # Exceptions that are made of something else than a message, each with a part that has to arrive.
 MADE = {
     lf.MissingExtraError: (lambda: lf.MissingExtraError("torch", "hf"), lambda error: (error.package, error.extra)),
-    CannotLockError: (
-        lambda: CannotLockError("it", OSError(28, "No space left on device", "/a/lock")), lambda error: error.reason
-    ),
     lf.Interrupted: (lambda: lf.Interrupted(PART), lambda error: error.partial.to_dict()),
     DrawWholeError: (lambda: DrawWholeError({"a.weight": "F uses it"}), lambda error: error.reasons),
     KeepWeightsError: (lambda: KeepWeightsError({"a.weight": "used twice"}), lambda error: error.reasons),
@@ -101,7 +97,6 @@ def test_wrong_twin_exception_without_pickled_arguments_fails_to_copy():
 def test_exceptions_build_their_messages_from_their_arguments():
     messages = {kind: str(make()) for kind, (make, _) in MADE.items()}
     assert messages[lf.MissingExtraError] == "This needs torch, which is not installed: pip install 'limitformer[hf]'."
-    assert messages[CannotLockError] == "Cannot lock it: No space left on device (/a/lock)."
     assert messages[lf.Interrupted] == "interrupted after 2 samples"
     assert messages[SweepInterrupted] == "Interrupted with 1 of 3 cells done; start it again to go on: a.zarr"
     assert messages[TrainingInterrupted] == "Interrupted at step 2 of 9, which is saved; start it again to resume: run"

@@ -5,7 +5,6 @@ import math
 import re
 from dataclasses import FrozenInstanceError, fields, replace
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -71,129 +70,73 @@ MODELS = {
 PARTS = [part for model in MODELS.values() for part in (model.attention, model.feedforward, model.norm) if part]
 
 
-def bounds(name, value, otherwise):
-    """Return the message for a number that is not finite, or finite and out of range."""
-    return f"{name} {otherwise if np.isfinite(value) else 'must be finite'}; got {float(value)}."
-
-
 def refuses(message, make, *arguments, **settings):
     with pytest.raises(InputError, match=re.escape(message)) as caught:
         make(*arguments, **settings)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("value", [0, -3])
-@pytest.mark.parametrize("name", ["width", "depth"])
-def test_sizes_below_one_are_refused(name, value):
-    refuses(f"{name} must be at least 1; got {value}.", transformer, **{name: value})
+SOFTMAX = SoftmaxAttention()
+OF_ATTENTION = "attention must be one of ShapedAttention, SoftmaxAttention, Mixing or None; got"
+OF_FEEDFORWARD = "feedforward must be one of ShapedReLU, ReLU, GELU, Elementwise, Gated, OneMatrix or None; got"
+OF_NORM = 'norm must be one of LayerNorm, RMSNorm, RadialNorm, "pre", "post" or None; got'
+NEAREST = "heads must divide width; got width=12, heads=5. Nearest: 4 or 6, or give head_dim."
 
 
-@pytest.mark.parametrize("name", ["width", "depth"])
-def test_sizes_of_more_than_64_bits_are_refused(name):
-    for value in (2**63, 10**30, 10**5000):  # of the last, Python does not write the digits
-        refuses(f"{name} must be below 2⁶³; got more.", transformer, **{name: value})
-    assert getattr(transformer(**{name: 2**63 - 1}), name) == 2**63 - 1
+def changed(part):
+    return lambda **changes: replace(part, **changes)
 
 
-@pytest.mark.parametrize("value", [True, 2.0, 2.5, "2", None, float("nan")])
-@pytest.mark.parametrize("name", ["width", "depth"])
-def test_sizes_that_are_not_whole_numbers_are_refused(name, value):
-    refuses(f"{name} must be a whole number; got {value!r}.", transformer, **{name: value})
+@pytest.mark.parametrize(
+    ("make", "changes", "message"),
+    [
+        (transformer, {"width": 0}, "width must be at least 1; got 0."),
+        (transformer, {"depth": -3}, "depth must be at least 1; got -3."),
+        (transformer, {"width": 10**5000}, "width must be below 2⁶³; got more."),  # Python does not write the digits
+        (transformer, {"depth": 2**63}, "depth must be below 2⁶³; got more."),
+        (transformer, {"width": True}, "width must be a whole number; got True."),
+        (transformer, {"depth": 2.0}, "depth must be a whole number; got 2.0."),
+        (transformer, {"depth": None}, "depth must be a whole number; got None."),
+        (transformer, {"gamma": -0.1}, "gamma must lie in [0, 1]; got -0.1."),
+        (transformer, {"gamma": 1.0001}, "gamma must lie in [0, 1]; got 1.0001."),
+        (transformer, {"gamma": math.nan}, "gamma must be finite; got nan."),
+        (transformer, {"lam": -1e-9}, "lam must be at least 0; got -1e-09."),
+        (transformer, {"lam": math.inf}, "lam must be finite; got inf."),
+        (transformer, {"attention": SoftmaxAttention(heads=5)}, NEAREST),
+        (transformer, {"attention": SoftmaxAttention(heads=50)}, "Nearest: 6 or 12, or give head_dim."),
+        (transformer, {"attention": None, "feedforward": None}, "needs attention, feedforward or both; got neither."),
+        (transformer, {"attention": RELU}, f"{OF_ATTENTION} ShapedReLU("),
+        (transformer, {"attention": "softmax"}, f"{OF_ATTENTION} 'softmax'."),
+        (transformer, {"feedforward": SHAPED}, f"{OF_FEEDFORWARD} ShapedAttention("),
+        (transformer, {"norm": "mid"}, f"{OF_NORM} 'mid'."),
+        (transformer, {"norm": True}, f"{OF_NORM} True."),
+        (transformer, {"mask": "future"}, "mask must be None or \"causal\"; got 'future'."),
+        (changed(SHAPED), {"heads": 0}, "heads must be at least 1; got 0."),
+        (changed(SOFTMAX), {"head_dim": True}, "head_dim must be a whole number; got True."),
+        (changed(SHAPED), {"tau0": 0}, "tau0 must be positive; got 0.0."),
+        (changed(SOFTMAX), {"tau0": math.nan}, "tau0 must be finite; got nan."),
+        (changed(SHAPED), {"temperature": "hot"}, 'temperature must be "shaped" or "standard"; got \'hot\'.'),
+        (changed(SHAPED), {"center": 1}, "center must be True or False; got 1."),
+        (changed(RELU), {"hidden": 0}, "hidden must be at least 1; got 0."),
+        (changed(RELU), {"c_plus": math.inf}, "c_plus must be finite; got inf."),
+        (changed(RELU), {"c_minus": math.nan}, "c_minus must be finite; got nan."),
+        (LayerNorm, {"placement": "mid"}, 'placement must be "pre" or "post"; got \'mid\'.'),
+        (RMSNorm, {"placement": "pre", "eps": -1e-9}, "eps must be at least 0; got -1e-09."),
+        (RMSNorm, {"placement": "pre", "eps": math.inf}, "eps must be finite; got inf."),
+    ],
+)
+def test_values_out_of_range_and_parts_in_the_wrong_place_are_refused(make, changes, message):
+    refuses(message, make, **changes)
 
 
-@pytest.mark.parametrize("part", [SHAPED, SoftmaxAttention()])
-@pytest.mark.parametrize("name", ["heads", "head_dim"])
-def test_heads_are_whole_and_positive(part, name):
-    refuses(f"{name} must be at least 1; got 0.", replace, part, **{name: 0})
-    refuses(f"{name} must be a whole number; got True.", replace, part, **{name: True})
-    refuses(f"{name} must be a whole number; got 2.0.", replace, part, **{name: 2.0})
-
-
-@pytest.mark.parametrize("part", [RELU, ReLU(), GELU()])
-def test_hidden_is_whole_and_positive(part):
-    refuses("hidden must be at least 1; got 0.", replace, part, hidden=0)
-    refuses("hidden must be a whole number; got 2.0.", replace, part, hidden=2.0)
-
-
-@pytest.mark.parametrize("value", [-0.1, 1.0001, math.inf, math.nan])
-def test_gamma_lies_in_the_unit_interval(value):
-    refuses(bounds("gamma", value, "must lie in [0, 1]"), transformer, gamma=value)
-
-
-@pytest.mark.parametrize("value", [-1e-9, math.inf, math.nan])
-def test_lam_is_at_least_zero_and_finite(value):
-    refuses(bounds("lam", value, "must be at least 0"), transformer, lam=value)
-
-
-@pytest.mark.parametrize("value", [0, -1.0, math.inf, math.nan])
-@pytest.mark.parametrize("kind", [ShapedAttention, SoftmaxAttention])
-def test_tau0_is_positive_and_finite(kind, value):
-    refuses(bounds("tau0", value, "must be positive"), kind, tau0=value)
-
-
-def test_temperature_is_one_of_two():
-    refuses(
-        'temperature must be "shaped" or "standard"; got \'hot\'.',
-        ShapedAttention,
-        tau0=1.0,
-        temperature="hot",
-    )
-
-
-@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
-def test_slopes_are_finite(value):
-    refuses(f"c_plus must be finite; got {value}.", ShapedReLU, c_plus=value, c_minus=0.0)
-    refuses(f"c_minus must be finite; got {value}.", ShapedReLU, c_plus=0.0, c_minus=value)
+def test_sizes_may_have_63_bits():
+    assert transformer(width=2**63 - 1).width == 2**63 - 1
 
 
 def test_two_slopes_of_zero_are_refused_at_the_width_where_they_are():
     flat = ShapedReLU(c_plus=-3.0, c_minus=-3.0)
     refuses("c_plus and c_minus make both slopes zero at width 9.", transformer, width=9, feedforward=flat)
     assert transformer(width=16, feedforward=flat).feedforward == flat
-
-
-@pytest.mark.parametrize("kind", [LayerNorm, RMSNorm])
-def test_norms_validate(kind):
-    refuses('placement must be "pre" or "post"; got \'mid\'.', kind, placement="mid")
-    for value in (-1e-9, math.inf, math.nan):
-        refuses(bounds("eps", value, "must be at least 0"), kind, placement="pre", eps=value)
-
-
-@pytest.mark.parametrize(
-    ("heads", "width", "nearest"),
-    [(64, 200, "40 or 50"), (5, 12, "4 or 6"), (8, 4, "2 or 4"), (3, 7, "1 or 7")],
-)
-def test_heads_that_do_not_divide_name_the_nearest_that_do(heads, width, nearest):
-    message = f"heads must divide width; got width={width}, heads={heads}. Nearest: {nearest}, or give head_dim."
-    refuses(message, transformer, width=width, attention=SoftmaxAttention(heads=heads))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"attention": None, "feedforward": None},
-            "A Transformer needs attention, feedforward or both; got neither.",
-        ),
-        (
-            {"attention": RELU},
-            "attention must be one of ShapedAttention, SoftmaxAttention, Mixing or None; got ShapedReLU(",
-        ),
-        (
-            {"attention": "softmax"},
-            "attention must be one of ShapedAttention, SoftmaxAttention, Mixing or None; got 'softmax'.",
-        ),
-        (
-            {"feedforward": SHAPED},
-            "feedforward must be one of ShapedReLU, ReLU, GELU, Elementwise, Gated, OneMatrix or None; got ShapedAtt",
-        ),
-        ({"norm": "mid"}, 'norm must be one of LayerNorm, RMSNorm, RadialNorm, "pre", "post" or None; got \'mid\'.'),
-        ({"norm": True}, 'norm must be one of LayerNorm, RMSNorm, RadialNorm, "pre", "post" or None; got True.'),
-        ({"mask": "future"}, "mask must be None or \"causal\"; got 'future'."),
-    ],
-)
-def test_parts_in_the_wrong_place_are_refused(changes, message):
-    refuses(message, transformer, **changes)
 
 
 def test_defaults_of_options_that_choose_no_theorem():
@@ -277,12 +220,8 @@ def test_relu_has_slopes_one_and_zero():
 def test_models_survive_json(model):
     assert from_json(to_json(model)) == model
     assert from_json(to_json(model, indent=2)) == model
-    assert to_json(from_json(to_json(model))) == to_json(model)
-
-
-@pytest.mark.parametrize("part", PARTS, ids=repr)
-def test_parts_survive_json(part):
-    assert from_json(to_json(part)) == part
+    for part in (part for part in (model.attention, model.feedforward, model.norm) if part):
+        assert from_json(to_json(part)) == part
 
 
 def test_the_registry_has_every_kind():
@@ -392,14 +331,9 @@ def test_json_of_anything_but_a_model_is_refused(value):
         ('{"kind": "ShapedReLU", "c_plus": 1.0}', "ShapedReLU: "),
         ('{"kind": "ReLU", "hidden": 0}', "hidden must be at least 1; got 0."),
         ('{"kind": "SoftmaxAttention", "tau0": "1"}', "tau0 must be a number; got '1'."),
+        (to_json(transformer()).replace("0.6", '"0.5"'), "gamma must be a number; got '0.5'."),
         ('{"kind": "SoftmaxAttention", "tau0": NaN}', "tau0 must be finite; got nan."),
     ],
 )
 def test_json_mistakes_are_refused_by_name(text, message):
     refuses(message, from_json, text)
-
-
-@pytest.mark.parametrize("name", ["gamma", "lam"])
-def test_json_text_instead_of_a_number_is_refused(name):
-    record = {**json.loads(to_json(transformer())), name: "0.5"}
-    refuses(f"{name} must be a number; got '0.5'.", from_json, json.dumps(record))

@@ -16,7 +16,7 @@ from limitformer.covariance.chain.own import mixing_address
 from limitformer.covariance.chain.transformer import constants_of
 from limitformer.models import activations
 from limitformer.models.elementwise import PIECES, quadrature
-from limitformer.models.frozen import freeze, function_of
+from limitformer.models.functions import freeze, function_of
 from limitformer.nn.drawn.own import torch_elementwise, torch_mixing, torch_scale
 from statistics_checks import assert_same_law
 

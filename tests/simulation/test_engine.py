@@ -486,7 +486,8 @@ def test_few_parts_wait_at_a_time(monkeypatch):
 
 def test_notice_comes_after_a_second(capsys):
     began = time.monotonic()
-    with progress.notice_if_slow("Compiling"):
+    with progress.delayed_notice("Compiling") as begin:
+        begin()
         wait_until(lambda: "Compiling …" in capsys.readouterr().err)
     assert time.monotonic() - began >= 1.0
 
@@ -500,10 +501,10 @@ def test_quick_block_has_no_notice(capsys, monkeypatch):
         return timers[-1]
 
     monkeypatch.setattr(progress, "threading", SimpleNamespace(Timer=slow_timer))
-    with pytest.raises(ZeroDivisionError), progress.notice_if_slow("Compiling"):
-        raise ZeroDivisionError
-    with progress.notice_if_slow("Compiling"):
-        pass
+    with pytest.raises(TypeError), progress.delayed_notice("Compiling") as begin:
+        begin(begin())
+    with progress.delayed_notice("Compiling") as begin:
+        begin()
     for timer in timers:
         timer.join(30)
     assert [timer.is_alive() for timer in timers] == [False, False]

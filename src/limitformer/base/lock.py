@@ -14,19 +14,11 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from limitformer.base.errors import InputError, PicklesArguments, printable
+from limitformer.base.errors import InputError, printable
 from limitformer.base.progress import print_line
 
 WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of file systems that cannot lock
 LONGEST = 200  # characters of a holder's name
-
-
-class CannotLockError(PicklesArguments, InputError):
-    """The lock file cannot be made; `reason` is the number of the system's error."""
-
-    def __init__(self, what: str, error: OSError) -> None:
-        super().__init__(f"Cannot lock {what}: {error.strerror} ({error.filename}).")
-        self.reason, self.pickled_arguments = error.errno, (what, error)
 
 
 @contextmanager
@@ -34,8 +26,7 @@ def only_one(place: Path, what: str) -> Iterator[None]:
     """Hold the lock file `place` in the block, so that no other process works on `what`.
 
     Raises:
-        InputError: another process holds it; the message names the process.
-        CannotLockError: the lock file cannot be made.
+        InputError: another process holds it; the message names the process. Or the lock file cannot be made.
     """
     lock = FileLock(place, mode=0o644, fallback_to_soft=False, on_acquired=write_name)
     try:
@@ -59,7 +50,7 @@ def acquire(lock: FileLock, what: str) -> None:
         raise InputError(line) from None
     except OSError as error:
         if error.errno not in WITHOUT_LOCKS:
-            raise CannotLockError(what, error) from error
+            raise InputError(f"Cannot lock {what}: {error.strerror} ({error.filename}).") from error
         print_line(f"The file system of {what} has no locks: make sure that no other process works on it.")
 
 

@@ -17,8 +17,8 @@ LIMITS = (  # files of the limit and of the use, and the line of memory.stat for
 
 def available_memory() -> int | None:
     """Return the bytes that are free, also within a container's limit; None if the system does not report them."""
-    amounts = [amount for amount in (free_in_system(), free_in_container()) if amount is not None]
-    return min(amounts, default=None)
+    amounts = free_in_system(), *(headroom(*names) for names in LIMITS)
+    return min((amount for amount in amounts if amount is not None), default=None)
 
 
 def free_in_system() -> int | None:
@@ -32,32 +32,14 @@ def free_in_system() -> int | None:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if known else None
 
 
-def free_in_container() -> int | None:
-    """Return the memory that a control group's limit, of version 2 or 1, leaves; None without a limit."""
-    amounts = [free for names in LIMITS if (free := headroom(*names)) is not None]
-    return min(amounts, default=None)
-
-
 def headroom(limit: str, used: str, cached: str) -> int | None:
-    """Return the limit minus the use; page cache counts as free, because the system reclaims it."""
+    """Return a control group's limit minus its use, or None; page cache counts as free, as the system reclaims it."""
     try:
         state = (CGROUP / limit).with_name("memory.stat").read_text()
         reclaimable = sum(int(line.split()[1]) for line in state.splitlines() if line.split()[:1] == [cached])
         return max(0, int((CGROUP / limit).read_text()) - int((CGROUP / used).read_text()) + reclaimable)
     except (OSError, ValueError):
         return None
-
-
-def check_list(count: int, axis: str) -> None:
-    """Raise `InputError` if the list of all layers or times alone does not fit the free memory."""
-    available = available_memory()
-    fits, size = available is None or 8 * count <= SHARE * available, readable(8 * count)
-    require(fits, f"The list of all {count:,} {axis}s takes {size}, more than is free. Nearest: give record.")
-
-
-def check_recording(samples: int, points: int, tokens: int, axis: str) -> None:
-    """Raise `InputError` if the covariances to be recorded do not fit the free memory."""
-    check_bytes(8 * tokens**2 * samples * points, samples, points, axis)
 
 
 def check_bytes(needed: int, samples: int, points: int, axis: str, smaller: Iterable[str] = ()) -> None:

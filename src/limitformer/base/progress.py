@@ -1,15 +1,15 @@
 """Progress of long work: nothing for two seconds, then a bar; without a terminal, a line a minute.
 
-In a notebook the bar is HTML that replaces itself, because the bar of Rich needs ipywidgets there, and warns.
+In a notebook Rich shows its bar with ipywidgets; without them, lines.
 """
 
-import html
 import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -20,7 +20,6 @@ from limitformer.base.errors import without_controls
 
 PATIENCE = 2.0  # seconds before progress is shown
 MINUTE = 60.0  # seconds between lines where there is no terminal
-MOMENT = 0.5  # seconds between pictures of a bar in a notebook
 LONG = 20.0  # seconds above which a command prints its estimated time and a quicker setting
 
 T = TypeVar("T")
@@ -78,20 +77,15 @@ def delayed_notice(message: str) -> Iterator[Callable[[], None]]:
         timer.cancel()
 
 
-@contextmanager
-def notice_if_slow(message: str) -> Iterator[None]:
-    """Print `message` if the block takes more than a second."""
-    with delayed_notice(message) as begin:
-        begin()
-        yield
-
-
 @dataclass
 class Bar:
-    """A progress bar that appears after `PATIENCE` seconds; lines where a bar cannot be shown."""
+    """A progress bar that appears after `PATIENCE` seconds; lines where a bar cannot be shown.
+
+    The remaining time is our own estimate from all the work since the bar began, because that of Rich has none before
+    the second piece.
+    """
 
     progress: Progress
-    task: Any
     began: float
     printed: float
     first: float | None = None  # pieces done at the beginning: a resumed run does not begin at 0
@@ -100,85 +94,24 @@ class Bar:
     part: str = ""  # the part of the work that runs, such as "width 256, 2 of 3"
 
     def show(self, done: float) -> None:
-        now = time.perf_counter()
-        self.estimate(done, now)
-        if not self.visible and now - self.began > PATIENCE:
-            self.visible = True
-            self.progress.start()
-        left = (self.shown_part + self.time_left(done, now)).removeprefix(", ")
-        self.progress.update(self.task, completed=done, left=left)
-
-    def print(self, done: float) -> None:
-        """Print a line if a minute has passed since the last one."""
-        now = time.perf_counter()
-        self.estimate(done, now)
-        remaining = self.time_left(done, now)
-        if now - self.printed < MINUTE or math.isinf(PATIENCE):
-            return
-        self.printed = now
-        print_line(self.line(done, remaining))
-
-    @property
-    def total(self) -> float:
-        return self.progress.tasks[0].total or 0.0
-
-    @property
-    def shown_part(self) -> str:
-        return f", {self.part}" if self.part else ""
-
-    def time_left(self, done: float, now: float) -> str:
-        """Return the remaining time, estimated from all the work since the bar began."""
+        now, task = time.perf_counter(), self.progress.tasks[0]
+        total, seconds = task.total or 0.0, now - self.began
         self.first = done if self.first is None else self.first
-        return time_left(done - self.first, self.total - self.first, now - self.began)
-
-    def estimate(self, done: float, now: float) -> None:
-        """Print the estimated time and a quicker setting, once, if the work takes more than `LONG` seconds."""
-        seconds, first = now - self.began, self.first
-        if not SUGGESTION or self.estimated or first is None or done <= first or seconds < PATIENCE:
-            return
-        self.estimated, total = True, seconds * (self.total - first) / (done - first)
-        if total > LONG:
-            print_line(f"{self.progress.tasks[0].description}: {duration(total)} in all; {SUGGESTION}")
-
-    def line(self, done: float, remaining: str) -> str:
-        return f"{self.progress.tasks[0].description}: {int(done):,} of {int(self.total):,}{self.shown_part}{remaining}"
-
-    def close(self) -> None:
-        self.progress.stop()
-
-
-@dataclass
-class NotebookBar(Bar):
-    """A progress bar in a notebook."""
-
-    handle: Any = None
-
-    def show(self, done: float) -> None:
-        now = time.perf_counter()
-        remaining = self.time_left(done, now)
-        self.progress.update(self.task, completed=done)
-        if now - self.began <= PATIENCE or (self.visible and now - self.printed < MOMENT):
-            return
-        self.printed, line = now, self.line(done, remaining)
-        share = f'<progress value="{done}" max="{self.total or 0}"></progress>'
-        self.put({"text/plain": line, "text/html": f"<div>{share} {html.escape(line)}</div>"})
-
-    def put(self, picture: dict[str, str]) -> None:
-        """Replace the previous picture."""
-        if self.handle is not None:
-            self.handle.update(picture, raw=True)
-            return
-        from IPython.display import display
-
-        self.visible, self.handle = True, display(picture, raw=True, display_id=True)
-
-    def close(self) -> None:
-        self.put({"text/plain": "", "text/html": ""})
-
-
-def time_left(done: float, total: float, seconds: float) -> str:
-    """Return ", about 5 min left" from the pieces done in `seconds`; "" if none was."""
-    return f", {duration(seconds * (total / done - 1))} left" if done > 0 else ""
+        whole = seconds * (total - self.first) / (done - self.first) if done > self.first else 0.0
+        if SUGGESTION and whole and seconds >= PATIENCE and not self.estimated:
+            self.estimated = True
+            if whole > LONG:
+                print_line(f"{task.description}: {duration(whole)} in all; {SUGGESTION}")
+        left = f"{duration(whole - seconds)} left" if whole else ""
+        left = ", ".join(filter(None, (self.part, left)))
+        self.progress.update(task.id, completed=done, left=left)
+        if not self.progress.disable:
+            if not self.visible and seconds > PATIENCE:
+                self.visible = True
+                self.progress.start()
+        elif now - self.printed >= MINUTE and not math.isinf(PATIENCE):
+            self.printed = now
+            print_line(f"{task.description}: {int(done):,} of {int(total):,}, {left}".removesuffix(", "))
 
 
 def duration(seconds: float) -> str:
@@ -191,10 +124,7 @@ def duration(seconds: float) -> str:
 
 
 def progress_bar(description: str, total: int, first: float | None = None) -> Bar:
-    """Make a bar for `total` pieces of work, `first` of which are done; None takes the number of the first `advance`.
-
-    The remaining time is our own estimate, because that of Rich ignores everything older than 30 seconds.
-    """
+    """Make a bar for `total` pieces of work, `first` of which are done; None takes that of the first `advance`."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -202,11 +132,11 @@ def progress_bar(description: str, total: int, first: float | None = None) -> Ba
         TextColumn("{task.fields[left]}"),
     )
     console = Terminal(stderr=True)
-    unseen = not (console.is_interactive or console.is_jupyter)  # a bar would only leave an empty line
-    progress = Progress(*columns, console=console, transient=True, disable=unseen)
+    seen = console.is_interactive or (console.is_jupyter and find_spec("ipywidgets") is not None)
+    progress = Progress(*columns, console=console, transient=True, disable=not seen)
+    progress.add_task(description, total=total, left="")
     now = time.perf_counter()
-    kind = NotebookBar if console.is_jupyter else Bar
-    return kind(progress, progress.add_task(description, total=total, left=""), now, now, first)
+    return Bar(progress, now, now, first)
 
 
 @dataclass
@@ -230,9 +160,9 @@ def advance(bar: Bar | PartOfBar | None, done: float) -> None:
             advance(bar.whole, bar.first + bar.size * done / bar.count)
         return
     if done >= 0:
-        (bar.print if bar.progress.disable else bar.show)(done)
+        bar.show(done)
     elif bar.visible:
-        bar.close()
+        bar.progress.stop()
 
 
 def track(items: Sequence[T] | Iterator[T], description: str, total: int = 0, first: int = 0) -> Iterator[T]:

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from math import erf, exp, pi, sqrt, tanh
 
 from limitformer.models.elementwise import Elementwise, Gated
-from limitformer.models.frozen import FrozenFunction, freeze
-from limitformer.models.functions import python_function
+from limitformer.models.functions import FrozenFunction, freeze, python_function
 
 __all__ = ["GeGLU", "SiLU", "SquaredReLU", "SwiGLU", "Tanh"]
 

@@ -15,10 +15,16 @@ from itertools import pairwise
 from math import exp, isclose, isfinite, pi, sqrt
 
 from limitformer.base.errors import require, require_real, set_fields
-from limitformer.models.compiled import require_scalar_function
 from limitformer.models.feedforward import Feedforward
-from limitformer.models.frozen import FrozenFunction, freeze_functions, function_of
-from limitformer.models.functions import Function, name_of, value_at
+from limitformer.models.functions import (
+    FrozenFunction,
+    Function,
+    freeze_functions,
+    function_of,
+    name_of,
+    require_scalar_function,
+    value_at,
+)
 from limitformer.models.kinds import register
 
 TRIED = (-10.0, -3.0, -1.0, -0.5, 0.0, 0.5, 1.0, 3.0, 10.0)
@@ -34,7 +40,7 @@ class Elementwise(Feedforward):
 
     Attributes:
         function: σ, from a float to a float: a function of Python that Numba can compile, or of Numba, or its path,
-            "package.module:function". The attribute is a copy of it (`models.frozen`).
+            "package.module:function". The attribute is a copy of it (`models.functions`).
         gain: c; None computes 1/E σ(g)².
         torch: the same σ on tensors, for networks: a function, its path, or its name in torch or torch.nn.functional.
             None looks there for a function of σ's name, and then tries σ itself on a tensor. It must agree with σ.

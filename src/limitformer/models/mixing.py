@@ -13,9 +13,14 @@ from numpy.typing import NDArray
 
 from limitformer.base.errors import InputError, first_line, require
 from limitformer.models.attention import Attention, Temperature, require_temperature
-from limitformer.models.compiled import compile_user_function
-from limitformer.models.frozen import FrozenFunction, freeze_functions, function_of
-from limitformer.models.functions import Function, name_of
+from limitformer.models.functions import (
+    FrozenFunction,
+    Function,
+    compile_user_function,
+    freeze_functions,
+    function_of,
+    name_of,
+)
 from limitformer.models.kinds import register
 
 Logits = NDArray[np.float64]
@@ -79,12 +84,6 @@ def tried_logits(tokens: int) -> Logits:
     return np.sin(1 + np.arange(tokens**2, dtype=np.float64)).reshape(tokens, tokens) * 2
 
 
-def several_logits(tokens: int) -> tuple[Logits, ...]:
-    """Return logits of both signs and of one sign, of ordinary size, small and large."""
-    y = tried_logits(tokens)
-    return y, -y, np.abs(y), -np.abs(y), 0.01 * y, 10 * y
-
-
 def matrix_of(function: FrozenFunction, logits: Logits, visible: Visible) -> Any:
     """Return the real matrix of the rule in Python; raise `InputError` if it raises or returns anything else."""
     name = name_of(function)
@@ -102,15 +101,15 @@ def matrix_of(function: FrozenFunction, logits: Logits, visible: Visible) -> Any
 
 
 def try_rule(function: FrozenFunction, visible: Visible) -> None:
-    """Raise `InputError` unless the rule gives finite matrices of the logits' shape, 0 outside `visible`."""
-    for logits in several_logits(len(visible)):
-        try_logits(function, logits, visible)
+    """Raise `InputError` unless the rule gives finite matrices of the logits' shape, 0 outside `visible`.
 
-
-def try_logits(function: FrozenFunction, logits: Logits, visible: Visible) -> None:
-    name, a = name_of(function), matrix_of(function, logits, visible)
-    finite = np.isfinite(a)
-    bad = "" if finite.all() else f"{a[~finite][0]} at logits of {np.abs(logits).max():.3g} at most"
-    require(not bad, f"function must give a finite matrix; {name} gave {bad}.")
-    leak = bool(np.any(a[~visible]))
-    require(not leak, f"Under a mask A must be 0 outside visible; {name} ignores visible. Nearest: A * visible.")
+    It is tried at logits of both signs and of one sign, of ordinary size, small and large.
+    """
+    y, name = tried_logits(len(visible)), name_of(function)
+    for logits in (y, -y, np.abs(y), -np.abs(y), 0.01 * y, 10 * y):
+        a = matrix_of(function, logits, visible)
+        finite = np.isfinite(a)
+        bad = "" if finite.all() else f"{a[~finite][0]} at logits of {np.abs(logits).max():.3g} at most"
+        require(not bad, f"function must give a finite matrix; {name} gave {bad}.")
+        leak = bool(np.any(a[~visible]))
+        require(not leak, f"Under a mask A must be 0 outside visible; {name} ignores visible. Nearest: A * visible.")

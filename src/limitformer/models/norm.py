@@ -11,9 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from limitformer.base.errors import require, require_real, set_fields
-from limitformer.models.compiled import require_scalar_function
-from limitformer.models.frozen import freeze_functions, function_of
-from limitformer.models.functions import Function
+from limitformer.models.functions import Function, freeze_functions, function_of, require_scalar_function
 from limitformer.models.kinds import register
 
 Placement = Literal["pre", "post"]

@@ -5,7 +5,7 @@ User functions are written as the paths by which they are imported, "package.mod
 
 import json
 from collections.abc import Callable
-from dataclasses import Field, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from limitformer.base.errors import InputError, first_line, require
@@ -53,12 +53,8 @@ def as_record(part: Any, written: Callable[[Function], str] = path_or_refusal) -
     kind = type(part).__name__
     if KINDS.get(kind) is not type(part):
         raise InputError(f"JSON takes only {', '.join(all_kinds())}; got {part!r}.")
-    values = {one.name: as_record(getattr(part, one.name), written) for one in fields(part) if is_written(one, part)}
-    return {"kind": kind, **values}
-
-
-def is_written(one: "Field[Any]", part: Any) -> bool:
-    return one.metadata != LATER or getattr(part, one.name) != one.default
+    shown = [one for one in fields(part) if one.metadata != LATER or getattr(part, one.name) != one.default]
+    return {"kind": kind} | {one.name: as_record(getattr(part, one.name), written) for one in shown}
 
 
 def from_json(text: str) -> Any:
@@ -114,7 +110,13 @@ def from_record(record: Any, *, imports: bool = True, level: int = 1) -> Any:
     inner = {name: value for name, value in record.items() if name != "kind"}
     values = {name: from_record(value, imports=imports, level=level + 1) for name, value in inner.items()}
     for name in ("function", "torch"):
-        require_importable(kind, name, values.get(name))
+        written = values.get(name)
+        marked = isinstance(written, str) and written.startswith("<") and written.endswith(">")  # see `describe`
+        require(
+            not marked,
+            f"{name} of {kind} was {str(written)[1:-1]}, a function that cannot be imported, and cannot be restored "
+            "from JSON. Nearest: the model made again from its source.",
+        )
     if is_path(values.get("function")):
         values["function"] = import_function(values["function"], imports=imports)
     names = {one.name for one in fields(part_class)}
@@ -124,13 +126,3 @@ def from_record(record: Any, *, imports: bool = True, level: int = 1) -> Any:
         return part_class(**values)
     except TypeError as error:
         raise InputError(f"{kind}: {error}.") from error
-
-
-def require_importable(kind: str, name: str, written: Any) -> None:
-    """Refuse the mark of a function that had no path when its results were written (`describe`)."""
-    marked = isinstance(written, str) and written.startswith("<") and written.endswith(">")
-    require(
-        not marked,
-        f"{name} of {kind} was {str(written)[1:-1]}, a function that cannot be imported, and cannot be restored from "
-        "JSON. Nearest: the model made again from its source.",
-    )

@@ -91,11 +91,14 @@ def prefixes(source: str | Path, size: int | None) -> Iterator[tuple[str, bool]]
     The first has `size` characters, or bytes of a file; None yields the whole text at once.
     """
     if not isinstance(source, Path):
-        text, end = checked_text(source), size
-        while end is not None and end < len(text):
-            yield text[:end], False
-            end *= GROWTH
-        yield text, True
+        require(isinstance(source, str), f"source must be a text (str) or a file (Path); got {type(source).__name__}.")
+        named = os.path.isfile(source) or re.fullmatch(r"\S+\.(txt|md)", source) is not None
+        nearest = f"Nearest: from_text(Path({source!r}), …)."
+        require(not named, f"The text is the name of a file, {source!r}. {nearest}")
+        while size is not None and size < len(source):
+            yield source[:size], False
+            size *= GROWTH
+        yield source, True
         return
     check_regular(source)
     try:
@@ -108,14 +111,6 @@ def prefixes(source: str | Path, size: int | None) -> Iterator[tuple[str, bool]]
             yield decoded(source, data, True), True
     except OSError as error:
         raise InputError(f"Cannot read the text {source}: {error.strerror}.") from error
-
-
-def checked_text(text: str) -> str:
-    """Return `text`; raise `InputError` if it is not a text, or is the name of a file."""
-    require(isinstance(text, str), f"source must be a text (str) or a file (Path); got {type(text).__name__}.")
-    named = os.path.isfile(text) or re.fullmatch(r"\S+\.(txt|md)", text) is not None
-    require(not named, f"The text is the name of a file, {text!r}. Nearest: from_text(Path({text!r}), …).")
-    return text
 
 
 def read_text(path: Path, most: int | None = None) -> str:

@@ -60,15 +60,12 @@ class Transformer:
         require_exact_kind(self, Transformer)
         set_fields(self, width=require_count("width", self.width), depth=require_count("depth", self.depth))
         self._check_parts()
-        self._check_strengths()
-        if isinstance(self.norm, str):
-            set_fields(self, norm=LayerNorm(placement=self.norm))
-
-    def _check_strengths(self) -> None:
         gamma = checked_strength("gamma", self.gamma, self.depth, self.sublayers)
         lam = None if self.lam is None else checked_strength("lam", self.lam, self.depth, self.sublayers)
         check_strengths(gamma, lam, self.sublayers)
         set_fields(self, gamma=gamma, lam=lam)
+        if isinstance(self.norm, str):
+            set_fields(self, norm=LayerNorm(placement=self.norm))
 
     def _check_parts(self) -> None:
         present = self.attention is not None or self.feedforward is not None

@@ -1,12 +1,17 @@
 """Compilation of the numerical kernels: with Numba, once per machine, cached on disk.
 
-Numba compiles a cached kernel again when its own file changes, but not when a kernel that it calls does. So the kernels
-of a file are cached in a folder named after a fingerprint of all their sources (`kernel_sources`): an edited checkout
-never runs old code, and two versions never share a cache. `caches` chooses the folder.
+Numba compiles a cached kernel again when its own file changes, but not when a kernel that it calls does. So the cache
+is a folder named after a fingerprint of all files that define kernels: an edited checkout never runs old code, and two
+versions never share a cache. Numba's index of a cache is a pickle, which can run code as its reader: the folder belongs
+to the user (mode 0700).
 """
 
 import functools
-import inspect
+import hashlib
+import os
+import stat
+import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -16,14 +21,11 @@ import numba
 from llvmlite import ir
 from llvmlite.binding import parse_assembly
 from numba.core import event
-from numba.core.caching import FunctionCache
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.registry import CPUDispatcher
 
 from limitformer.base.errors import InputError
-from limitformer.numerics import caches
-from limitformer.numerics.kernel_sources import PACKAGE, fingerprint
 
 # Numba's annotations leave out the option `_nrt`, which its own documentation of extensions uses.
 njit: Any = numba.njit
@@ -33,56 +35,72 @@ config: Any = numba.config
 # detected.
 FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
 
+PACKAGE = Path(__file__).parents[1]
+KERNEL_SOURCES = (
+    "numerics/*.py",
+    "paths/*.py",
+    "covariance/*/*.py",
+    "sphere/**/*.py",
+    "weightless/numbers.py",
+    "weightless/steps/entrywise.py",
+)
 
-CACHE = caches.folder(config.CACHE_DIR, PACKAGE, "kernels")
-HOW_OFTEN = caches.how_often(CACHE, config.CACHE_DIR)
+
+def kernel_files() -> list[Path]:
+    """Return every file that may define kernels or constants that they read, sorted."""
+    return sorted({path for pattern in KERNEL_SOURCES for path in PACKAGE.glob(pattern)})
+
+
+def fingerprint() -> str:
+    """Return a name for the contents of all these files, and the versions of Python and Numba."""
+    digest = hashlib.sha256(f"{sys.version} {numba.__version__}".encode())
+    for path in kernel_files():
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def cache_folder() -> Path | None:
+    """Return the first usable folder in NUMBA_CACHE_DIR, next to the source or in the user's caches."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    chosen = [Path(config.CACHE_DIR).absolute()] if config.CACHE_DIR else []
+    places = (*chosen, PACKAGE / "__pycache__", Path(home, "limitformer"))
+    name = f"kernels-{fingerprint()}"  # a user without HOME has a relative one
+    return next((place / name for place in places if place.is_absolute() and usable(place / name)), None)
+
+
+def usable(folder: Path) -> bool:
+    """Make the folder if it does not exist; return whether only this user has access to it, and can write files."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        state = folder.lstat()
+        if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.geteuid() or state.st_mode & 0o077:
+            return False
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"0")  # fails on a full disk
+    except OSError:
+        return False
+    return True
+
+
+CACHE = cache_folder()
+HOW_OFTEN = (
+    "the first time only"
+    if CACHE
+    else "in every process: no folder of yours can keep them. Nearest: NUMBA_CACHE_DIR, a folder of mode 0700"
+)
 
 
 def compiled(function: Callable[..., Any], **options: Any) -> Any:
     """Compile `function` to run without the interpreter's lock, with the cache on disk if there is one."""
     if config.DISABLE_JIT:
         return refuse_to_run
-    dispatcher = njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True, **options)(function)
     before = config.CACHE_DIR
     try:
-        if CACHE is not None:
-            config.CACHE_DIR = str(CACHE / folder_of(function))  # Numba reads it when it makes the function's cache
-            dispatcher._cache = KernelCache(function)  # `njit(cache=True)` does the same with Numba's own cache
-        return dispatcher
+        config.CACHE_DIR = str(CACHE or "")  # Numba reads it when it makes the function's cache
+        cached = CACHE is not None
+        return njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True, cache=cached, **options)(function)
     finally:
         config.CACHE_DIR = before
-
-
-def folder_of(function: Callable[..., Any]) -> str:
-    """Return a name from the file of `function` and the fingerprint of its sources."""
-    path = Path(inspect.getfile(function))
-    return f"{path.stem}-{fingerprint(path)}"
-
-
-class KernelCache(FunctionCache):
-    """Kernels on disk. A full disk or a damaged file does not stop a computation."""
-
-    def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Return the cached kernel, or None if it cannot be read."""
-        try:
-            return super().load_overload(sig, target_context)
-        except Exception:  # noqa: BLE001  a damaged pickle may raise anything
-            self.forget()
-            return None
-
-    def forget(self) -> None:
-        """Clear the cache, whose files cannot be read."""
-        try:
-            self.flush()
-        except OSError:
-            self.disable()
-
-    def save_overload(self, sig: Any, data: Any) -> None:
-        """Cache a kernel; warn if it cannot be written."""
-        try:
-            super().save_overload(sig, data)
-        except OSError as error:
-            caches.warn_not_cached(CACHE, error.strerror)
 
 
 def refuse_to_run(*_: Any, **__: Any) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from limitformer.base.errors import require, require_real
-from limitformer.base.memory import check_list
+from limitformer.base.memory import check_scratch
 from limitformer.models import Transformer
 
 Record = Annotated[Sequence[float] | NDArray[Any], "points"] | None
@@ -25,7 +25,7 @@ def whole_steps(horizon: float, dt: float) -> int:
 def recorded_layers(model: Transformer, record: Record) -> NDArray[np.int64]:
     """Return `record` as ascending layers of `model`; None means all of them, the start included."""
     if record is None:
-        check_list(model.depth + 1, "depth")
+        check_scratch(8 * (model.depth + 1), f"The list of all {model.depth + 1:,} depths", "give record")
         record = np.arange(model.depth + 1)
     layers = recorded_points("record", record)
     whole = bool((np.isfinite(layers) & (layers == np.rint(layers))).all())

@@ -10,14 +10,14 @@ import numpy as np
 import xarray as xr
 
 from limitformer.base.errors import InputError, require, require_real
-from limitformer.base.memory import check_list
+from limitformer.base.memory import check_scratch
 from limitformer.covariance.chain import OneMatrixChain, TransformerChain
 from limitformer.covariance.gradients import GradientChain, has_gradients, weights_of
 from limitformer.covariance.limit import CovarianceFlow, CovarianceLimit, CovariancePaths, FlowPath
 from limitformer.covariance.limit.path import Step
 from limitformer.covariance.limit_gradients import GradientPaths, weight_kinds
 from limitformer.models import HybridTransformer, OneMatrix, Start, StochasticTransformer, Transformer, as_start
-from limitformer.models.frozen import is_user_part, name_of_part
+from limitformer.models.functions import is_user_part, name_of_part
 from limitformer.models.sphere_start import as_sphere_start
 from limitformer.paths.arrays import Dtype, Outputs
 from limitformer.paths.process import Process
@@ -156,7 +156,7 @@ def covariance_paths(
     if record is not None:
         return paths_at(recorded_points("record", record))
     last = paths_at(np.array([model.horizon]))
-    check_list(last.steps + 1, "time")
+    check_scratch(8 * (last.steps + 1), f"The list of all {last.steps + 1:,} times", "give record")
     times = np.arange(last.steps + 1, dtype=np.float64) * last.actual_dt
     times[-1] = model.horizon
     return paths_at(times)

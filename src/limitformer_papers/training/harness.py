@@ -173,7 +173,7 @@ class StepMonitor(TrainerCallback):
         loss = float(self.loss.detach())
         self.rows.record(state.global_step, "loss", loss)
         if self.bar is not None:
-            self.bar.progress.update(self.bar.task, description=f"training, loss {loss:.3f}")
+            self.bar.progress.update(self.bar.progress.tasks[0].id, description=f"training, loss {loss:.3f}")
             advance(self.bar, state.global_step)
         if not isfinite(loss):
             control.should_training_stop, control.should_save, control.should_evaluate = True, False, False

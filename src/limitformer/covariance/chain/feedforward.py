@@ -13,7 +13,7 @@ import numpy as np
 
 from limitformer.covariance.chain.own import NOTHING, call_elementwise, elementwise_address
 from limitformer.models import GELU, Elementwise, Feedforward, Gated, ReLU, ShapedReLU
-from limitformer.models.frozen import function_of
+from limitformer.models.functions import function_of
 from limitformer.models.kinds import of_kind
 from limitformer.numerics.factor import FIRST, copy, multiply_into, triangularise
 from limitformer.numerics.kernels import allocator, kernel

@@ -22,8 +22,7 @@ from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 
 from limitformer.models import Transformer
-from limitformer.models.compiled import refuse_uncompilable
-from limitformer.models.frozen import FrozenFunction, is_user_part
+from limitformer.models.functions import FrozenFunction, is_user_part, refuse_uncompilable
 from limitformer.numerics.lanes import LANES, require_matrix
 from limitformer.paths.exits import LEFT_BALL, NO_NUMBER
 from limitformer.paths.recording import Outputs

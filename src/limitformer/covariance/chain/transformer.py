@@ -55,7 +55,7 @@ from limitformer.covariance.chain.residual import (
 )
 from limitformer.covariance.chain.start import start_factor, turn_at_random
 from limitformer.models import Mixing, RadialNorm, Start, Transformer
-from limitformer.models.frozen import function_of
+from limitformer.models.functions import function_of
 from limitformer.numerics.factor import copy
 from limitformer.numerics.kernels import allocator, driver, kernel
 from limitformer.numerics.lanes import LANES, in_lanes, lane_matrix

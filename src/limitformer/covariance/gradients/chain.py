@@ -27,7 +27,7 @@ from limitformer.covariance.gradients.backward import (
 from limitformer.covariance.gradients.buffers import allocate, count_bytes
 from limitformer.models import Elementwise, Feedforward, Gated, Mixing, OneMatrix, RadialNorm, Transformer
 from limitformer.models.activations import derivative_of
-from limitformer.models.frozen import function_of
+from limitformer.models.functions import function_of
 from limitformer.numerics.random import key
 from limitformer.numerics.watch import Watch
 from limitformer.paths.arrays import Shapes, bytes_of

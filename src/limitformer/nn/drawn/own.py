@@ -20,8 +20,7 @@ from torch.nn import functional
 from limitformer import models
 from limitformer.base.errors import InputError, first_line, require
 from limitformer.models.elementwise import TRIED
-from limitformer.models.frozen import freeze, function_of, name_of_part
-from limitformer.models.functions import Function, import_function, is_path, value_at
+from limitformer.models.functions import Function, freeze, function_of, import_function, is_path, name_of_part, value_at
 from limitformer.models.mixing import matrix_of, tried_logits
 from limitformer.models.norm import POSITIVE
 

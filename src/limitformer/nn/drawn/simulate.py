@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from limitformer.base.errors import InputError, require, require_count
-from limitformer.base.memory import check_recording, check_scratch
+from limitformer.base.memory import check_bytes, check_scratch
 from limitformer.base.progress import track
 from limitformer.covariance.chain.own import mark_own_exits
 from limitformer.covariance.chain.start import start_factor
@@ -83,7 +83,7 @@ def simulate(
         model.attention.require_tokens(visibility(model, start.tokens))
     samples = require_count("samples", samples)
     layers = recorded_layers(model, record)
-    check_recording(samples, len(layers), start.tokens, "depth")
+    check_bytes(8 * start.tokens**2 * samples * len(layers), samples, len(layers), "depth")
     token_law, weights = TokenLaw(start, model), weight_names(model) if gradients else []
     device = resolve_device(device)
     fitting = networks_in_batch(model, start.tokens, dtype, gradients)

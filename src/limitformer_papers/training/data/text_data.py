@@ -13,7 +13,7 @@ from filelock import FileLock
 from transformers import PreTrainedTokenizerFast
 
 from limitformer.base.files import check_writable
-from limitformer.base.progress import notice_if_slow
+from limitformer.base.progress import delayed_notice
 from limitformer_papers.training.data.corpus import Corpus, read_corpus
 from limitformer_papers.training.data.sequences import Sequences, read_packed, write_packed
 from limitformer_papers.training.data.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
@@ -37,12 +37,14 @@ def text_data(source: str, vocabulary: int, length: int, folder_of_all: Path, do
     Raises:
         InputError: a source that cannot be read, or a vocabulary that it does not allow.
     """
-    with notice_if_slow(f"Reading {source}"):
+    with delayed_notice(f"Reading {source}") as begin:
+        begin()
         corpus = read_corpus(source, documents=documents)
     folder = Path(folder_of_all) / f"text-{corpus.digest[:16]}-{vocabulary}-{length}"
     if not (folder / LAST).exists():
         check_writable(folder)
-        with FileLock(folder / ".lock"), notice_if_slow("Training the tokenizer"):
+        with FileLock(folder / ".lock"), delayed_notice("Training the tokenizer") as begin:
+            begin()
             if not (folder / LAST).exists():  # another run may just have written them
                 write_text_data(corpus, vocabulary, length, folder)
     sides = {name: read_packed(folder / f"{name}.npy", length) for name in ("train", "evaluation")}
