@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from limitformer.covariance.gradients.buffers import allocate
+from limitformer.covariance.gradients.matrices import allocate
 from limitformer.covariance.limit_gradients.backward import open_gradient_work
 from limitformer.covariance.limit_gradients.paths import gradient_constants
 from limitformer.covariance.limit_gradients.step_back import state_shapes, step_back

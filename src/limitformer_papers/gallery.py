@@ -22,7 +22,7 @@ from typing import Any
 
 from limitformer.base.files import write_whole
 from limitformer.results.datasets import package_version
-from limitformer.sweep.origin import processor
+from limitformer.sweep.store import processor
 from limitformer_papers.catalogue import FIGURES
 from limitformer_papers.common.claims import Claim
 from limitformer_papers.making import json_number, make

@@ -13,7 +13,7 @@ from scipy.optimize import brentq
 from scipy.special import ndtr
 
 import limitformer as lf
-from limitformer.covariance.limit.dual import dual_kernel, gaussian_error, piecewise_linear
+from limitformer.covariance.limit.flow import dual_kernel, gaussian_error, piecewise_linear
 from limitformer.models.feedforward import GELU_SECOND_MOMENT
 from statistics_checks import STANDARD_ERRORS, standard_errors
 

@@ -12,7 +12,7 @@ import limitformer as lf
 import own_parts_example as own
 from limitformer.base.errors import InputError
 from limitformer.covariance.chain import feedforward as chain_feedforward
-from limitformer.covariance.limit import dual
+from limitformer.covariance.limit import flow
 from limitformer.models import Attention, Feedforward, Norm, SphereModel
 from limitformer.models.kinds import FAMILIES, KINDS, of_kind
 from limitformer.models.sphere_start import SphereStart
@@ -20,7 +20,7 @@ from limitformer.nn import blocks
 from limitformer.nn.drawn import attention as nn_attention
 from limitformer.nn.drawn import feedforward as nn_feedforward
 from limitformer.nn.drawn.norm import Norm as NormModule
-from limitformer.sphere import layer
+from limitformer.sphere import methods
 from limitformer.sphere import limit as limit_tokens
 from limitformer.sphere.overlap import motions
 
@@ -148,8 +148,8 @@ TABLES = {
     "attention": (nn_attention.KINDS,),
     "norm": (blocks.NORMS,),
     "sphere model": (
-        layer.LAYERS,
-        layer.ONE_NUMBER,
+        methods.LAYERS,
+        methods.ONE_NUMBER,
         limit_tokens.DRIFTS,
         limit_tokens.DIFFUSIONS,
         motions.MOTIONS,
@@ -166,7 +166,7 @@ def test_tables_have_exactly_the_kinds_of_their_family(family):
         assert set(table) == kinds
     # What trains has no gates, and limits have no parts of one's own: both say so before they look into a table.
     assert set(blocks.ACTIVATIONS) == set(FAMILIES["feedforward"]) - {lf.OneMatrix, lf.Gated}
-    assert set(dual.DUAL_KERNELS) == set(FAMILIES["feedforward"]) - {lf.Elementwise, lf.Gated}
+    assert set(flow.DUAL_KERNELS) == set(FAMILIES["feedforward"]) - {lf.Elementwise, lf.Gated}
 
 
 def test_every_kind_belongs_to_one_family():

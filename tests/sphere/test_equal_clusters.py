@@ -9,7 +9,7 @@ from scipy.special import digamma, exp1
 
 import limitformer as lf
 from limitformer.base.errors import InputError
-from limitformer.sphere.overlap.layers import critical_beta, exponents, exponents_of
+from limitformer.sphere.overlap.thresholds import critical_beta, exponents, exponents_of
 from sphere_naive import naive_attention, naive_layer, normalised, tokens_at
 from statistics_checks import STANDARD_ERRORS
 

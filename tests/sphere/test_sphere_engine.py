@@ -41,7 +41,7 @@ TRIPLE = lf.HybridTransformer(**{**PAIR, "tokens": 3}, epsilon=1.5, values="rade
 @pytest.fixture(autouse=True)
 def long_steps_are_allowed(monkeypatch):
     """Allow long steps: these tests do not depend on their accuracy."""
-    monkeypatch.setattr(import_module("limitformer.sphere.limit_paths"), "COARSEST", np.inf)
+    monkeypatch.setattr(import_module("limitformer.sphere.chain"), "COARSEST", np.inf)
 
 
 # Name → what is simulated, from where, how.

@@ -270,7 +270,7 @@ def test_the_default_step_resolves_the_model(model, monkeypatch):
     law = lf.overlap(model).density([horizon], start=0.3, steps=200)
     z, weights = np.tanh(law["artanh_overlap"].values), law["density"].values[0] * law.attrs["spacing"]
     ends = float(law["above"].values[0]), float(law["below"].values[0])
-    monkeypatch.setattr(import_module("limitformer.sphere.limit_paths"), "COARSEST", np.inf)
+    monkeypatch.setattr(import_module("limitformer.sphere.chain"), "COARSEST", np.inf)
     coarse = lf.simulate(lf.limit(model), 0.3, **run, horizon=horizon, record=[horizon], dt=horizon / 2)
     errors = {}
     for name, paths in (("default", data), ("two steps", coarse)):

@@ -30,9 +30,8 @@ from limitformer.results.datasets import (
     with_gradients,
     with_limit_gradients,
 )
-from limitformer.sphere.chain import sphere_chain
+from limitformer.sphere.chain import sphere_chain, token_paths
 from limitformer.sphere.limit import TokenLimit
-from limitformer.sphere.limit_paths import token_paths
 from limitformer.sphere.options import Keep as SphereKeep
 from limitformer.sphere.options import Method, SphereOptions
 from limitformer.sphere.process import SpherePaths

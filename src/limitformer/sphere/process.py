@@ -21,11 +21,11 @@ from limitformer.models.sphere_start import SphereStart
 from limitformer.numerics.random import key
 from limitformer.paths.arrays import Shapes, coordinate_shapes, new_outputs, pairs_of, smaller_recordings
 from limitformer.paths.process import Outputs, Prepared
-from limitformer.sphere.layer import ONE_NUMBER, SphereLayer
+from limitformer.sphere.methods import ONE_NUMBER, SphereLayer
 from limitformer.sphere.options import Method, SphereOptions
 from limitformer.sphere.outcome import LABELS
 from limitformer.sphere.pair.chain import PairConstants
-from limitformer.sphere.tokens.logits import query_constants, signed_beta
+from limitformer.sphere.tokens.queries import query_constants, signed_beta
 from limitformer.sphere.tokens.values import LAWS
 
 

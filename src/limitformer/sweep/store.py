@@ -5,6 +5,10 @@ made it. A failed cell is the file NAME.failed with its error. NAME is a hash of
 sweep without the values of its axes, and the cell's value on each axis. So a cell is never taken for another one.
 
 Each file is written under a temporary name and then renamed: a kill at any moment leaves it whole or absent.
+
+The code, the numerical libraries and the processor that make a cell's numbers.
+
+The instructions of a processor change the order of a sum, and so its last bits.
 """
 
 import hashlib
@@ -15,6 +19,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -27,11 +32,28 @@ from limitformer.base.errors import InputError, printable, require
 from limitformer.base.files import check_regular, check_writable, local_path, write_whole
 from limitformer.base.lock import only_one
 from limitformer.base.memory import check_scratch
+from limitformer.base.version import package_version
 from limitformer.results.storage import load, save
 from limitformer.sweep.describe import Sweep
 from limitformer.sweep.grid import Index
-from limitformer.sweep.origin import origin
 from limitformer.sweep.reduce import LABELS, Reduced
+
+
+@cache
+def origin() -> str:
+    """Return versions and processor of this process in one line."""
+    import numba  # slow to import, and not needed to read a store
+
+    return f"limitformer {package_version()}, numpy {np.__version__}, numba {numba.__version__}, {processor()}"
+
+
+def processor() -> str:
+    """Return the name of the processor that kernels are compiled for, and a fingerprint of its features."""
+    from numba.core.registry import cpu_target
+
+    system, name, features = cpu_target.target_context.codegen().magic_tuple()
+    return f"{name}-{hashlib.sha256(f'{system} {features}'.encode()).hexdigest()[:8]}"
+
 
 FORMAT = 4
 MISSING, DONE, FAILED = 0, 1, 2

@@ -19,7 +19,7 @@ from math import comb, inf
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from limitformer.sphere.overlap.lifetime import inverse_push, leading_lifetime
+from limitformer.sphere.overlap.hitting import inverse_push, leading_lifetime
 
 Array = NDArray[np.float64]
 

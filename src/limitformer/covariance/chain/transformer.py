@@ -2,7 +2,7 @@ r"""The exact law of a finite Transformer's token covariance, with no n × n wei
 
 The chain carries a factor R (m × r) of V = R Rᵀ, r = min(m, n), or min(m + 1, n) under a LayerNorm. A layer is a list
 of sublayers. Each computes its output factor U from R (`attention`, `feedforward`) and adds it to R (`residual`), with
-the λ and γ of its place and the norm of the model (`norm`). The start is in `start`.
+the λ and γ of its place and the norm of the model. The start is in `start`.
 
 The chain is exact in law at every width, for Gaussian weights. The cost of a layer does not depend on n, except for
 the hidden units, which are n_h Gaussian vectors.
@@ -42,7 +42,6 @@ from limitformer.covariance.chain.feedforward import (
     hidden_units,
     kernel_of,
 )
-from limitformer.covariance.chain.norm import normalise
 from limitformer.covariance.chain.own import NOTHING, elementwise_address, mark_own_exits, mixing_address
 from limitformer.covariance.chain.residual import (
     NO_NORM,
@@ -51,6 +50,7 @@ from limitformer.covariance.chain.residual import (
     ResidualConstants,
     ResidualWorkspace,
     add_branch,
+    normalise,
     residual_workspace,
 )
 from limitformer.covariance.chain.start import start_factor, turn_at_random

@@ -1,8 +1,8 @@
 """Gradients of the chain, exact in law.
 
 The algorithm and its letters are in `backward`. Read it first, then `residual` (a sum, forward and backward),
-`attention` and `feedforward` (the branches). `matrices` has their operations, `buffers` and `checkpoints` their memory,
-and `chain` is the process that `simulate` runs.
+`attention` and `feedforward` (the branches). `matrices` has their operations and buffers, and
+`chain` is the process that `simulate` runs.
 """
 
 from limitformer.covariance.gradients.chain import GradientChain as GradientChain

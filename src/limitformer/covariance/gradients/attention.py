@@ -32,8 +32,8 @@ from limitformer.covariance.chain.attention import (
     attention_matrix,
     draw_logits,
 )
-from limitformer.covariance.gradients.buffers import Buffer
 from limitformer.covariance.gradients.matrices import (
+    Buffer,
     add_to,
     add_to_entry,
     draw_bartlett_into,

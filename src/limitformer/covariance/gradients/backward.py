@@ -19,7 +19,7 @@ docs/weightless.md]
   D Wᵀ = D Nᵀ Q_Z + (a Gaussian matrix of row covariance D Dᵀ outside Q_Z),     |∂W|² = |S_Zᵀ D|².
 
 **The forward pass** leaves a checkpoint before each sublayer: the factor R and the position in the stream of random
-numbers (`checkpoints`).
+numbers (below).
 
 **The backward pass** must meet the same N. So it computes each sublayer once more from its checkpoint
 (`forward_sublayer`), which leaves N, the attention and the reflections in buffers, and then goes back through it
@@ -34,14 +34,18 @@ numbers (`checkpoints`).
 Fresh numbers of the backward pass come from a stream of their own.
 
 **The loss** is ½|x|² of the last tokens, averaged over the m tokens, so G = X/m at the top: P = √n R/m, T = 0.
+
+**Checkpoints** are the factor before each sublayer and the position of its stream of random numbers.
+
+Both together reproduce a sublayer number for number. The backward pass therefore needs nothing else of the forward
+pass, and the memory of a checkpoint is one factor.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-from limitformer.covariance.chain.norm import backward_norm, normalise
-from limitformer.covariance.chain.residual import POST_NORM, PRE_NORM
+from limitformer.covariance.chain.residual import POST_NORM, PRE_NORM, backward_norm, normalise
 from limitformer.covariance.chain.start import turn_at_random
 from limitformer.covariance.chain.transformer import ATTENTION, FEEDFORWARD, HEADS, Constants, residual_at
 from limitformer.covariance.gradients.attention import (
@@ -54,15 +58,8 @@ from limitformer.covariance.gradients.attention import (
     record_shapes,
     scratch_shapes,
 )
-from limitformer.covariance.gradients.buffers import Buffer
-from limitformer.covariance.gradients.checkpoints import (
-    Checkpoints,
-    open_checkpoints,
-    restore_checkpoint,
-    save_checkpoint,
-)
 from limitformer.covariance.gradients.feedforward import UnitBuffers, backward_units, forward_units, unit_shapes
-from limitformer.covariance.gradients.matrices import clear, squared_norm
+from limitformer.covariance.gradients.matrices import Buffer, clear, squared_norm
 from limitformer.covariance.gradients.residual import (
     BranchGradient,
     StreamGradient,
@@ -75,10 +72,49 @@ from limitformer.covariance.gradients.residual import (
 from limitformer.numerics.factor import FIRST, copy
 from limitformer.numerics.kernels import allocator, driver, inlined, kernel
 from limitformer.numerics.lanes import LANES, load, square_root, store
-from limitformer.numerics.random import Stream, open_stream, rewind
+from limitformer.numerics.random import BUFFER, U64, Stream, open_stream, refill, rewind
 from limitformer.numerics.watch import count_whole, is_halted, keep_going
 from limitformer.paths.exits import Ledger, check_factor, clear_exits, copy_exits, first_at, open_ledger
 from limitformer.paths.recording import replicas_of, rows_of, write_factor
+
+
+class Checkpoints(NamedTuple):
+    """One checkpoint for each sublayer of every layer."""
+
+    factors: np.ndarray  # (sublayers, m, r, LANES)
+    blocks: np.ndarray  # (sublayers,): the stream's next block
+    positions: np.ndarray  # (sublayers,): the next number in the stream's buffer
+    retries: np.ndarray  # (sublayers, LANES)
+
+
+@allocator
+def open_checkpoints(factors):
+    count = factors.shape[0]
+    return Checkpoints(
+        factors, np.zeros(count, np.uint64), np.zeros(count, np.int64), np.zeros((count, LANES), np.uint64)
+    )
+
+
+@kernel
+def save_checkpoint(stream, factor, k, checkpoints):
+    copy(factor, checkpoints.factors[k])
+    checkpoints.blocks[k] = stream.words[3]
+    checkpoints.positions[k] = stream.position[0]
+    for lane in range(LANES):
+        checkpoints.retries[k, lane] = stream.retries[lane]
+
+
+@kernel
+def restore_checkpoint(stream, factor, k, checkpoints):
+    copy(checkpoints.factors[k], factor)
+    stream.words[3] = checkpoints.blocks[k]
+    if checkpoints.positions[k] < BUFFER:
+        stream.words[3] -= U64(BUFFER // 4)
+        refill(stream)
+    stream.position[0] = checkpoints.positions[k]
+    for lane in range(LANES):
+        stream.retries[lane] = checkpoints.retries[k, lane]
+
 
 WEIGHTS = np.array([3, 4, 2])  # of the sublayers ATTENTION, HEADS, FEEDFORWARD; a gated pair has one more
 

@@ -24,7 +24,7 @@ from limitformer.covariance.gradients.backward import (
     buffer_shapes,
     run_replicas_with_gradients,
 )
-from limitformer.covariance.gradients.buffers import allocate, count_bytes
+from limitformer.covariance.gradients.matrices import allocate, count_bytes
 from limitformer.models import Elementwise, Feedforward, Gated, Mixing, OneMatrix, RadialNorm, Transformer
 from limitformer.models.activations import derivative_of
 from limitformer.models.functions import function_of

@@ -38,8 +38,15 @@ from limitformer.covariance.chain.feedforward import (
     multiply_by_gates,
 )
 from limitformer.covariance.chain.own import call_elementwise
-from limitformer.covariance.gradients.buffers import Buffer
-from limitformer.covariance.gradients.matrices import add_to_entry, clear, place, reflect, squared_product, turn_back
+from limitformer.covariance.gradients.matrices import (
+    Buffer,
+    add_to_entry,
+    clear,
+    place,
+    reflect,
+    squared_product,
+    turn_back,
+)
 from limitformer.covariance.gradients.residual import find_root
 from limitformer.numerics.factor import FIRST, multiply_into, triangularise
 from limitformer.numerics.kernels import kernel

@@ -17,8 +17,8 @@ C Z with Z Gaussian. Z is drawn in the directions Q⊥ and E₂; in new ones its
 
 from typing import NamedTuple
 
-from limitformer.covariance.gradients.buffers import Buffer
 from limitformer.covariance.gradients.matrices import (
+    Buffer,
     draw_bartlett_into,
     draw_normals_into,
     place,

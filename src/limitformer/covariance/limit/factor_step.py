@@ -21,7 +21,7 @@ Its square has the SDE's mean and covariance up to O(dt²), term by term:
 **With a mask** the rows of R are the tokens. A token's row of B depends on what it sees, so E BVBᵀ = V∘P is not a
 multiple of V: the second block adds the γ²λ²/τ₀² part of it, and W is a full matrix.
 
-**Without a mask** the rows of R are a first token x⁰ and the differences yᵅ = xᵅ − x⁰ (`differences`). The rows of B
+**Without a mask** the rows of R are a first token x⁰ and the differences yᵅ = xᵅ − x⁰. The rows of B
 have mean zero, so B R needs only the differences, and the row of a difference is (xᵅ − x⁰) G (C L)ᵀ. Every difference
 moves by a part of itself and keeps its relative precision, even where tokens align to 10⁻¹⁶. W has rank one.
 
@@ -32,13 +32,16 @@ moves by a part of itself and keeps its relative precision, even where tokens al
   on that number.
 
 Every lane has its own dt. `short_steps.measure_pace` must have measured the state where the step begins.
+
+Tokens may align until their differences are 10¹⁶ times shorter than they are;
+in rows of their own the differences keep their digits. In a lower triangular factor x⁰ has only one entry, so that y
+and x differ only in the first column.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-from limitformer.covariance.limit.differences import join_twins, keep_opposite
 from limitformer.covariance.limit.drift import (
     DriftWorkspace,
     add_second_order_to_differences,
@@ -47,10 +50,14 @@ from limitformer.covariance.limit.drift import (
 )
 from limitformer.numerics.factor import (
     FIRST,
+    copy,
+    gram,
+    inner,
     multiply_by_lower,
     multiply_by_lower_transposed,
     multiply_lower,
     multiply_lower_by_lower,
+    trace_of_gram,
     triangularise,
 )
 from limitformer.numerics.kernels import allocator, kernel
@@ -64,6 +71,104 @@ from limitformer.numerics.lanes import (
     where_positive,
 )
 from limitformer.numerics.random import draw_normals, next_normal
+
+
+@kernel
+def to_differences(tokens, out):
+    copy(tokens, out)
+    for i in range(1, tokens.shape[0]):
+        store(out, i, 0, load(tokens, i, 0) - load(tokens, 0, 0))
+
+
+@kernel
+def to_tokens(differences, out):
+    copy(differences, out)
+    for i in range(1, differences.shape[0]):
+        store(out, i, 0, load(differences, i, 0) + load(differences, 0, 0))
+
+
+@kernel
+def to_step_factor(tokens, mask, out):
+    """out: the factor to move, from the lower triangular factor `tokens` of V."""
+    if mask.full:
+        to_differences(tokens, out)
+    else:
+        copy(tokens, out)
+
+
+@kernel
+def tokens_of(factor, mask, out):
+    """out: a factor of V whose rows are the tokens."""
+    if mask.full:
+        to_tokens(factor, out)
+    else:
+        copy(factor, out)
+
+
+@kernel
+def covariance_of(factor, mask, scratch, out):
+    """out = V."""
+    if mask.full:
+        to_tokens(factor, scratch)
+        gram(scratch, out)
+    else:
+        gram(factor, out)
+
+
+@kernel
+def trace_of_tokens(differences):
+    first = load(differences, 0, 0)
+    total = first * first
+    for i in range(1, differences.shape[0]):
+        total = total + (first * first + variance_beyond_first(differences, i))
+    return total
+
+
+@kernel
+def trace_of(factor, mask):
+    """Return tr V, a bound of |V|."""
+    if mask.full:
+        return trace_of_tokens(factor)
+    return trace_of_gram(factor)
+
+
+@kernel
+def variance_beyond_first(differences, i):
+    """Return V_ii − V₀₀ = |yⁱ|² + 2 ⟨yⁱ, x⁰⟩."""
+    squared = inner(differences, i, differences, i, FIRST, i + 1)
+    return squared + 2.0 * (load(differences, i, 0) * load(differences, 0, 0))
+
+
+@kernel
+def centre(differences, means, out):
+    """out = C X (m, m), X the tokens: each column minus its mean, all relative to x⁰; the means into `means` (m, 1)."""
+    m = differences.shape[0]
+    for k in range(m):
+        total = everywhere(0.0)
+        for i in range(1, m):
+            total = total + load(differences, i, k)
+        mean = total / float(m)
+        store(means, k, 0, mean)
+        store(out, 0, k, -1.0 * mean)
+        for i in range(1, m):
+            store(out, i, k, load(differences, i, k) - mean)
+
+
+@kernel
+def join_twins(twins, differences):
+    """Set equal tokens to the same row; an explosion would blow their rounding up to the size of the others."""
+    for i in range(1, len(twins)):
+        if twins[i] < i:
+            for k in range(differences.shape[1]):
+                first = twins[i] == 0
+                store(differences, i, k, everywhere(0.0) if first else load(differences, twins[i], k))
+
+
+@kernel
+def keep_opposite(differences):
+    """Set y = −2x⁰ for two antipodes; an explosion would blow the rounding of their sum up to their difference."""
+    store(differences, 1, 0, -2.0 * load(differences, 0, 0))
+    store(differences, 1, 1, everywhere(0.0))
 
 
 class StepWorkspace(NamedTuple):

@@ -8,15 +8,30 @@ d → ∞, in any order and at any ratio [Hayou and Yang, 2023],
 
   dV/dt = Σ over the sublayers of F(V),
 
-* **feed-forward**: F = K(V), K_αβ = c E σ(h_α) σ(h_β) with h ~ N(0, V) (`dual`). A shaped ReLU has slopes that
+* **feed-forward**: F = K(V), K_αβ = c E σ(h_α) σ(h_β) with h ~ N(0, V) (`dual_kernel`). A shaped ReLU has slopes that
   meet as n → ∞: K(V) = V. The layer of one matrix has the same K: its coordinates are sums of Gaussian vectors.
 * **attention** with τ = τ₀√(n n_k): logits over τ vanish, the softmax becomes p (1/m_α on what α sees), and
   F = A V Aᵀ with A = identity·I + (1 − center)·p. With the standard temperature logits stay random, and E A V Aᵀ has no
   closed form: refused.
 
 The error at finite depth and width is of order 1/d + n^{-1/2} on a path, 1/d + 1/n in the mean.
+
+Dual kernels K(V)_αβ = c E σ(h_α) σ(h_β), h ~ N(0, V), at infinite width; c = 1/E σ(g)², g ~ N(0, 1).
+
+**Piecewise linear**, slopes s± with mean s̄ = (s₊ + s₋)/2 and half difference d = (s₊ − s₋)/2: σ(x) = s̄x + d|x|, and
+h|h′| has mean 0, so with E|h||h′| = (2/π) √(VV′) (√(1 − ρ²) + ρ arcsin ρ)
+
+  K = ( s̄² V_αβ + d² E|h_α||h_β| )/(s̄² + d²).
+
+**GELU**, σ(x) = x Φ(x): write V₁₁ = a, V₂₂ = b, V₁₂ = r. Stein's identity in h, then in h′, leaves r E Φ(h)Φ(h′) and
+terms with φ(h) or φ(h′), under which (h, h′) is Gaussian again. With Δ = (1 + a)(1 + b) − r²,
+
+  K/c = r ( ¼ + arcsin(r/√((1 + a)(1 + b)))/2π ) + ( ab − r² + r²/(1 + a) + r²/(1 + b) )/(2π√Δ);
+
+at a = b = r = 1 that is `GELU_SECOND_MOMENT`.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import isclose
 from typing import Annotated, Any
@@ -26,14 +41,47 @@ from numpy.typing import ArrayLike, NDArray
 
 from limitformer.base.errors import NoLimitError, require
 from limitformer.covariance.limit.covariance import refuse_own
-from limitformer.covariance.limit.dual import dual_kernel
-from limitformer.models import Start, Transformer, as_start
-from limitformer.models.kinds import register, require_exact_kind
+from limitformer.models import GELU, Feedforward, OneMatrix, ReLU, ShapedReLU, Start, Transformer, as_start
+from limitformer.models.feedforward import GELU_SECOND_MOMENT
+from limitformer.models.kinds import of_kind, register, require_exact_kind
 from limitformer.numerics.random import key
 from limitformer.numerics.watch import DONE, WHOLE, Watch
 from limitformer.paths.recording import ALL_OF_V, VALUE_FLOOR, CovarianceProcess, Outputs, Recording
 
 Matrix = NDArray[np.float64]
+
+
+def dual_kernel(part: Feedforward, v: Matrix) -> Matrix:
+    """Return K(V) (tokens, tokens) at V = `v` (tokens, tokens), as the width goes to infinity."""
+    return of_kind(part, DUAL_KERNELS)(part, v)
+
+
+def piecewise_linear(v: Matrix, positive: float, negative: float) -> Matrix:
+    mean, half = (positive + negative) / 2, (positive - negative) / 2
+    deviation = np.sqrt(np.diagonal(v))
+    sizes = np.outer(deviation, deviation)
+    rho = np.clip(v / sizes, -1, 1)
+    magnitudes = 2 / np.pi * sizes * (np.sqrt(1 - rho**2) + rho * np.arcsin(rho))
+    return np.asarray((mean**2 * v + half**2 * magnitudes) / (mean**2 + half**2))
+
+
+def gaussian_error(v: Matrix) -> Matrix:
+    variances = np.diagonal(v)
+    a, b = variances[:, None], variances[None]
+    product = (1 + a) * (1 + b)
+    both_below = 0.25 + np.arcsin(v / np.sqrt(product)) / (2 * np.pi)
+    bends = (a * b - v**2 + v**2 / (1 + a) + v**2 / (1 + b)) / (2 * np.pi * np.sqrt(product - v**2))
+    return np.asarray((v * both_below + bends) / GELU_SECOND_MOMENT)
+
+
+DUAL_KERNELS: Mapping[type, Callable[[Any, Matrix], Matrix]] = {
+    OneMatrix: lambda part, v: dual_kernel(part.activation, v),
+    ShapedReLU: lambda part, v: v.copy(),  # both slopes go to 1
+    ReLU: lambda part, v: piecewise_linear(v, 1.0, 0.0),
+    GELU: lambda part, v: gaussian_error(v),
+}
+
+
 RELATIVE_ERROR, ABSOLUTE_ERROR = 1e-10, 1e-13  # of the solver; the second times the largest variance of the start
 
 

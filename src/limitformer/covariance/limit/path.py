@@ -21,9 +21,16 @@ from limitformer.covariance.limit.ball import (
     trace,
 )
 from limitformer.covariance.limit.covariance import CovarianceLimit, largest_step
-from limitformer.covariance.limit.differences import covariance_of, to_step_factor, tokens_of, trace_of
 from limitformer.covariance.limit.euler import cholesky, euler_maruyama_step
-from limitformer.covariance.limit.factor_step import StepWorkspace, factor_step, step_workspace
+from limitformer.covariance.limit.factor_step import (
+    StepWorkspace,
+    covariance_of,
+    factor_step,
+    step_workspace,
+    to_step_factor,
+    tokens_of,
+    trace_of,
+)
 from limitformer.covariance.limit.short_steps import (
     EULER_RESOLUTION,
     FACTOR_RESOLUTION,

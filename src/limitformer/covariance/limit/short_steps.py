@@ -41,16 +41,16 @@ from limitformer.covariance.limit.ball import (
     scale_to_radius,
     trace,
 )
-from limitformer.covariance.limit.differences import (
+from limitformer.covariance.limit.drift import second_order_row, second_order_weights, spread_without_mask
+from limitformer.covariance.limit.euler import cholesky, euler_maruyama_step
+from limitformer.covariance.limit.factor_step import (
     centre,
     covariance_of,
+    factor_step,
     to_step_factor,
     trace_of,
     variance_beyond_first,
 )
-from limitformer.covariance.limit.drift import second_order_row, second_order_weights, spread_without_mask
-from limitformer.covariance.limit.euler import cholesky, euler_maruyama_step
-from limitformer.covariance.limit.factor_step import factor_step
 from limitformer.numerics.elementary import U64
 from limitformer.numerics.factor import copy, gram, gram_of_lower
 from limitformer.numerics.kernels import allocator, kernel

@@ -35,8 +35,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from limitformer.covariance.gradients.buffers import Buffer
-from limitformer.covariance.gradients.matrices import clear
+from limitformer.covariance.gradients.matrices import Buffer, clear
 from limitformer.covariance.limit.drift import add_second_order_to_tokens, drift_workspace
 from limitformer.covariance.limit.factor_step import (
     StepWorkspace,

@@ -7,8 +7,8 @@ import numpy as np
 
 from limitformer.base.errors import require
 from limitformer.base.memory import check_bytes, check_scratch
-from limitformer.covariance.gradients.buffers import allocate, count_bytes
 from limitformer.covariance.gradients.chain import of_samples
+from limitformer.covariance.gradients.matrices import allocate, count_bytes
 from limitformer.covariance.limit import CovarianceLimit, CovariancePaths
 from limitformer.covariance.limit_gradients.backward import GradientResults, KeptPath, kept_shapes, run_gradient_paths
 from limitformer.covariance.limit_gradients.step_back import GradientConstants, state_shapes

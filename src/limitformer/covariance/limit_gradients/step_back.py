@@ -16,8 +16,7 @@ step takes one fresh sample; its mean is right, and its variance is of order dtÂ
 
 from typing import NamedTuple
 
-from limitformer.covariance.gradients.buffers import Buffer
-from limitformer.covariance.gradients.matrices import clear, rescale, transpose
+from limitformer.covariance.gradients.matrices import Buffer, clear, rescale, transpose
 from limitformer.covariance.limit.drift import LimitConstants, second_order_weights
 from limitformer.covariance.limit.factor_step import centre_rows, draw_linear, mixing_beyond_noise
 from limitformer.numerics.factor import (

@@ -18,7 +18,7 @@ import numpy as np
 from limitformer.numerics.elementary import exponential, exponential_less_one
 from limitformer.numerics.kernels import allocator, kernel, strict_kernel
 from limitformer.numerics.lanes import LANES
-from limitformer.sphere.near.gathered import NOW, SIGN
+from limitformer.sphere.near.near_tree import NOW, SIGN
 
 # Rows of `Antipodes.numbers`, for each token: σ, e^λ − 1, e^{−λ} − 1, the weight of d;
 FACING, RISE, FALL, WEIGHT = 0, 1, 2, 3

@@ -34,8 +34,7 @@ from limitformer.numerics.lanes import (
     square_root,
     store,
 )
-from limitformer.sphere.near.gathered import LENGTH, SIGN, note_gathered
-from limitformer.sphere.near.near_tree import refresh_counts, unlink
+from limitformer.sphere.near.near_tree import LENGTH, SIGN, note_gathered, refresh_counts, unlink
 
 LEAST = 1e-150
 

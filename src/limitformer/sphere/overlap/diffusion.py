@@ -19,11 +19,10 @@ from limitformer.base.errors import InputError, require, require_count
 from limitformer.models.display import with_display
 from limitformer.models.sphere import SphereModel, StochasticTransformer
 from limitformer.sphere.overlap import hitting, thresholds
-from limitformer.sphere.overlap.density import density_of
 from limitformer.sphere.overlap.ends import Boundaries, Rates, boundaries_of
 from limitformer.sphere.overlap.gap import MetastableGap, metastable_gap
-from limitformer.sphere.overlap.layers import critical_beta as layered_critical_beta
-from limitformer.sphere.overlap.lifetime import inverse_push, leading_lifetime
+from limitformer.sphere.overlap.hitting import inverse_push, leading_lifetime
+from limitformer.sphere.overlap.thresholds import critical_beta as layered_critical_beta
 from limitformer.sphere.overlap.motion import (
     FlowMotion,
     HybridMotion,
@@ -42,6 +41,7 @@ from limitformer.sphere.overlap.position import (
 )
 from limitformer.sphere.overlap.scale import FlowScale, ScaleFunction
 from limitformer.sphere.overlap.summary import summary_of
+from limitformer.sphere.overlap.transport import density_of
 
 Numbers = Annotated[Array, "*shape"]  # one for each number given, in the same shape
 NumbersLike = Annotated[ArrayLike, "*shape"]
@@ -278,7 +278,7 @@ class OverlapDiffusion:
 
         It is (π/2 + arcsin b) · B(½, (dim − 1)/2)/(2√2) · pq/|p² − q²| · e^{2|β|}/σ² for unequal clusters with softmax,
         b = `target` in (−1, 1). For two tokens behind a causal mask, 1 replaces pq/|p² − q²|. Its relative error is of
-        order (dim − 2) e^{−|β|(1 − b)}/β² where |β|(1 − b) is large (see `lifetime`).
+        order (dim − 2) e^{−|β|(1 − b)}/β² where |β|(1 − b) is large (see `hitting`).
 
         Raises:
             InputError: the target is out of range, clusters are equal, or the model is hybrid or unnormalized.

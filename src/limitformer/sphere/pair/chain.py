@@ -1,7 +1,7 @@
 r"""Two tokens with QᵀK = I: their overlap z is a Markov chain by itself.
 
 Sum s and difference d of two unit vectors are orthogonal, and A(X¹) ± A(X²) = (a ± b)(X¹ ± X²). So a layer
-(`sphere.layer`) maps s, d to s + c₊Vs, d + c₋Vd with c± = σ(a ± b)/√L, with weights a on the token itself and b on the
+(`sphere.methods`) maps s, d to s + c₊Vs, d + c₋Vd with c± = σ(a ± b)/√L, with weights a on the token itself and b on the
 other,
 
   e = exp(β(z − 1)),  softmax: a = 1/(1 + e), b = e/(1 + e),  unnormalized: a = exp(β)/2, b = exp(β) e/2.
@@ -27,16 +27,28 @@ and big and small change places if S > Q. Nothing cancels at either end.
 
 **Drawn queries, causal mask**: the weights of the two tokens differ (`pair.unlike`).
 
-**Hybrid**: s and d keep their directions; ω (`sphere.layer`) multiplies them by 1 + ω(a ± b).
+**Hybrid**: s and d keep their directions; ω (`sphere.methods`) multiplies them by 1 + ω(a ± b).
 
 Replicas run side by side in blocks; a replica that has stopped leaves its block.
+
+**In the limit of drawn queries and keys** a step has attention averaged, not drawn.
+
+Near antipodes, one draw of QᵀK moves s = X¹ + X² by b|s| with a probability of order 1/b. Steps of the limit that draw
+it must be shorter than 1/b² (`limit`). But the limit depends only on means over the draws. Those of
+⟨A(X¹) ± A(X²), A(X¹) ± A(X²)⟩ are
+
+  E|A¹ + A²|² = |s|² (1 + q̃(1 − z)/2),    E|A¹ − A²|² = |d|² (C + q̃(1 + z)/2),    E⟨A¹ + A², A¹ − A²⟩ = 0
+
+with C and q̃ of `overlap.drawn`. A step with the square roots of these factors for a + b and a − b has
+the coefficients of the limit. A table in u = artanh z holds them, interpolated by cubics through four points.
 """
 
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from limitformer.numerics.elementary import U64, exponential
+from limitformer.numerics.elementary import U64, exponential, logarithm
 from limitformer.numerics.kernels import allocator, driver, inlined, kernel, strict_kernel
 from limitformer.numerics.lanes import LANES, lane_matrix, magnitude, square_root, store
 from limitformer.numerics.random import (
@@ -49,10 +61,43 @@ from limitformer.numerics.random import (
 )
 from limitformer.numerics.watch import count_whole, is_halted, keep_going
 from limitformer.paths.arrays import points_in, replicas_between, write_number
-from limitformer.sphere.pair.averaged import averaged_weights
+from limitformer.sphere.overlap.drawn import DrawnAttention
+from limitformer.sphere.overlap.position import at_artanh
 from limitformer.sphere.pair.chi_squares import blocks_needed, chi_squares
 from limitformer.sphere.pair.unlike import advance_unlike
 from limitformer.sphere.tokens.values import fill_listed
+
+PER_UNIT = 32  # points of the table in a unit of u: an error of 1e-7
+LEAST_OF_LOG = 1e-300  # w whose logarithm is taken
+
+
+def averages_table(drawn: DrawnAttention) -> NDArray[np.float64]:
+    """Return the two square roots (2, points) at even points of u, from −`drawn.last` to `drawn.last`."""
+    at = at_artanh(np.linspace(-drawn.last, drawn.last, 1 + 2 * round(PER_UNIT * drawn.last)))
+    product, bend = drawn(at)
+    squares = np.stack([1 + bend * at.below / 2, product + bend * at.above / 2])
+    return np.asarray(np.sqrt(np.maximum(squares, 0.0)))
+
+
+@inlined
+def averaged_weights(w, positive, last, table):
+    """Return the averages that replace a + b and a − b."""
+    u = -0.5 * logarithm(w if w > LEAST_OF_LOG else LEAST_OF_LOG)
+    u = min(u, last)
+    place = ((u if positive else -u) + last) * ((table.shape[1] - 1) / (2.0 * last))
+    k = min(max(int(place), 1), table.shape[1] - 3)
+    x = place - k
+    return cubic(table[0], k, x), cubic(table[1], k, x)
+
+
+@inlined
+def cubic(values, k, x):
+    """Evaluate at k + x the cubic through the values at k − 1, …, k + 2."""
+    a, b, c, d = values[k - 1], values[k], values[k + 1], values[k + 2]
+    y = x - 1.0
+    outer = d * (x + 1.0) * x * y - a * x * y * (x - 2.0)
+    return outer / 6.0 + 0.5 * (b * (x + 1.0) * y * (x - 2.0) - c * (x + 1.0) * x * (x - 2.0))
+
 
 BLOCK = 256  # replicas side by side: their state stays in the first cache
 CHECK = 16  # layers between two checks for stopped replicas
@@ -119,7 +164,7 @@ def run_pairs(
 ):
     """Run replicas `first`, …; write z, 1 − |z| and the layer of the stop (∞ for no stop).
 
-    `start` (2,) is w and the sign, unless the start is uniform; `table` (2, points) is empty or from `pair.averaged`.
+    `start` (2,) is w and the sign, unless the start is uniform; `table` (2, points) is empty or from `averages_table`.
     """
     pairs, stream, scratch = open_pairs(), open_stream(), lane_matrix(2, 1)
     for begin in range(0, len(stopped), BLOCK):

@@ -13,8 +13,7 @@ from limitformer.paths.process import Outputs
 from limitformer.sphere.options import Method
 from limitformer.sphere.outcome import outcomes_of_overlaps
 from limitformer.sphere.overlap.drawn import DrawnAttention
-from limitformer.sphere.pair.averaged import averages_table
-from limitformer.sphere.pair.chain import PairConstants, run_pairs
+from limitformer.sphere.pair.chain import PairConstants, averages_table, run_pairs
 from limitformer.sphere.process import SpherePaths, gap_at, key_words
 from limitformer.sphere.stopping.bound import stops
 
@@ -37,7 +36,7 @@ class PairPaths(SpherePaths):
         return PreparedPair(self, seed)
 
     def averages(self) -> NDArray[np.float64]:
-        """The table (2, points) of `pair.averaged`, empty where attention is not averaged."""
+        """The table (2, points) of `averages_table`, empty where attention is not averaged."""
         return np.zeros((2, 0))
 
     def first_pair(self) -> NDArray[np.float64]:
@@ -61,7 +60,7 @@ class AveragedPairPaths(PairPaths):
         return DrawnAttention(self.model.logit_scale, head_dim=self.model.head_dim)
 
     def averages(self) -> NDArray[np.float64]:
-        """The table (2, points) of `pair.averaged`."""
+        """The table (2, points) of `averages_table`."""
         return averages_table(self.drawn)
 
     def pair_constants(self, plus: float = 0.0, minus: float = 0.0) -> PairConstants:

@@ -23,8 +23,7 @@ import numpy as np
 
 from limitformer.numerics.kernels import allocator, kernel
 from limitformer.numerics.lanes import LANES
-from limitformer.sphere.near.gathered import SIGN
-from limitformer.sphere.near.near_tree import gaps
+from limitformer.sphere.near.near_tree import SIGN, gaps
 from limitformer.sphere.pair.chain import PairConstants
 from limitformer.sphere.stopping.bound import (
     LONGEST_STEP,

@@ -1,6 +1,6 @@
 r"""One layer of N tokens X (N × d) in coordinates, for any Q and K and any law of the values.
 
-In rows, a layer (`sphere.layer`) adds (σ/√L) A X Vᵀ and normalises. If values are Gaussian and N < d, V acts only on
+In rows, a layer (`sphere.methods`) adds (σ/√L) A X Vᵀ and normalises. If values are Gaussian and N < d, V acts only on
 the N rows of A X = F O (F lower triangular, O orthonormal rows). V Oᵀ is d × N, standard normal, and the d × d matrix
 is never drawn. The hybrid model adds ω A X with one number ω for all tokens.
 
@@ -35,8 +35,7 @@ from limitformer.numerics.lanes import LANES, lane_matrix, load, square_root, st
 from limitformer.numerics.random import Stream, draw_normals, open_stream, rewind
 from limitformer.sphere.near.antipodes import Antipodes, add_antipodes, open_antipodes
 from limitformer.sphere.near.differences import after_step, difference_rows, insert_differences, store_differences
-from limitformer.sphere.near.gathered import all_gathered, attend_gathered
-from limitformer.sphere.near.near_tree import NearTree, any_related, open_near_tree
+from limitformer.sphere.near.near_tree import NearTree, all_gathered, any_related, attend_gathered, open_near_tree
 from limitformer.sphere.tokens.attention import AttentionParameters, AttentionScratch, attention_workspace, mix, weigh
 from limitformer.sphere.tokens.queries import (
     QueryConstants,
