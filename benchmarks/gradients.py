@@ -8,9 +8,8 @@ import torch
 
 import limitformer as lf
 from limitformer.models import Transformer
-from limitformer.nn.drawn.network import Layer
+from limitformer.nn.drawn.network import Layer, draw_weights
 from limitformer.nn.drawn.simulate import TokenLaw
-from limitformer.nn.drawn.weights import draw_weights
 
 WIDTH, DEPTH, NETWORKS = 200, 150, 2
 WANTED_OVER_CHAIN, WANTED_OVER_NETWORK = 10, 200

@@ -17,11 +17,10 @@ from limitformer.models import Attention, Feedforward, Norm, SphereModel
 from limitformer.models.kinds import FAMILIES, KINDS, of_kind
 from limitformer.models.sphere_start import SphereStart
 from limitformer.nn import blocks
-from limitformer.nn.drawn import attention as nn_attention
-from limitformer.nn.drawn import feedforward as nn_feedforward
-from limitformer.nn.drawn.norm import Norm as NormModule
-from limitformer.sphere import methods
+from limitformer.nn.drawn import network as nn_network
+from limitformer.nn.drawn.network import Norm as NormModule
 from limitformer.sphere import limit as limit_tokens
+from limitformer.sphere import methods
 from limitformer.sphere.overlap import motions
 
 pytestmark = pytest.mark.fast
@@ -144,8 +143,8 @@ def test_classes_derived_from_limits_and_starts_on_the_sphere_are_refused(value)
 
 
 TABLES = {
-    "feedforward": (chain_feedforward.KERNELS, nn_feedforward.ACTIVATIONS),
-    "attention": (nn_attention.KINDS,),
+    "feedforward": (chain_feedforward.KERNELS, nn_network.ACTIVATIONS),
+    "attention": (nn_network.KINDS,),
     "norm": (blocks.NORMS,),
     "sphere model": (
         methods.LAYERS,
@@ -179,7 +178,7 @@ def test_every_kind_belongs_to_one_family():
     [
         lambda: chain_feedforward.kernel_of(SiLU(), 8),
         lambda: chain_feedforward.kernel_of(WideGELU(), 8),
-        lambda: nn_feedforward.Feedforward(SiLU(), 8),
+        lambda: nn_network.Feedforward(SiLU(), 8),
         lambda: blocks.feedforward_of(WideGELU(), 8, True),
         lambda: blocks.norm_of(MyLayerNorm(placement="pre"), 8),
     ],

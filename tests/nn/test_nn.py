@@ -11,7 +11,7 @@ from scipy.stats import ks_2samp
 import limitformer as lf
 from drawn_gradients import gradients_of
 from limitformer.base import memory
-from limitformer.nn.drawn.attention import Attention
+from limitformer.nn.drawn.network import Attention
 from limitformer.nn.drawn.simulate import networks_in_batch
 
 nn_simulate = sys.modules["limitformer.nn.drawn.simulate"]  # the package has a function of this name

@@ -21,11 +21,10 @@ from limitformer.nn.blocks import (
     without_decay,
 )
 from limitformer.nn.drawn.simulate import TokenLaw, gram
-from limitformer.nn.gains import Gain, Learn, Recover, gains
+from limitformer.nn.gains import Gain, Learn, Recover, TrainableShapedReLU, gains
 from limitformer.nn.initialisation import InitialVariances, draw
-from limitformer.nn.residual import Residual
 from limitformer.nn.self_attention import ShapedSelfAttention
-from limitformer.nn.shaped_relu import TrainableShapedReLU
+from limitformer.nn.strengths import Residual
 from many_networks import many
 from statistics_checks import assert_same_law
 

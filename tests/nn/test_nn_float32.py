@@ -16,7 +16,7 @@ from limitformer.hf.families import FAMILIES
 from limitformer.hf.float32 import Float32Conv1D, Float32LayerNorm
 from limitformer.nn import ShapedSelfAttention, Stack, gains, shaped_attention, shaped_block
 from limitformer.nn.attention_matrix import mixed_and_matrix
-from limitformer.nn.float32 import Float32Linear
+from limitformer.nn.rounding import Float32Linear
 
 WIDTH, TOKENS, HEADS, DIM = 2048, 1024, 2, 64
 families = pytest.mark.parametrize("family", FAMILIES)

@@ -6,9 +6,8 @@ import torch
 from scipy.stats import ks_2samp
 
 import limitformer as lf
-from limitformer.nn.drawn.network import Layer
+from limitformer.nn.drawn.network import Layer, draw_weights
 from limitformer.nn.drawn.simulate import TokenLaw
-from limitformer.nn.drawn.weights import draw_weights
 from statistics_checks import assert_same_law
 
 V2 = np.array([[1.0, 0.3], [0.3, 1.6]])

@@ -10,7 +10,7 @@ from scipy.stats import binomtest, ks_2samp
 
 import limitformer as lf
 from limitformer.base.errors import InputError
-from limitformer.covariance.limit.eigenvalues import log_variance
+from limitformer.covariance.limit.covariance import log_variance
 from limitformer.models import equicorrelated
 from limitformer.results.outcomes import OUTCOMES
 from limitformer.sweep.describe import seed_of

@@ -1,6 +1,6 @@
 r"""Tokens in float32 between the layers of a stock model of 16 bits, for `Shaping(float32=True)`.
 
-`limitformer.nn.float32` has the reason. The attention's output projection and the blocks' LayerNorms compute in float32
+`limitformer.nn.rounding` has the reason. The attention's output projection and the blocks' LayerNorms compute in float32
 and return float32. Other linear maps cast their inputs to their own dtype. Tokens are cast to float32 before the first
 block and back after the last one, so that embeddings and head do not change. A model of float32 is not affected.
 """
@@ -14,8 +14,7 @@ from transformers.pytorch_utils import Conv1D
 
 from limitformer.base.errors import InputError
 from limitformer.hf.families import Family
-from limitformer.nn.float32 import Float32Linear, to_half_dtype
-from limitformer.nn.rounding import without_autocast
+from limitformer.nn.rounding import Float32Linear, to_half_dtype, without_autocast
 from limitformer.nn.strengths import at_least_float32
 
 

@@ -21,15 +21,15 @@ with _of_extra("torch"):
     from limitformer.nn.gains import Gain as Gain
     from limitformer.nn.gains import Learn as Learn
     from limitformer.nn.gains import Recover as Recover
+    from limitformer.nn.gains import TrainableShapedReLU as TrainableShapedReLU
     from limitformer.nn.gains import gains as gains
     from limitformer.nn.initialisation import InitialVariances as InitialVariances
     from limitformer.nn.initialisation import draw as draw
     from limitformer.nn.logits import Logits as Logits
     from limitformer.nn.logits import entropy as entropy
-    from limitformer.nn.residual import Residual as Residual
     from limitformer.nn.rounding import RoundingWarning as RoundingWarning
     from limitformer.nn.self_attention import ShapedSelfAttention as ShapedSelfAttention
     from limitformer.nn.shaped_attention import shaped_attention as shaped_attention
-    from limitformer.nn.shaped_relu import TrainableShapedReLU as TrainableShapedReLU
+    from limitformer.nn.strengths import Residual as Residual
     from limitformer.nn.visibility import Visibility as Visibility
     from limitformer.nn.visibility import visibility as visibility

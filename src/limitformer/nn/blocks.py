@@ -19,14 +19,13 @@ from torch import Tensor, nn
 from limitformer import models
 from limitformer.base.errors import InputError, require, require_count
 from limitformer.models.kinds import of_kind
-from limitformer.nn.drawn.norm import Norm
+from limitformer.nn.drawn.network import Norm
 from limitformer.nn.drawn.own import torch_elementwise
-from limitformer.nn.float32 import to_half_dtype
-from limitformer.nn.gains import Gain
+from limitformer.nn.gains import Gain, TrainableShapedReLU
 from limitformer.nn.initialisation import InitialVariances, draw
-from limitformer.nn.residual import Residual, Sum
+from limitformer.nn.rounding import to_half_dtype
 from limitformer.nn.self_attention import ShapedSelfAttention
-from limitformer.nn.shaped_relu import TrainableShapedReLU
+from limitformer.nn.strengths import Residual, Sum
 from limitformer.nn.visibility import Mask, Visibility, visibility
 
 Make = Callable[[], nn.Module]

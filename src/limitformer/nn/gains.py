@@ -9,6 +9,11 @@ their shaped values, γ₁ = γ₂ = 1 and s₋ = 1 − 1/√n, and then
 
 Recover depends only on the step and on the start, never on the current values, so a resumed run equals an unbroken one.
 λ and γ of the residuals are trained in both.
+
+The shaped ReLU σ(x) = s₊ max(x, 0) + s₋ min(x, 0) [ST, after eq. 4], with a negative slope that trains.
+
+[ST, App. D] takes s₊ = 1 and s₋ = 1 − 1/√n. At 0 the gradient is s₋: with `clamp` it would be the sum of both slopes,
+and padded tokens are exact zeros.
 """
 
 from dataclasses import dataclass
@@ -93,3 +98,25 @@ class Recover:
 def gains(model: nn.Module) -> list[Gain]:
     """List all shaping parameters of a model, without repetition."""
     return [module for module in model.modules() if isinstance(module, Gain)]
+
+
+class TrainableShapedReLU(nn.Module):
+    """The shaped ReLU σ, entry by entry, for any shape.
+
+    Args:
+        negative: s₋ at the start; for width n, [ST] takes 1 − 1/√n.
+        positive: s₊, which is constant.
+        trained: whether s₋ has a gradient.
+    """
+
+    def __init__(self, *, negative: float, positive: float = 1.0, trained: bool = True) -> None:
+        super().__init__()
+        self.positive = require_real("positive", positive)
+        self.negative = Gain(require_real("negative", negative), trained=trained)
+
+    def forward(self, x: Annotated[Tensor, "*shape"]) -> Annotated[Tensor, "*shape"]:
+        """Compute σ(x)."""
+        return torch.where(x > 0, self.positive * x, (self.negative() * x).to(x.dtype))
+
+    def extra_repr(self) -> str:
+        return f"positive={self.positive}"

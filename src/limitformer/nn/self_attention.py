@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 from limitformer.base.errors import require, require_count, require_real
 from limitformer.nn.attention_matrix import attention_matrix
-from limitformer.nn.float32 import Float32Linear, to_half_dtype
 from limitformer.nn.gains import Gain
 from limitformer.nn.initialisation import InitialVariances, dim_of_heads, draw
 from limitformer.nn.logits import Logits, Probe
-from limitformer.nn.rounding import warn_of_rounding
+from limitformer.nn.rounding import Float32Linear, to_half_dtype, warn_of_rounding
 from limitformer.nn.shaped_attention import shaped_attention
 from limitformer.nn.visibility import Keys, Mask, Positions, Visibility
 
@@ -46,7 +45,7 @@ class ShapedSelfAttention(nn.Module):
         trained: whether γ₁ and γ₂ have gradients.
         bias: whether the projections have biases; they start at 0.
         dropout: probability that an entry of the softmax is dropped in training.
-        float32: whether softmax − C̄, the sum and the output are in float32 in any dtype (`limitformer.nn.float32`).
+        float32: whether softmax − C̄, the sum and the output are in float32 in any dtype (`limitformer.nn.rounding`).
     """
 
     def __init__(

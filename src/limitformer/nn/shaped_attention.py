@@ -10,7 +10,7 @@ and C̄ V is a mean of visible values. `attention_matrix` forms A, for inspectio
 Precision: in float32 the sum has the kernel's error, about 1e-6 of the values. In bfloat16 the result is rounded to 1
 part in 256. At initialisation (softmax − C̄)V is smaller than V by a factor of the order 1/√(width·tokens), so it is
 then mostly rounding. `float32=True` computes it, and the sum, in float32 for any dtype of the inputs and under
-autocast, and returns float32: rounding the sum to 16 bits loses it again (`limitformer.nn.float32`).
+autocast, and returns float32: rounding the sum to 16 bits loses it again (`limitformer.nn.rounding`).
 
 In shapes: b batch, h heads, g key/value heads, q queries, k keys, d head_dim.
 """

@@ -14,8 +14,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from limitformer.base.errors import InputError, require
-from limitformer.covariance.limit.covariance import CovarianceLimit
-from limitformer.covariance.limit.eigenvalues import crossing_chances
+from limitformer.covariance.limit.covariance import CovarianceLimit, crossing_chances
 from limitformer.numerics.random import key, replica_normals
 from limitformer.results.correlation import correlation
 from limitformer.results.outcomes import OUTCOMES, labels_of, outcomes

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from limitformer.base.errors import require
 from limitformer.nn.drawn import Attention, Feedforward, Layer, Network, Norm
-from limitformer.nn.drawn.weights import linear
+from limitformer.nn.drawn.network import linear
 
 
 class Tokens(NamedTuple):

@@ -1,16 +1,191 @@
-r"""The Transformer of [ST, eq. 11]: sublayers X ← λX + γ f(X), with normalisation before or after."""
+r"""The Transformer of [ST, eq. 11]: sublayers X ← λX + γ f(X), with normalisation before or after.
 
-from collections.abc import Callable
-from typing import Annotated
+Attention [ST, eqs. 1, 2, 9]; `limitformer.models.attention` explains the letters and several heads.
+
+In shapes: m tokens, n width, h heads, k head_dim, * any number of networks.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from limitformer import models
-from limitformer.nn.drawn.attention import attention_of
-from limitformer.nn.drawn.feedforward import feedforward_of
-from limitformer.nn.drawn.norm import Norm
-from limitformer.nn.drawn.weights import draw_weights
+from limitformer.models.kinds import of_kind
+from limitformer.nn.drawn.own import torch_elementwise, torch_mixing, torch_scale
+
+
+class Norm(nn.Module):
+    """Normalise each token over its coordinates: (*, tokens, width) to the same shape."""
+
+    def __init__(self, part: models.Norm) -> None:
+        super().__init__()
+        self.eps = part.eps
+        self.subtract_mean = part.subtracts_mean
+        self.scale = torch_scale(part) if type(part) is models.RadialNorm else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute (x − x̄)/√(variance + ε), or without the mean; a user-defined norm is (x − x̄) s(variance + ε)."""
+        if self.subtract_mean:
+            x = x - x.mean(-1, keepdim=True)
+        variance = x.square().mean(-1, keepdim=True) + self.eps
+        return x / variance.sqrt() if self.scale is None else x * self.scale(variance)
+
+
+def weight(networks: tuple[int, ...], rows: int, columns: int) -> nn.Parameter:
+    """Return a weight (*networks, rows, columns) that is not drawn yet."""
+    return nn.Parameter(torch.empty(*networks, rows, columns))
+
+
+@torch.no_grad()
+def draw_weights(module: nn.Module, generator: torch.Generator | None = None) -> None:
+    """Draw every weight of `module` from N(0, 1), in place: the papers keep all scales outside the weights."""
+    for parameter in module.parameters():
+        parameter.normal_(generator=generator)
+
+
+def linear(x: Tensor, matrix: Tensor) -> Tensor:
+    """Compute x W/√rows, x (*networks, tokens, rows): the n^(−1/2) of [ST, eq. 1]."""
+    return x @ matrix / matrix.shape[-2] ** 0.5
+
+
+class Attention(nn.Module):
+    """The attention sublayer of a model: `forward` maps (*, m, n) to (*, m, n).
+
+    Args:
+        part: the declaration.
+        width: n.
+        networks: leading dimensions of the weights; () for one trainable network.
+    """
+
+    def __init__(self, part: models.Attention, width: int, networks: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.identity, self.center, _ = part.interventions
+        self.temperature = part.temperature_at(width)
+        self.heads = part.heads or 1
+        joined = self.heads * part.key_dim(width)
+        self.query = weight(networks, width, joined)
+        self.key = weight(networks, width, joined)
+        self.value = weight(networks, width, joined if part.heads else width)
+        self.output = weight(networks, joined, width) if part.heads else None
+
+    def forward(self, x: Tensor, visible: Tensor) -> Tensor:
+        """Compute A X W_V/√n, with an output projection if there are heads; `visible` (m, m) boolean."""
+        values = self.split(linear(x, self.value))
+        mixed = self.join(self.matrix(x, visible) @ values)
+        return mixed if self.output is None else linear(mixed, self.output)
+
+    def matrix(self, x: Tensor, visible: Tensor) -> Tensor:
+        """Compute A (*, h, m, m)."""
+        logits = self.logits(x)
+        a = torch.softmax(logits.masked_fill(~visible, -torch.inf), dim=-1)
+        if self.center:
+            seen = visible.to(a.dtype)
+            a = a - seen / seen.sum(-1, keepdim=True)
+        if self.identity:
+            a = a + torch.eye(x.shape[-2], dtype=x.dtype, device=x.device)
+        return a
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Compute Y/τ (*, h, m, m)."""
+        queries, keys = self.split(linear(x, self.query)), self.split(linear(x, self.key))
+        return queries @ keys.mT / self.temperature
+
+    def split(self, x: Tensor) -> Tensor:
+        """Reshape (*, m, h k) to (*, h, m, k)."""
+        return x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
+
+    def join(self, x: Tensor) -> Tensor:
+        """Reshape (*, h, m, k) to (*, m, h k)."""
+        return x.transpose(-2, -3).flatten(-2)
+
+
+class Mixing(Attention):
+    """Attention with A by a user-defined rule."""
+
+    def __init__(self, part: models.Mixing, width: int, networks: tuple[int, ...] = ()) -> None:
+        super().__init__(part, width, networks)
+        self.rule = torch_mixing(part)
+
+    def matrix(self, x: Tensor, visible: Tensor) -> Tensor:
+        return self.rule(self.logits(x), visible)
+
+
+KINDS: Mapping[type, Callable[[Any, int, tuple[int, ...]], Attention]] = {
+    models.ShapedAttention: Attention,
+    models.SoftmaxAttention: Attention,
+    models.Mixing: Mixing,
+}
+
+
+def attention_of(part: models.Attention, width: int, networks: tuple[int, ...] = ()) -> Attention:
+    return of_kind(part, KINDS)(part, width, networks)
+
+
+Slopes = tuple[float, float]
+
+# σ itself, or the slopes s₊ and s₋ of a piecewise linear σ.
+ACTIVATIONS: Mapping[type, Callable[[Any, int], Slopes | Callable[[Tensor], Tensor]]] = {
+    models.ShapedReLU: models.ShapedReLU.slopes,
+    models.ReLU: models.ReLU.slopes,
+    models.GELU: lambda part, width: functional.gelu,
+    models.Elementwise: lambda part, width: torch_elementwise(part),
+    models.Gated: lambda part, width: torch_elementwise(part),
+}
+
+
+class Feedforward(nn.Module):
+    """The feed-forward sublayer of a model: `forward` maps (*, tokens, width) to the same shape."""
+
+    def __init__(self, part: models.Feedforward, width: int, networks: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        hidden = part.hidden_at(width)
+        self.gain = part.gain_at(width) ** 0.5
+        self.activation = activation_of(part, width)
+        self.pre = weight(networks, width, hidden)
+        self.gate = weight(networks, width, hidden) if type(part) is models.Gated else None
+        self.post = weight(networks, hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute √(c/n_h) σ(X W_pre/√n) W_post; a gated pair has σ(…) ∘ X W_gate/√n for σ(…)."""
+        active = activate(linear(x, self.pre), self.activation)
+        if self.gate is not None:
+            active = active * linear(x, self.gate)
+        return self.gain * linear(active, self.post)
+
+
+class OneMatrix(nn.Module):
+    """The feed-forward sublayer with one matrix: `forward` maps (*, tokens, width) to the same shape."""
+
+    def __init__(self, part: models.OneMatrix, width: int, networks: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.gain = part.gain_at(width) ** 0.5
+        self.activation = activation_of(part.activation, width)
+        self.post = weight(networks, width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute √(c/n) σ(X) W."""
+        return self.gain * linear(activate(x, self.activation), self.post)
+
+
+def feedforward_of(part: models.Feedforward, width: int, networks: tuple[int, ...] = ()) -> Feedforward | OneMatrix:
+    if type(part) is models.OneMatrix:
+        return OneMatrix(part, width, networks)
+    return Feedforward(part, width, networks)
+
+
+def activation_of(part: models.Feedforward, width: int) -> Slopes | Callable[[Tensor], Tensor]:
+    return of_kind(part, ACTIVATIONS)(part, width)
+
+
+def activate(x: Tensor, activation: Slopes | Callable[[Tensor], Tensor]) -> Tensor:
+    if callable(activation):
+        return activation(x)
+    positive, negative = activation
+    return positive * x.clamp(min=0) + negative * x.clamp(max=0)
+
 
 Strengths = list[tuple[float, float]]
 Tokens = Annotated[Tensor, "*networks tokens width"]

@@ -22,8 +22,7 @@ from limitformer.covariance.chain.start import start_factor
 from limitformer.covariance.chain.transformer import subtracts_mean, visibility
 from limitformer.models import Mixing, Start, Transformer, as_start
 from limitformer.models.serial import describe
-from limitformer.nn.drawn.network import Layer, strengths_of
-from limitformer.nn.drawn.weights import draw_weights
+from limitformer.nn.drawn.network import Layer, draw_weights, strengths_of
 from limitformer.numerics.random import key
 from limitformer.paths.arrays import Outputs
 from limitformer.paths.exits import INSIDE, LEFT_BALL

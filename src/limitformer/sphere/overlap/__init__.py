@@ -2,7 +2,7 @@
 
 from limitformer.sphere.overlap.declare import overlap as overlap
 from limitformer.sphere.overlap.diffusion import OverlapDiffusion as OverlapDiffusion
-from limitformer.sphere.overlap.ends import Boundaries as Boundaries
-from limitformer.sphere.overlap.ends import Boundary as Boundary
-from limitformer.sphere.overlap.ends import Rates as Rates
 from limitformer.sphere.overlap.gap import MetastableGap as MetastableGap
+from limitformer.sphere.overlap.motion import Boundaries as Boundaries
+from limitformer.sphere.overlap.motion import Boundary as Boundary
+from limitformer.sphere.overlap.motion import Rates as Rates

@@ -19,15 +19,16 @@ from limitformer.base.errors import InputError, require, require_count
 from limitformer.models.display import with_display
 from limitformer.models.sphere import SphereModel, StochasticTransformer
 from limitformer.sphere.overlap import hitting, thresholds
-from limitformer.sphere.overlap.ends import Boundaries, Rates, boundaries_of
 from limitformer.sphere.overlap.gap import MetastableGap, metastable_gap
 from limitformer.sphere.overlap.hitting import inverse_push, leading_lifetime
-from limitformer.sphere.overlap.thresholds import critical_beta as layered_critical_beta
 from limitformer.sphere.overlap.motion import (
+    Boundaries,
     FlowMotion,
     HybridMotion,
     Motion,
+    Rates,
     StochasticMotion,
+    boundaries_of,
 )
 from limitformer.sphere.overlap.motions import motion_of
 from limitformer.sphere.overlap.position import (
@@ -41,6 +42,7 @@ from limitformer.sphere.overlap.position import (
 )
 from limitformer.sphere.overlap.scale import FlowScale, ScaleFunction
 from limitformer.sphere.overlap.summary import summary_of
+from limitformer.sphere.overlap.thresholds import critical_beta as layered_critical_beta
 from limitformer.sphere.overlap.transport import density_of
 
 Numbers = Annotated[Array, "*shape"]  # one for each number given, in the same shape
