@@ -189,24 +189,18 @@ def draw_bands(paths: Results, measure: Measure, ax: Axes | None) -> tuple[Axes,
     require(ax is None or hasattr(ax, "fill_between"), f"ax must be Axes of matplotlib, or None; got {ax!r}.")
     unit, curves = curves_of(paths, measure)
     with style() if ax is None else nullcontext():
-        axes = new_axes() if ax is None else ax
+        if ax is None:
+            from matplotlib import pyplot
+
+            ax = pyplot.subplots(figsize=(ALONE, 3.6), layout="constrained")[1]
         for k, each in enumerate(curves):
-            draw_band(axes, each, {"color": PALETTE[k % len(PALETTE)], "linestyle": DASHES[k % len(DASHES)]})
-        axes.set(xlabel="layer" if unit == "layer" else f"time, {unit}")
+            # The edges have the dashes of the mean, as colours are alike in grey.
+            line: Any = {"color": PALETTE[k % len(PALETTE)], "linestyle": DASHES[k % len(DASHES)]}
+            ax.fill_between(each.at, each.low, each.high, color=line["color"], alpha=0.15, linewidth=0)
+            for edge in (each.low, each.high):
+                ax.plot(each.at, edge, **line, linewidth=0.7, alpha=0.6)
+            ax.plot(each.at, each.mean, label=each.label, **line)
+        ax.set(xlabel="layer" if unit == "layer" else f"time, {unit}")
         if len(curves) > 1:
-            axes.legend()
-    return axes, curves
-
-
-def draw_band(axes: Axes, curve: Curve, line: dict[str, Any]) -> None:
-    """Draw the mean over its band; the edges have the dashes of the mean, as colours are alike in grey."""
-    axes.fill_between(curve.at, curve.low, curve.high, color=line["color"], alpha=0.15, linewidth=0)
-    for edge in (curve.low, curve.high):
-        axes.plot(curve.at, edge, **line, linewidth=0.7, alpha=0.6)
-    axes.plot(curve.at, curve.mean, label=curve.label, **line)
-
-
-def new_axes() -> Axes:
-    from matplotlib import pyplot
-
-    return pyplot.subplots(figsize=(ALONE, 3.6), layout="constrained")[1]
+            ax.legend()
+    return ax, curves

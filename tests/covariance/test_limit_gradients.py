@@ -8,7 +8,7 @@ import limitformer as lf
 from gradient_limit_naive import NaiveLimit
 from gradient_steps import steps_of
 from limitformer.base.errors import InputError
-from limitformer.covariance.limit_gradients.coefficients import GradientCoefficients, correlations
+from limitformer_papers.beyond.gradient_coefficients import GradientCoefficients, correlations
 from one_layer_back import Layer
 
 V = np.array([[1.0, 0.3, -0.2], [0.3, 1.4, 0.5], [-0.2, 0.5, 0.8]])

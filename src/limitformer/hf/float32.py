@@ -1,6 +1,6 @@
 r"""Tokens in float32 between the layers of a stock model of 16 bits, for `Shaping(float32=True)`.
 
-`limitformer.nn.rounding` has the reason. The attention's output projection and the blocks' LayerNorms compute in float32
+`limitformer.nn.rounding` has the reason. The output projection of attention and the LayerNorms compute in float32
 and return float32. Other linear maps cast their inputs to their own dtype. Tokens are cast to float32 before the first
 block and back after the last one, so that embeddings and head do not change. A model of float32 is not affected.
 """

@@ -30,12 +30,6 @@ def slices(first: int, samples: int, chunk: int) -> list[slice]:
     return [slice(begin, min(begin + chunk, samples)) for begin in range(first, samples, chunk)]
 
 
-def chunk_of(seconds: float, samples: int, threads: int) -> int:
-    """Return how many replicas take about `CHUNK_SECONDS`, if a group of `LANES` takes `seconds`."""
-    wanted = min(CHUNK_SECONDS / max(seconds, 1e-9), samples / (LANES * threads * CHUNKS_PER_THREAD))
-    return LANES * max(1, ceil(wanted))
-
-
 def usable_cores() -> int:
     try:
         return len(os.sched_getaffinity(0))
@@ -54,7 +48,8 @@ def run_all(run: Run, samples: int, threads: int, chunk: int | None, show: Show)
     done, seconds, interrupted = try_out(run, samples, show)
     if interrupted:
         return done, True
-    return run_on(run, done, samples, chunk_of(seconds, samples, threads), threads, show)
+    groups = min(CHUNK_SECONDS / max(seconds, 1e-9), samples / (LANES * threads * CHUNKS_PER_THREAD))
+    return run_on(run, done, samples, LANES * max(1, ceil(groups)), threads, show)
 
 
 def try_out(run: Run, samples: int, show: Show) -> tuple[int, float, bool]:

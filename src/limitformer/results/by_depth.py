@@ -41,8 +41,19 @@ def curves_of(results: Results, measure: Measure) -> tuple[str, list[Curve]]:
         InputError: as `lf.plot.correlation`.
     """
     named = by_label(results)
-    unit = common_unit(list(named.values()))
-    return unit, [curve_of(label, result, unit, measure) for label, result in named.items()]
+    units = list(dict.fromkeys(map(unit_of, named.values())))
+    clocks = [unit for unit in units if unit != "layer"] or units  # layers can be converted to the time of a limit
+    fits = len(clocks) == 1 and (len(units) == 1 or clocks[0] in CLOCKS)
+    require(fits, f"These results do not share an axis: {' and '.join(units)}. Nearest: draw each into its own ax.")
+    curves = []
+    for label, result in named.items():
+        axis, rows = axis_of(result), []
+        for k in range(result.sizes[axis]):  # one point at a time: a curve should not take more memory than its data
+            values = measure(result.isel({axis: [k]}))
+            rows.append((values.mean(), *np.quantile(values, BAND)))
+        require(bool(rows), f"There is nothing to draw: {label} has no points.")
+        curves.append(Curve(label, positions(result, clocks[0]), *np.array(rows).T))
+    return clocks[0], curves
 
 
 def by_label(results: object) -> dict[str, xr.Dataset]:
@@ -86,19 +97,6 @@ def unit_of(result: xr.Dataset) -> str:
     return "layer" if axis in LAYERS else str(result[axis].attrs.get("units", axis))
 
 
-def common_unit(results: list[xr.Dataset]) -> str:
-    """Return a unit of depth for all results; layers can be converted to the time of a limit.
-
-    Raises:
-        InputError: there is none.
-    """
-    units = list(dict.fromkeys(map(unit_of, results)))
-    clocks = [unit for unit in units if unit != "layer"] or units
-    fits = len(clocks) == 1 and (len(units) == 1 or clocks[0] in CLOCKS)
-    require(fits, f"These results do not share an axis: {' and '.join(units)}. Nearest: draw each into its own ax.")
-    return clocks[0]
-
-
 def positions(result: xr.Dataset, unit: str) -> Array:
     """Return the depths of the points of the result, in `unit`."""
     axis = axis_of(result)
@@ -109,17 +107,6 @@ def positions(result: xr.Dataset, unit: str) -> Array:
     count = json.loads(result.attrs.get("model", "{}")).get(field)
     require(count is not None, f"The attributes of a result lack its model's {field}: its layers have no time.")
     return at / float(count)
-
-
-def curve_of(label: str, result: xr.Dataset, unit: str, measure: Measure) -> Curve:
-    """Compute mean and band one point at a time: a curve should not take more memory than its data."""
-    axis = axis_of(result)
-    rows = []
-    for k in range(result.sizes[axis]):
-        values = measure(result.isel({axis: [k]}))
-        rows.append((values.mean(), *np.quantile(values, BAND)))
-    require(bool(rows), f"There is nothing to draw: {label} has no points.")
-    return Curve(label, positions(result, unit), *np.array(rows).T)
 
 
 def correlations_of(result: xr.Dataset) -> Array:

@@ -8,7 +8,6 @@ import json
 import os
 import warnings
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,13 @@ def save(dataset: xr.Dataset, path: str | Path) -> Path:
     path = file_path(path)
     require(isinstance(dataset, xr.Dataset), f"A Dataset can be saved; got {type(dataset).__name__}.")
     check_target(path)
-    write = partial(write_zarr, dataset) if path.suffix == ".zarr" else partial(write_netcdf, dataset)
+
+    def write(temporary: Path) -> None:
+        if path.suffix == ".zarr":
+            signed(dataset).to_zarr(temporary, mode="w", consolidated=False, zarr_format=2)
+        else:
+            write_netcdf(dataset, temporary)
+
     try:
         write_whole(path, write)
     except (TypeError, ValueError) as error:
@@ -42,10 +47,6 @@ def save(dataset: xr.Dataset, path: str | Path) -> Path:
             raise
         raise InputError(f"{path.name} cannot store some of the data: {first_line(error)}") from error
     return path
-
-
-def write_zarr(dataset: xr.Dataset, path: Path) -> None:
-    signed(dataset).to_zarr(path, mode="w", consolidated=False, zarr_format=2)
 
 
 def write_netcdf(dataset: xr.Dataset, path: Path) -> None:
@@ -135,13 +136,19 @@ def load(path: str | Path) -> xr.Dataset:
     path = file_path(path)
     check_ending(path)
     require(os.path.exists(path), f"No such file: {path}.")
-    check_files(path)
+    for entry in (path, *path.rglob("*")):  # no pipe or device, also in a Zarr folder, and no link out of it
+        check_regular(entry)
+        inside = entry.resolve().is_relative_to(path.resolve())
+        require(inside, f"{entry} is a link out of {path.name}. Nearest: a copy of what it leads to.")
     engine = "zarr" if path.suffix == ".zarr" else "scipy"
     options: dict[str, Any] = {"consolidated": False} if engine == "zarr" else {}
     try:
         with xr.open_dataset(path, engine=engine, **options) as opened:
             check_scratch(opened.nbytes, f"What {path} says that it holds", "another file")
-            check_variables(path, opened)
+            # Zarr skips variables that cannot be read silently.
+            names = {entry.name for entry in path.iterdir() if entry.is_dir()} if path.is_dir() else set()
+            lost = ", ".join(map(printable, sorted(names - set(map(str, opened.variables)))))
+            require(not lost, f"{path} is damaged: {lost} cannot be read.")
             dataset = opened.load()
             stored = dataset.attrs.pop(CHECKSUM, None)
             damaged = stored is not None and stored != checksum(dataset)
@@ -154,18 +161,3 @@ def load(path: str | Path) -> xr.Dataset:
     if stored is None:
         warnings.warn(f"{path} has no checksum, so damage would not be noticed. Nearest: save it again.", stacklevel=2)
     return dataset
-
-
-def check_files(path: Path) -> None:
-    """Raise `InputError` for a pipe or a device, also in a Zarr folder, and for a link that leads out of it."""
-    for entry in (path, *path.rglob("*")):
-        check_regular(entry)
-        inside = entry.resolve().is_relative_to(path.resolve())
-        require(inside, f"{entry} is a link out of {path.name}. Nearest: a copy of what it leads to.")
-
-
-def check_variables(path: Path, dataset: xr.Dataset) -> None:
-    """Raise `InputError` if a Zarr folder has variables that cannot be read: Zarr skips them silently."""
-    names = {entry.name for entry in path.iterdir() if entry.is_dir()} if path.is_dir() else set()
-    lost = sorted(names - set(map(str, dataset.variables)))
-    require(not lost, f"{path} is damaged: {', '.join(map(printable, lost))} cannot be read.")

@@ -166,12 +166,6 @@ def flow_path(model: CovarianceFlow, start: Any, record: Record, **recording_opt
     return FlowPath(model=model, start=start, times=times, recording=recording_of(recording_options, start))
 
 
-def chain_on_sphere(
-    model: StochasticTransformer | HybridTransformer, start: Any, record: Record, **options: Any
-) -> SpherePaths:
-    return sphere_chain(model, as_sphere_start(start, model), recorded_times(record), SphereOptions(**options))
-
-
 def limit_on_sphere(
     model: TokenLimit, start: Any, record: Record, *, dt: float | None = None, **options: Any
 ) -> SpherePaths:
@@ -192,7 +186,14 @@ KINDS = (
     ModelKind((Transformer,), "A chain", ChainOptions, chain),
     ModelKind((CovarianceLimit,), "A limit", CovarianceLimitOptions, covariance_paths),
     ModelKind((CovarianceFlow,), "A deterministic limit", CovarianceOptions, flow_path),
-    ModelKind((StochasticTransformer, HybridTransformer), "A chain on the sphere", SphereChainOptions, chain_on_sphere),
+    ModelKind(
+        (StochasticTransformer, HybridTransformer),
+        "A chain on the sphere",
+        SphereChainOptions,
+        lambda model, start, record, **options: sphere_chain(
+            model, as_sphere_start(start, model), recorded_times(record), SphereOptions(**options)
+        ),
+    ),
     ModelKind((TokenLimit,), "A limit on the sphere", SphereLimitOptions, limit_on_sphere),
 )
 

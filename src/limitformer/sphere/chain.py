@@ -1,6 +1,7 @@
 """The chain of a model on the sphere: its own layers, L of them per unit of time.
 
-Paths of the SDE are layers with Gaussian values, 1/dt of them per unit of time."""
+Paths of the SDE are layers with Gaussian values, 1/dt of them per unit of time.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -39,8 +40,16 @@ def sphere_chain(
         InputError: the horizon is not a whole number of layers, or a time lies outside it.
     """
     per_unit = model.layers_per_unit_time
-    layers = whole_layers(options.horizon, per_unit)
-    recorded = options.default_points(layers) if times is None else layers_at(times, model, layers)
+    layers = round(options.horizon * per_unit)
+    require(
+        layers >= 1 and abs(options.horizon * per_unit - layers) <= 1e-9 * layers,
+        f"horizon must be a whole number of layers, {per_unit} in a unit of time; got {options.horizon:g}. "
+        f"Nearest: {max(layers, 1) / per_unit:g}.",
+    )
+    recorded = options.default_points(layers)
+    if times is not None:
+        require_within(times, layers / per_unit)
+        recorded = np.unique(np.rint(times * per_unit).astype(np.int64))
     paths = PATHS[chosen_method(model, model.values, options)]
     return paths(
         model=model,
@@ -54,43 +63,21 @@ def sphere_chain(
     )
 
 
-def whole_layers(horizon: float, per_unit: int) -> int:
-    layers = round(horizon * per_unit)
-    whole = layers >= 1 and abs(horizon * per_unit - layers) <= 1e-9 * layers
-    require(
-        whole,
-        f"horizon must be a whole number of layers, {per_unit} in a unit of time; got {horizon:g}. "
-        f"Nearest: {max(layers, 1) / per_unit:g}.",
-    )
-    return layers
-
-
-def layers_at(times: NDArray[np.float64], model: SphereModel, last: int) -> NDArray[np.int64]:
-    """Return the layers nearest to these times, without duplicates."""
-    horizon = last / model.layers_per_unit_time
+def require_within(times: NDArray[np.float64], horizon: float) -> None:
     in_range = bool((times >= 0).all() and (times <= horizon * (1 + 1e-12)).all())
     require(in_range, f"Times to record must lie in [0, {horizon:g}]; got {times}.")
-    return np.unique(np.rint(times * model.layers_per_unit_time).astype(np.int64))
 
 
 LONGEST_STEP = 0.01
 COARSEST = 0.5  # largest product of `dt` and the fastest rate; a longer step is another model
 
 
-def stochastic_resolution(model: StochasticTransformer) -> float:
-    # The weak error is of this order and is compared to the spread of paths, which falls like 1/√dim.
-    return 0.01 / max(1.0, (model.dim / 4) ** 0.5)
-
-
-def hybrid_resolution(_: HybridTransformer) -> float:
-    # The noise is common to all tokens, so errors add up; steps are cheap.
-    return 0.001
-
-
 # Product of the default step and the fastest rate.
 RESOLUTIONS: Mapping[type, Callable[[Any], float]] = {
-    StochasticTransformer: stochastic_resolution,
-    HybridTransformer: hybrid_resolution,
+    # The weak error is of this order and is compared to the spread of paths, which falls like 1/√dim.
+    StochasticTransformer: lambda model: 0.01 / max(1.0, (model.dim / 4) ** 0.5),
+    # The noise is common to all tokens, so errors add up; steps are cheap.
+    HybridTransformer: lambda _: 0.001,
 }
 
 
@@ -128,8 +115,7 @@ def token_paths(
     actual = options.horizon / steps
     recorded = options.default_points(steps)
     if times is not None:
-        in_range = bool((times >= 0).all() and (times <= options.horizon * (1 + 1e-12)).all())
-        require(in_range, f"Times to record must lie in [0, {options.horizon:g}]; got {times}.")
+        require_within(times, options.horizon)
         recorded = np.unique(np.rint(times / actual).astype(np.int64))
     paths = AveragedPairPaths if is_averaged(limit.model, method) else PATHS[method]
     return paths(

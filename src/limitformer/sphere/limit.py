@@ -118,13 +118,8 @@ class TokenLimit:
         return y
 
 
-def stochastic_drift(model: StochasticTransformer, y: Matrix, a: Matrix) -> Matrix:
-    """Return −(d − 1)σ²/2 |Aⁱ|² Yⁱ (tokens, dim) with attention `a` (tokens, dim) at `y` (tokens, dim)."""
-    return spherical_drift(model, y, a @ a.T)
-
-
 def spherical_drift(model: SphereModel, y: Matrix, products: Matrix) -> Matrix:
-    """Return the drift (tokens, dim) from ⟨Aⁱ, Aʲ⟩ (tokens, tokens), or their averages."""
+    """Return −(d − 1)σ²/2 |Aⁱ|² Yⁱ (tokens, dim) from ⟨Aⁱ, Aʲ⟩ (tokens, tokens), or their averages."""
     assert isinstance(model, StochasticTransformer)
     return np.asarray((1 - model.dim) / 2 * model.sigma**2 * np.diag(products)[:, None] * y)
 
@@ -136,13 +131,8 @@ def hybrid_drift(model: HybridTransformer, y: Matrix, a: Matrix) -> Matrix:
     return np.asarray(model.epsilon**2 * second + a - along * y)
 
 
-def stochastic_diffusion(model: StochasticTransformer, tangent: Tensor, a: Matrix) -> Tensor:
-    """Return σ² ⟨Aⁱ, Aʲ⟩ P⊥ⁱ P⊥ʲ (tokens, dim, tokens, dim) with the projections `tangent` (tokens, dim, dim)."""
-    return common_noise(model, tangent, a @ a.T)
-
-
 def common_noise(model: SphereModel, tangent: Tensor, products: Matrix) -> Tensor:
-    """Return the diffusion (tokens, dim, tokens, dim) from ⟨Aⁱ, Aʲ⟩ (tokens, tokens), or their averages."""
+    """Return σ² ⟨Aⁱ, Aʲ⟩ P⊥ⁱ P⊥ʲ (tokens, dim, tokens, dim) from ⟨Aⁱ, Aʲ⟩, or their averages, and the projections."""
     assert isinstance(model, StochasticTransformer)
     common = model.sigma**2 * products
     return np.asarray(np.einsum("ij,ikx,jxl->ikjl", common, tangent, tangent))
@@ -193,29 +183,21 @@ def log_weight(model: SphereModel) -> float:
     return -k / 4 * log1p(-4 * b**2 / k) if 4 * b**2 < k else inf
 
 
-def stochastic_rate(model: StochasticTransformer) -> float:
-    return model.sigma**2 * largest_weight(model) ** 2 * (model.dim - 1 + largest_logit(model))
-
-
 def averaged_rate(model: SphereModel) -> float:
     """Return the rate σ²(d − 1)(1 + b) of steps with attention averaged over drawn queries and keys."""
     assert isinstance(model, StochasticTransformer)
     return model.sigma**2 * (model.dim - 1) * (1 + model.logit_scale)
 
 
-def hybrid_rate(model: HybridTransformer) -> float:
-    return largest_weight(model) + (model.epsilon * largest_weight(model)) ** 2
-
-
 RATES: Mapping[type, Callable[[Any], float]] = {
-    StochasticTransformer: stochastic_rate,
-    HybridTransformer: hybrid_rate,
+    StochasticTransformer: lambda m: m.sigma**2 * largest_weight(m) ** 2 * (m.dim - 1 + largest_logit(m)),
+    HybridTransformer: lambda m: largest_weight(m) + (m.epsilon * largest_weight(m)) ** 2,
 }
 DRIFTS: Mapping[type, Callable[[Any, Matrix, Matrix], Matrix]] = {
-    StochasticTransformer: stochastic_drift,
+    StochasticTransformer: lambda model, y, a: spherical_drift(model, y, a @ a.T),
     HybridTransformer: hybrid_drift,
 }
 DIFFUSIONS: Mapping[type, Callable[[Any, Tensor, Matrix], Tensor]] = {
-    StochasticTransformer: stochastic_diffusion,
+    StochasticTransformer: lambda model, tangent, a: common_noise(model, tangent, a @ a.T),
     HybridTransformer: hybrid_diffusion,
 }

@@ -38,17 +38,11 @@ def layer_of(model: SphereModel, per_unit_time: float, law: str) -> SphereLayer:
     return of_kind(model, LAYERS)(model, per_unit_time, law)
 
 
-def stochastic_layer(model: StochasticTransformer, per_unit_time: float, law: str) -> SphereLayer:
-    return SphereLayer(step=model.sigma / sqrt(per_unit_time), drift=0.0, law=law)
-
-
-def hybrid_layer(model: HybridTransformer, per_unit_time: float, law: str) -> SphereLayer:
-    return SphereLayer(step=model.epsilon / sqrt(per_unit_time), drift=1 / per_unit_time, law=law)
-
-
 LAYERS: Mapping[type, Callable[[Any, float, str], SphereLayer]] = {
-    StochasticTransformer: stochastic_layer,
-    HybridTransformer: hybrid_layer,
+    StochasticTransformer: lambda m, per_unit, law: SphereLayer(step=m.sigma / sqrt(per_unit), drift=0.0, law=law),
+    HybridTransformer: lambda m, per_unit, law: SphereLayer(
+        step=m.epsilon / sqrt(per_unit), drift=1 / per_unit, law=law
+    ),
 }
 # Whether one number replaces the matrix V.
 ONE_NUMBER: Mapping[type, bool] = {StochasticTransformer: False, HybridTransformer: True}

@@ -163,21 +163,13 @@ def mark_own_exits(model: Transformer, outputs: Outputs, last: float, radius: fl
     Paths that end after the `last` recorded layer are not distinguished.
     """
     record = outputs["covariance"] if outputs["covariance"].size else outputs["variance"]
-    if not (has_own_parts(model) and is_ordinary(model) and record.size):
+    activation = getattr(model.feedforward, "activation", model.feedforward)
+    own = any(is_user_part(part) for part in (model.attention, activation, model.norm))
+    gain = 0.0 if model.feedforward is None else model.feedforward.gain_at(model.width)
+    # Larger strengths and gains make V infinite by themselves.
+    if not (own and max(gain, model.strengths.max()) < TAME and record.size):
         return
     end = np.abs(record[:, -1].reshape(len(record), -1).astype(np.float64))
     norm = np.sqrt((end**2).sum(-1)) if outputs["covariance"].size else end.sum(-1)  # |V| ≤ tr V
     tame = norm < min(TAME, MARGIN * radius)
     outputs["causes"][(outputs["causes"] == LEFT_BALL) & (outputs["exits"] <= last) & tame] = NO_NUMBER
-
-
-def has_own_parts(model: Transformer) -> bool:
-    """Whether a part of the model is made of a function."""
-    activation = getattr(model.feedforward, "activation", model.feedforward)
-    return any(is_user_part(part) for part in (model.attention, activation, model.norm))
-
-
-def is_ordinary(model: Transformer) -> bool:
-    """Whether strengths and gain are too small to make V infinite by themselves."""
-    gain = 0.0 if model.feedforward is None else model.feedforward.gain_at(model.width)
-    return bool(max(gain, model.strengths.max()) < TAME)

@@ -131,7 +131,9 @@ class CovarianceLimit:
         if not mask.full:
             return mask
         odd = self.constants().kink == 0  # then −x moves as x does
-        return mask._replace(twins=twins_of(start.covariance), opposite=odd and are_antipodes(start.covariance))
+        v = start.covariance
+        opposite = odd and len(v) == 2 and int(twins_of(v * np.array([[1, -1], [-1, 1]]))[1]) == 0
+        return mask._replace(twins=twins_of(v), opposite=opposite)
 
     def drift(self, covariance: SquareLike) -> Square:
         """Return b(V) (tokens, tokens), at V = `covariance` (tokens, tokens).
@@ -216,11 +218,6 @@ def twins_of(covariance: Matrix) -> NDArray[np.int64]:
     distances = variances[:, None] + variances - 2 * covariance
     rounding = 4 * len(covariance) * np.finfo(float).eps
     return np.argmax(distances <= rounding * (variances[:, None] + variances), axis=1).astype(np.int64)
-
-
-def are_antipodes(covariance: Matrix) -> bool:
-    """Return whether there are two tokens and their sum is 0, up to the rounding of V."""
-    return len(covariance) == 2 and int(twins_of(covariance * np.array([[1, -1], [-1, 1]]))[1]) == 0
 
 
 def refuse_own(model: Transformer) -> None:

@@ -143,19 +143,14 @@ class CovarianceFlow:
         attention, feedforward = self.model.attention, self.model.feedforward
         total = np.zeros_like(v)
         if attention is not None:
-            mixing = self._mixing(len(v))
+            identity, center, _ = attention.interventions
+            seen = np.ones(v.shape)
+            seen = np.tril(seen) if self.model.mask == "causal" else seen
+            mixing = identity * np.eye(len(v)) + (1 - center) * seen / seen.sum(1, keepdims=True)  # A at logits of 0
             total += mixing @ v @ mixing.T
         if feedforward is not None:
             total += dual_kernel(feedforward, v)
         return total
-
-    def _mixing(self, tokens: int) -> Matrix:
-        """Return A (tokens, tokens) at vanishing logits."""
-        assert self.model.attention is not None
-        identity, center, _ = self.model.attention.interventions
-        seen = np.ones((tokens, tokens))
-        seen = np.tril(seen) if self.model.mask == "causal" else seen
-        return identity * np.eye(tokens) + (1 - center) * seen / seen.sum(1, keepdims=True)
 
     def solve(
         self,

@@ -30,11 +30,6 @@ def weight_kinds(limit: CovarianceLimit) -> list[str]:
     return attention + (["feedforward.pre", "feedforward.post"] if limit.kink is not None else [])
 
 
-def kernel_weights(limit: CovarianceLimit) -> int:
-    """Return how many weights of a layer enter the kernel; the gradients of queries and keys are smaller by √n."""
-    return (1 if limit.tau0 is not None else 0) + (2 if limit.kink is not None else 0)
-
-
 def gradient_constants(limit: CovarianceLimit) -> GradientConstants:
     """Return the factors of the forward SDE and of the gradients'."""
     return GradientConstants(
@@ -144,5 +139,6 @@ class PreparedGradientPaths:
             GradientResults(outputs["loss"], outputs["stream_gradient"], outputs["weight_gradient"], kernel),
             watch,
         )
-        kernel *= kernel_weights(paths.model)
+        # The gradients of queries and keys are smaller by √n, and do not enter.
+        kernel *= (paths.model.tau0 is not None) + 2 * (paths.model.kink is not None)
         outputs["exits"] *= paths.actual_dt

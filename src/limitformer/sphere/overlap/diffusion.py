@@ -28,7 +28,8 @@ from limitformer.sphere.overlap.motion import (
     Motion,
     Rates,
     StochasticMotion,
-    boundaries_of,
+    minus_end,
+    plus_end,
 )
 from limitformer.sphere.overlap.motions import motion_of
 from limitformer.sphere.overlap.position import (
@@ -129,7 +130,7 @@ class OverlapDiffusion:
     @cached_property
     def boundaries(self) -> Boundaries:
         """The behaviour of the diffusion at z = −1 (`minus`) and z = +1 (`plus`)."""
-        return boundaries_of(self.motion)
+        return Boundaries(minus_end(self.motion), plus_end(self.motion))
 
     @property
     def rates(self) -> Rates:

@@ -244,8 +244,13 @@ class Rates(NamedTuple):
     plus: float
 
 
-def boundaries_of(motion: Motion) -> Boundaries:
-    return Boundaries(minus_end(motion), plus_end(motion))
+def plus_end(motion: Motion) -> Boundary:
+    slope = motion.plus.slope
+    if isinstance(motion, FlowMotion):
+        return Boundary("attracting", slope, "without noise the overlap rises to 1, which is never reached")
+    if slope < 0:
+        return Boundary("attracting", slope, f"s ~ exp({slope:.6g} u) is integrable toward 1, which is never reached")
+    return Boundary("non-attracting", slope, f"s ~ exp({slope:.6g} u) is not integrable toward 1")
 
 
 def minus_end(motion: Motion) -> Boundary:
@@ -266,12 +271,3 @@ def leaving_end(dim: int, slope: float) -> Boundary:
     if dim == 2:
         return Boundary("reflecting", slope, f"{near}: -1 is reached and left at once")
     return Boundary("entrance", slope, f"{near}: -1 is left at once and never reached again")
-
-
-def plus_end(motion: Motion) -> Boundary:
-    slope = motion.plus.slope
-    if isinstance(motion, FlowMotion):
-        return Boundary("attracting", slope, "without noise the overlap rises to 1, which is never reached")
-    if slope < 0:
-        return Boundary("attracting", slope, f"s ~ exp({slope:.6g} u) is integrable toward 1, which is never reached")
-    return Boundary("non-attracting", slope, f"s ~ exp({slope:.6g} u) is not integrable toward 1")

@@ -31,7 +31,7 @@ replace the letters of `weights`. With drawn queries and keys T₂ has mean 0, a
 tokens without a mask (`drawn`): G = X = ½, D = (1 + M)/2.
 
 **Antipodes never attract**: D > 0 at −1 for every β and every law of the queries, and the argument of unequal clusters
-(`ends.leaving_end`) applies, because the attention of the two tokens differs there by (1 − T₂)X¹. At +1, T₂ = 0 for
+(`motion.leaving_end`) applies, because the attention of the two tokens differs there by (1 − T₂)X¹. At +1, T₂ = 0 for
 every β, G = X = D = ½ (G = X = ½, D = ½ with drawn queries), and the slope is −1 − (3/5)(d − 2): the tokens meet.
 
 **Lifetime** of antipodes at large β with fixed queries: δ = 1 − T₂ → 2e^{−2β} replaces a₊ − a₋ in `hitting`,

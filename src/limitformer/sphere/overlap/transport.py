@@ -89,13 +89,6 @@ def chain(motion: Motion, low: float, high: float, centre: float, width: float) 
     return Chain(centres, width, np.exp(up), np.exp(down))
 
 
-def start_at_point(cells: Chain, centre: float) -> Array:
-    """Return mass (n + 2) that is all in the cell at `centre`."""
-    mass = np.zeros(len(cells.centres) + 2)
-    mass[1 + int(np.argmin(np.abs(cells.centres - centre)))] = 1.0
-    return mass
-
-
 def start_uniform(cells: Chain, dim: int) -> Array:
     """Return the mass (n + 2) of two independent tokens, uniform on the sphere of R^dim.
 
@@ -187,32 +180,6 @@ def deepest(motion: Motion) -> float:
     return levelling(motion) - min(DEEPEST, FORGET / (-motion.minus.growth - motion.minus.slope))
 
 
-def cell_width(motion: Motion, low: float, high: float) -> float:
-    """Return `WIDEST_CELL`, or less so that log s changes by at most `LARGEST_CELL_RISE` per cell."""
-    steepest = float(np.abs(slope_at(motion, np.linspace(low, high, 2000))).max())
-    return min(WIDEST_CELL, LARGEST_CELL_RISE / steepest)
-
-
-def check_cells(low: float, high: float, width: float) -> None:
-    """Raise `InputError` for a grid of more than `MOST_CELLS` cells."""
-    cells = (high - low) / width
-    require(
-        cells <= MOST_CELLS,
-        f"The density needs {cells:.2g} cells; the limit is {MOST_CELLS}. Nearest: shorter times, a smaller "
-        "beta or dim, or more noise.",
-    )
-
-
-def check_width(width: float, finest: float) -> None:
-    """Raise `InputError` for cells that make the noise a third too large; `finest` is the default."""
-    widest = finest * COARSEST_RISE / LARGEST_CELL_RISE
-    require(
-        width <= widest,
-        f"spacing must be at most {widest:.3g} for this model, or its noise would be far too large; got {width:g}. "
-        f"The default takes {finest:.3g}.",
-    )
-
-
 NEAR_MINUS = 6.0  # a start at −1, or closer, begins at e^{−12} times the gap where the noise levels off
 UNIFORM_TAIL = 30.0
 LOST = 1e-10  # mass
@@ -222,7 +189,9 @@ def density_of(
     motion: Motion, dim: int, times: ArrayLike, start: float | None, spacing: float | None, steps: int
 ) -> xr.Dataset:
     t = checked_times(times)
-    width = None if spacing is None else checked_spacing(spacing)
+    width = None if spacing is None else require_real("spacing", spacing)
+    if width is not None:
+        require(width > 0, f"spacing must be positive; got {width:g}.")
     if start is None:
         reach = UNIFORM_TAIL / (dim - 1)
         cells = fitted(motion, (-reach, reach), 0.0, t[-1], width)
@@ -232,26 +201,9 @@ def density_of(
         if motion.minus.growth < 0:
             centre = max(centre, levelling(motion) - NEAR_MINUS)
         cells = fitted(motion, (centre, centre), centre, t[-1], width)
-        mass = start_at_point(cells, centre)
-    return as_dataset(cells, evolve(cells, mass, t, steps), t)
-
-
-def fitted(motion: Motion, starts: tuple[float, float], centre: float, horizon: float, width: float | None) -> Chain:
-    """Return the chain on a grid wide enough for `horizon`."""
-    low, high = extent(motion, starts, horizon)
-    finest = cell_width(motion, low, high)
-    fine = finest if width is None else width
-    check_width(fine, finest)
-    check_cells(low, high, fine)
-    return chain(motion, low, high, centre, fine)
-
-
-def as_dataset(cells: Chain, masses: Array, times: Array) -> xr.Dataset:
-    """Return masses (times, n + 2) as densities and tallies.
-
-    Raises:
-        InputError: mass was lost, because doubles do not resolve the fastest rates over the requested times.
-    """
+        mass = np.zeros(len(cells.centres) + 2)
+        mass[1 + int(np.argmin(np.abs(cells.centres - centre)))] = 1.0
+    masses = evolve(cells, mass, t, steps)
     lost, least = float(np.abs(masses.sum(1) - 1).max()), float(masses.min())
     require(
         lost <= LOST and least >= -LOST,
@@ -268,9 +220,29 @@ def as_dataset(cells: Chain, masses: Array, times: Array) -> xr.Dataset:
             "below": ("time", masses[:, 0]),
             "above": ("time", masses[:, -1]),
         },
-        coords={"time": times, "artanh_overlap": cells.centres, "overlap": ("artanh_overlap", at.z)},
+        coords={"time": t, "artanh_overlap": cells.centres, "overlap": ("artanh_overlap", at.z)},
         attrs={"spacing": cells.width},
     )
+
+
+def fitted(motion: Motion, starts: tuple[float, float], centre: float, horizon: float, width: float | None) -> Chain:
+    """Return the chain on a grid wide enough for `horizon`; raise `InputError` for cells too wide or too many."""
+    low, high = extent(motion, starts, horizon)
+    steepest = float(np.abs(slope_at(motion, np.linspace(low, high, 2000))).max())
+    finest = min(WIDEST_CELL, LARGEST_CELL_RISE / steepest)
+    fine, widest = finest if width is None else width, finest * COARSEST_RISE / LARGEST_CELL_RISE
+    require(
+        fine <= widest,
+        f"spacing must be at most {widest:.3g} for this model, or its noise would be far too large; got {fine:g}. "
+        f"The default takes {finest:.3g}.",
+    )
+    cells = (high - low) / fine
+    require(
+        cells <= MOST_CELLS,
+        f"The density needs {cells:.2g} cells; the limit is {MOST_CELLS}. Nearest: shorter times, a smaller "
+        "beta or dim, or more noise.",
+    )
+    return chain(motion, low, high, centre, fine)
 
 
 def checked_times(times: ArrayLike) -> Array:
@@ -280,9 +252,3 @@ def checked_times(times: ArrayLike) -> Array:
     require(good, "times must be finite, increasing and at least 0, in one dimension.")
     require(t[-1] > 0, "times must end after 0.")
     return t
-
-
-def checked_spacing(spacing: float) -> float:
-    width = require_real("spacing", spacing)
-    require(width > 0, f"spacing must be positive; got {width:g}.")
-    return width

@@ -1,8 +1,8 @@
 r"""Two tokens with QᵀK = I: their overlap z is a Markov chain by itself.
 
 Sum s and difference d of two unit vectors are orthogonal, and A(X¹) ± A(X²) = (a ± b)(X¹ ± X²). So a layer
-(`sphere.methods`) maps s, d to s + c₊Vs, d + c₋Vd with c± = σ(a ± b)/√L, with weights a on the token itself and b on the
-other,
+(`sphere.methods`) maps s, d to s + c₊Vs, d + c₋Vd with c± = σ(a ± b)/√L, with weights a on the token itself and b on
+the other,
 
   e = exp(β(z − 1)),  softmax: a = 1/(1 + e), b = e/(1 + e),  unnormalized: a = exp(β)/2, b = exp(β) e/2.
 

@@ -1,4 +1,5 @@
-r"""Drift and covariance of the gradients' SDE, dense; for checks on few tokens. Letters in `backward`.
+r"""Drift and covariance of the gradients' SDE, dense; for checks on few tokens. Letters in
+`limitformer.covariance.limit_gradients.backward`.
 
 The means over logits are exact. Logits are Y = Σ_ij g_ij Lᵢ Lⱼᵀ over the columns of L, V = L Lᵀ, with independent
 standard normal g_ij. So a bilinear f has E f(Y, Y) = Σ_ij f(Lᵢ Lⱼᵀ, Lᵢ Lⱼᵀ). Means over pre-activations h ~ N(0, V)
