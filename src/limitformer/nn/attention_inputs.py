@@ -34,13 +34,19 @@ def check_inputs(
             check_dtypes_and_devices(query, key, value)
         check_gain("gamma1", gamma1, query)
         check_gain("gamma2", gamma2, query)
-        check_numbers(scale, dropout)
-        check_switch("is_causal", is_causal)
-        check_switch("float32", float32)
+        if not isinstance(scale, Tensor):
+            require_real("scale", scale)
+        if not 0 <= require_real("dropout", dropout) <= 1:
+            raise InputError(f"dropout must be a probability; got {dropout}.")
+        for name, switch in (("is_causal", is_causal), ("float32", float32)):
+            if str(switch) not in ("True", "False", "1", "0"):
+                raise InputError(f"{name} must be True or False; got {switch!r}.")
         check_mask_and_positions(mask, positions, query)
     check_shapes(query, key, value, positions)
-    if isinstance(mask, Tensor):
-        check_mask_batch(mask, query)
+    if isinstance(mask, Tensor) and mask.dim() == 4:
+        fits = mask.shape[0] in (1, query.shape[0]) and mask.shape[1] in (1, query.shape[1])
+        wanted = f"({query.shape[0]} or 1, {query.shape[1]} or 1, …)"
+        require(fits, f"mask must have the shape {wanted}; got {tuple(mask.shape)}.")
     both = isinstance(mask, Visibility) and is_causal
     require(not both, "is_causal is part of a Visibility: pass it to limitformer.nn.visibility.")
 
@@ -74,18 +80,6 @@ def check_gain(name: str, gain: Any, query: Tensor) -> None:
         raise InputError(f"{name} is on {gain.device}, query on {query.device}. Nearest: {name}.to(query.device).")
 
 
-def check_numbers(scale: Any, dropout: Any) -> None:
-    if not isinstance(scale, Tensor):
-        require_real("scale", scale)
-    if not 0 <= require_real("dropout", dropout) <= 1:
-        raise InputError(f"dropout must be a probability; got {dropout}.")
-
-
-def check_switch(name: str, value: Any) -> None:
-    if str(value) not in ("True", "False", "1", "0"):
-        raise InputError(f"{name} must be True or False; got {value!r}.")
-
-
 def check_mask_and_positions(mask: Any, positions: Any, query: Tensor) -> None:
     if not (mask is None or isinstance(mask, Tensor | Visibility)):
         raise InputError(f"mask must be a tensor, a Visibility or None; got {type(mask).__name__}.")
@@ -115,12 +109,3 @@ def check_shapes(query: Tensor, key: Tensor, value: Tensor, positions: Tensor | 
         return
     fits = positions.shape in ((queries,), (query.shape[0], queries))
     require(fits, f"positions must be ({queries},) or ({query.shape[0]}, {queries}); got {tuple(positions.shape)}.")
-
-
-def check_mask_batch(mask: Tensor, query: Tensor) -> None:
-    """Raise `InputError` unless the batch and heads of a mask are those of the queries, or 1."""
-    if mask.dim() != 4:
-        return
-    fits = mask.shape[0] in (1, query.shape[0]) and mask.shape[1] in (1, query.shape[1])
-    wanted = f"({query.shape[0]} or 1, {query.shape[1]} or 1, …)"
-    require(fits, f"mask must have the shape {wanted}; got {tuple(mask.shape)}.")

@@ -40,7 +40,7 @@ from limitformer.paths.arrays import (
     write_lane_row,
     write_number,
 )
-from limitformer.paths.exits import INSIDE, LARGEST_RADIUS, first_at
+from limitformer.paths.exits import INSIDE, first_at
 
 Keep = Literal["covariance", "pairs"]
 
@@ -141,11 +141,6 @@ class Recording:
         variance, shared = np.diagonal(covariance, axis1=1, axis2=2), covariance[:, i, j]
         outputs["variance"][:], outputs["pair_covariance"][:] = variance, shared
         outputs["distance"][:] = np.maximum(variance[:, i] + variance[:, j] - 2 * shared, 0)
-
-    @property
-    def largest_radius(self) -> float:
-        """The default radius: every V inside the ball fits the type."""
-        return min(LARGEST_RADIUS, LARGEST[self.dtype])
 
     def settings(self, floor: float) -> dict[str, Any]:
         """Return the attributes of the results; `floor` is that of distances, relative to the tokens' variance."""

@@ -139,16 +139,8 @@ def with_gradients(dataset: xr.Dataset, outputs: Mapping[str, NDArray[Any]], wei
     units = {"units": "1"}
     added = {
         "loss": (("sample",), outputs["loss"], {"long_name": "|x|^2 / 2 of the last tokens, mean", **units}),
-        "stream_gradient": (
-            ("sample", "depth"),
-            outputs["stream_gradient"],
-            {"long_name": "|d loss / dX|", **units},
-        ),
-        "weight_gradient": (
-            ("sample", "weight"),
-            outputs["weight_gradient"],
-            {"long_name": "|d loss / dW|", **units},
-        ),
+        "stream_gradient": (("sample", "depth"), outputs["stream_gradient"], {"long_name": "|d loss / dX|", **units}),
+        "weight_gradient": (("sample", "weight"), outputs["weight_gradient"], {"long_name": "|d loss / dW|", **units}),
     }
     return dataset.assign(added).assign_coords(weight=weights)
 

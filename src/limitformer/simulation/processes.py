@@ -20,8 +20,9 @@ from limitformer.models import HybridTransformer, OneMatrix, Start, StochasticTr
 from limitformer.models.functions import is_user_part, name_of_part
 from limitformer.models.sphere_start import as_sphere_start
 from limitformer.paths.arrays import Dtype, Outputs
+from limitformer.paths.exits import LARGEST_RADIUS
 from limitformer.paths.process import Process
-from limitformer.paths.recording import Keep, Recording
+from limitformer.paths.recording import LARGEST, Keep, Recording
 from limitformer.paths.times import Record, recorded_layers, recorded_points
 from limitformer.results.datasets import (
     covariance_dataset,
@@ -214,7 +215,7 @@ def recorded_times(record: Record) -> Any:
 
 def checked_radius(radius: float | None, recording: Recording) -> float:
     """Return the radius at which paths stop; None stands for the largest that the results' type allows."""
-    largest = recording.largest_radius
+    largest = min(LARGEST_RADIUS, LARGEST[recording.dtype])  # every V inside the ball fits the type
     if radius is None:
         return largest
     radius = require_real("radius", radius)

@@ -44,7 +44,14 @@ def read_sweep(path: str | Path) -> Sweep:
     """
     record = read_toml(path)
     try:
-        return sweep_of(record)
+        for name in record:
+            require(name in SECTIONS, unknown_field("A sweep's file", name, list(SECTIONS)))
+        for name in ("model", "over", "simulate"):
+            require(isinstance(record.get(name), dict), f"A sweep's file needs the table [{name}].")
+        keep = record.get("keep", {"moments": True})
+        require(isinstance(keep, dict), f"[keep] must be a table; got {keep!r}.")
+        over = {name: values_of(name, values) for name, values in dotted(record["over"]).items()}
+        return Sweep(from_record(record["model"]), over=over, simulate=record["simulate"], reduce=keep)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
 
@@ -58,17 +65,6 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise InputError(f"Cannot read {path}: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not TOML: {error}.") from error
-
-
-def sweep_of(record: Mapping[str, Any]) -> Sweep:
-    for name in record:
-        require(name in SECTIONS, unknown_field("A sweep's file", name, list(SECTIONS)))
-    for name in ("model", "over", "simulate"):
-        require(isinstance(record.get(name), dict), f"A sweep's file needs the table [{name}].")
-    keep = record.get("keep", {"moments": True})
-    require(isinstance(keep, dict), f"[keep] must be a table; got {keep!r}.")
-    over = {name: values_of(name, values) for name, values in dotted(record["over"]).items()}
-    return Sweep(from_record(record["model"]), over=over, simulate=record["simulate"], reduce=keep)
 
 
 def dotted(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:

@@ -69,26 +69,21 @@ def unknown_field(kind: str, name: str, known: list[str]) -> str:
     return f"{kind} has no field {name!r}. {hint}"
 
 
-def check_axes(over: Mapping[str, Sequence[Any]]) -> None:
-    """Raise `InputError` unless every axis has different values."""
+def check_axes(over: Mapping[str, Any]) -> None:
+    """Raise `InputError` unless every axis has values that are different numbers or words."""
     require(len(over) > 0, "A grid needs at least one field to vary; got none.")
     for name, values in over.items():
-        check_axis(name, values)
-
-
-def check_axis(name: str, values: Any) -> None:
-    """Raise `InputError` unless the values are different numbers or words."""
-    several = isinstance(values, Sequence | np.ndarray) and not isinstance(values, str)
-    if not several:  # the message is made only then: a list may be long
-        raise InputError(f"The axis {name!r} must be a list of values; got {values!r}.")
-    require(len(values) > 0, f"The axis {name!r} has no value; a grid needs at least one on each axis.")
-    simple = str | int | float | np.number | None
-    strange = {type(value).__name__ for value in values if not isinstance(value, simple)}
-    require(not strange, f"The axis {name!r} must be numbers or words; got {', '.join(sorted(strange))}.")
-    unseen = [value for value in values if isinstance(value, str) and not value.isprintable()]
-    require(not unseen, f"The words on the axis {name!r} must be printable; got {unseen[:1]!r}.")
-    if len(set(values)) != len(values):
-        raise InputError(f"The values of {name!r} must differ; got {', '.join(map(str, values))}.")
+        several = isinstance(values, Sequence | np.ndarray) and not isinstance(values, str)
+        if not several:  # the message is made only then: a list may be long
+            raise InputError(f"The axis {name!r} must be a list of values; got {values!r}.")
+        require(len(values) > 0, f"The axis {name!r} has no value; a grid needs at least one on each axis.")
+        simple = str | int | float | np.number | None
+        strange = {type(value).__name__ for value in values if not isinstance(value, simple)}
+        require(not strange, f"The axis {name!r} must be numbers or words; got {', '.join(sorted(strange))}.")
+        unseen = [value for value in values if isinstance(value, str) and not value.isprintable()]
+        require(not unseen, f"The words on the axis {name!r} must be printable; got {unseen[:1]!r}.")
+        if len(set(values)) != len(values):
+            raise InputError(f"The values of {name!r} must differ; got {', '.join(map(str, values))}.")
 
 
 def cells(base: Any, over: Mapping[str, Sequence[Any]]) -> Iterator[Cell]:

@@ -62,33 +62,25 @@ def phase_diagram(
     """
     require(isinstance(base, SphereKind), f"A phase diagram needs a model on the sphere; got {type(base).__name__}.")
     options: dict[str, Any] = {"horizon": horizon, "tolerance": tolerance, "early_stop": early_stop}
-    check_run(options, samples=samples, level=level, threads=threads)
-    settings = {"samples": samples, "seed": seed, **options}
-    sweep = Sweep(base, over=over, simulate=settings, reduce={"outcomes": {"level": level}})
-    data = outcomes_of(sweep, store, threads, progress).isel(point=0)[["probability", "low", "high"]]
-    exact = np.array([exact_probability(cell.model) for cell in sweep.cells()]).reshape(sweep.shape)
-    attributes = {name: value for name, value in settings.items() if value is not None}
-    return data.assign(exact=(tuple(over), exact)).assign_attrs(
-        base=to_json(base), level=level, **attributes, **stamp()
-    )
-
-
-def outcomes_of(sweep: Sweep, store: str | Path | None, threads: int | None, progress: bool) -> xr.Dataset:
-    """Run the sweep, in its store if there is one; raise `InputError` if a cell fails."""
-    if store is None:
-        return compute_sweep(sweep, threads=threads, progress=progress)
-    report = run_sweep(sweep, store, workers=1, threads=threads, progress=progress)
-    require(report.failed == 0, f"{report.failed} cells failed: {next(iter(report.errors.values()), '')}")
-    return load_sweep(store).sel({name: list(values) for name, values in sweep.over.items()})  # the caller's order
-
-
-def check_run(options: Mapping[str, Any], *, samples: int, level: float, threads: int | None) -> None:
-    """Raise `InputError` if an option that is the same in all cells is invalid."""
     SphereOptions(**options)
     require_count("samples", samples)
     require(0 < require_real("level", level) < 1, f"level must lie in (0, 1); got {level}.")
     if threads is not None:
         require_count("threads", threads)
+    settings = {"samples": samples, "seed": seed, **options}
+    sweep = Sweep(base, over=over, simulate=settings, reduce={"outcomes": {"level": level}})
+    if store is None:
+        data = compute_sweep(sweep, threads=threads, progress=progress)
+    else:
+        report = run_sweep(sweep, store, workers=1, threads=threads, progress=progress)
+        require(report.failed == 0, f"{report.failed} cells failed: {next(iter(report.errors.values()), '')}")
+        data = load_sweep(store).sel({name: list(values) for name, values in sweep.over.items()})  # the caller's order
+    data = data.isel(point=0)[["probability", "low", "high"]]
+    exact = np.array([exact_probability(cell.model) for cell in sweep.cells()]).reshape(sweep.shape)
+    attributes = {name: value for name, value in settings.items() if value is not None}
+    return data.assign(exact=(tuple(over), exact)).assign_attrs(
+        base=to_json(base), level=level, **attributes, **stamp()
+    )
 
 
 def exact_probability(model: SphereKind) -> float:

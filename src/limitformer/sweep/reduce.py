@@ -98,7 +98,7 @@ def outcome_counts(work: Work, level: float) -> dict[str, Reduced]:
 def stopping_times(work: Work, largest: float, smallest: float) -> dict[str, Reduced]:
     """Return the first layer/width (or time) with an eigenvalue of V outside, or the last one recorded.
 
-    Between two recorded times of a limit an eigenvalue may be outside too (`covariance.limit.eigenvalues`).
+    Between two recorded times of a limit an eigenvalue may be outside too (`crossing_chances`).
     """
     require("covariance" in work.samples, "Stopping times need a covariance.")
     several = work.samples["covariance"].shape[1] > 1
@@ -106,23 +106,18 @@ def stopping_times(work: Work, largest: float, smallest: float) -> dict[str, Red
     values = np.linalg.eigvalsh(work.samples["covariance"].values)
     outside = (values[..., -1] > largest) | (values[..., 0] < smallest)
     if isinstance(work.model, CovarianceLimit):
-        outside[:, 1:] |= outside_between(work, work.model, largest, smallest)
+        from scipy.special import ndtr  # slow to import, and only this reduction needs it
+
+        v, times = work.samples["covariance"].values.astype(np.float64), work.samples["time"].values
+        chances = crossing_chances(work.model, v, times, smallest, largest)
+        normals = replica_normals(key(work.settings["seed"], "stopping times"), *chances.shape)
+        before_exit = work.samples["exit"].values[:, None] > times[:-1]
+        outside[:, 1:] |= before_exit & (ndtr(normals) < chances)
     last = outside.shape[1] - 1
     first = np.where(outside.any(1), outside.argmax(1), last)
     axis = str(work.samples["covariance"].dims[1])
     unit = work.model.width if axis == "depth" else 1
     return {"stopping_time": Reduced(work.samples[axis].values[first] / unit, ("sample",))}
-
-
-def outside_between(work: Work, model: CovarianceLimit, largest: float, smallest: float) -> NDArray[np.bool_]:
-    """Return whether an eigenvalue was outside between neighbouring times, (sample, points − 1), before the exit."""
-    v, times = work.samples["covariance"].values.astype(np.float64), work.samples["time"].values
-    chances = crossing_chances(model, v, times, smallest, largest)
-    from scipy.special import ndtr  # slow to import, and only this reduction needs it
-
-    normals = replica_normals(key(work.settings["seed"], "stopping times"), *chances.shape)
-    moving = work.samples["exit"].values[:, None] > times[:-1]
-    return np.asarray(moving & (ndtr(normals) < chances))
 
 
 def exits(work: Work) -> dict[str, Reduced]:

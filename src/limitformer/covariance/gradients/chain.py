@@ -25,7 +25,7 @@ from limitformer.covariance.gradients.backward import (
     run_replicas_with_gradients,
 )
 from limitformer.covariance.gradients.matrices import allocate, count_bytes
-from limitformer.models import Elementwise, Feedforward, Gated, Mixing, OneMatrix, RadialNorm, Transformer
+from limitformer.models import Elementwise, Gated, Mixing, OneMatrix, RadialNorm, Transformer
 from limitformer.models.activations import derivative_of
 from limitformer.models.functions import function_of
 from limitformer.numerics.random import key
@@ -88,7 +88,12 @@ class PreparedGradients:
 
     def __init__(self, prepared: PreparedChain, seed: int) -> None:
         self.prepared = prepared
-        self.constants = with_derivative(prepared.constants, prepared.chain.model.feedforward)
+        part, self.constants = prepared.chain.model.feedforward, prepared.constants
+        if type(part) in (Elementwise, Gated):
+            derivative = derivative_of(function_of(part))
+            assert derivative is not None  # as `has_gradients` requires
+            own = self.constants.feedforward._replace(derivative=elementwise_address(derivative))
+            self.constants = self.constants._replace(feedforward=own)
         self.shapes = shapes_of(prepared.chain.model, prepared.chain.tokens, self.constants)
         self.keys = np.array([prepared.key_words, key(seed, "chain, backward")], np.uint64)
 
@@ -113,16 +118,6 @@ def has_gradients(part: object) -> bool:
     if type(part) in (Elementwise, Gated):
         return derivative_of(function_of(part)) is not None
     return type(part) not in (Mixing, OneMatrix, RadialNorm)
-
-
-def with_derivative(constants: Constants, part: Feedforward | None) -> Constants:
-    """Return the constants with the address of σ′, if σ is a function at an address."""
-    if type(part) not in (Elementwise, Gated):
-        return constants
-    derivative = derivative_of(function_of(part))
-    assert derivative is not None  # as `has_gradients` requires
-    address = elementwise_address(derivative)
-    return constants._replace(feedforward=constants.feedforward._replace(derivative=address))
 
 
 def of_samples(shapes: Shapes, samples: int) -> Shapes:

@@ -74,7 +74,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, visible: Tensor) -> Tensor:
         """Compute A X W_V/√n, with an output projection if there are heads; `visible` (m, m) boolean."""
         values = self.split(linear(x, self.value))
-        mixed = self.join(self.matrix(x, visible) @ values)
+        mixed = (self.matrix(x, visible) @ values).transpose(-2, -3).flatten(-2)  # (*, h, m, k) to (*, m, h k)
         return mixed if self.output is None else linear(mixed, self.output)
 
     def matrix(self, x: Tensor, visible: Tensor) -> Tensor:
@@ -97,10 +97,6 @@ class Attention(nn.Module):
         """Reshape (*, m, h k) to (*, h, m, k)."""
         return x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
 
-    def join(self, x: Tensor) -> Tensor:
-        """Reshape (*, h, m, k) to (*, m, h k)."""
-        return x.transpose(-2, -3).flatten(-2)
-
 
 class Mixing(Attention):
     """Attention with A by a user-defined rule."""
@@ -118,10 +114,6 @@ KINDS: Mapping[type, Callable[[Any, int, tuple[int, ...]], Attention]] = {
     models.SoftmaxAttention: Attention,
     models.Mixing: Mixing,
 }
-
-
-def attention_of(part: models.Attention, width: int, networks: tuple[int, ...] = ()) -> Attention:
-    return of_kind(part, KINDS)(part, width, networks)
 
 
 Slopes = tuple[float, float]
@@ -215,7 +207,8 @@ class Layer(nn.Module):
         norm = model.normalisation
         self.pre = Norm(norm) if norm is not None and norm.placement == "pre" else nn.Identity()
         self.post = Norm(norm) if norm is not None and norm.placement == "post" else nn.Identity()
-        self.attention = None if model.attention is None else attention_of(model.attention, model.width, networks)
+        attention = model.attention
+        self.attention = None if attention is None else of_kind(attention, KINDS)(attention, model.width, networks)
         self.feedforward = (
             None if model.feedforward is None else feedforward_of(model.feedforward, model.width, networks)
         )
