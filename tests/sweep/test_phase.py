@@ -19,7 +19,8 @@ from limitformer.plot import style
 from limitformer.results.outcomes import OUTCOMES
 from limitformer.sweep.describe import model_seed as cell_seed
 from limitformer.sweep.grid import cells
-from limitformer.sweep.phase import FINE, MOST_CURVES, draw, phase_diagram
+from limitformer.sweep.phase import phase_diagram
+from limitformer.sweep.show import FINE, MOST_CURVES, draw
 
 BASE = lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=20)
 HYBRID = lf.HybridTransformer(tokens=2, dim=4, beta=1.0, epsilon=1.2, layers_per_unit_time=20)

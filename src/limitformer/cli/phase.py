@@ -168,7 +168,7 @@ def write(data: "xr.Dataset", out: Path) -> list[Path]:
     from limitformer.base.files import write_whole
     from limitformer.plot import style
     from limitformer.results.storage import save
-    from limitformer.sweep.phase_picture import draw
+    from limitformer.sweep.show import draw
 
     numbers, picture = save(data, out / "phase.nc"), out / "phase.png"
     with style():

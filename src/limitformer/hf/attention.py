@@ -28,8 +28,7 @@ from transformers.utils import is_tracing
 from limitformer.base.errors import InputError, require
 from limitformer.hf.marks import OUTPUT_ATTENTIONS
 from limitformer.nn import Gain, Visibility, shaped_attention, visibility
-from limitformer.nn.attention_matrix import mixed_and_matrix
-from limitformer.nn.logits import Logits, Probe
+from limitformer.nn.attention_matrix import Logits, Probe, mixed_and_matrix
 from limitformer.nn.rounding import warn_of_rounding
 
 if TYPE_CHECKING:

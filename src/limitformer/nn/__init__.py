@@ -6,7 +6,9 @@ with _of_extra("torch"):
     import torch as _torch  # noqa: F401
 
     from limitformer.nn import drawn as drawn
+    from limitformer.nn.attention_matrix import Logits as Logits
     from limitformer.nn.attention_matrix import attention_matrix as attention_matrix
+    from limitformer.nn.attention_matrix import entropy as entropy
     from limitformer.nn.blocks import Block as Block
     from limitformer.nn.blocks import FeedForward as FeedForward
     from limitformer.nn.blocks import Stack as Stack
@@ -25,8 +27,6 @@ with _of_extra("torch"):
     from limitformer.nn.gains import gains as gains
     from limitformer.nn.initialisation import InitialVariances as InitialVariances
     from limitformer.nn.initialisation import draw as draw
-    from limitformer.nn.logits import Logits as Logits
-    from limitformer.nn.logits import entropy as entropy
     from limitformer.nn.rounding import RoundingWarning as RoundingWarning
     from limitformer.nn.self_attention import ShapedSelfAttention as ShapedSelfAttention
     from limitformer.nn.shaped_attention import shaped_attention as shaped_attention

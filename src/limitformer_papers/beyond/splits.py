@@ -5,7 +5,7 @@ and q = N − p on the other with probability
 
   P(p, q) = 2 C(N, p)/2^N for p ≠ q,    C(N, p)/2^N for p = q.
 
-On the time scale e^{2β} an unequal split ends at the rate 1/m, m the leading term of `overlap.lifetime` at b → 1,
+On the time scale e^{2β} an unequal split ends at the rate 1/m, m the leading term of `overlap.hitting` at b → 1,
 
   m(p, q) = (π/(2√2)) B(½, (d − 1)/2) pq/|p² − q²| e^{2β}/σ²,
 

@@ -2,7 +2,7 @@
 
 `covariance` declares the SDE. Its drift is in `drift`, with the places where each term of the theorem is written; its
 noise and the default step are in `factor_step`, the paper's step in `euler`, the length of steps in `short_steps`, and
-the process that `simulate` runs in `path`. `flow` is the ODE and `dual` its kernels; `explosion` has the probability of
+the process that `simulate` runs in `path`. `flow` is the ODE; `explosion` has the probability of
 an explosion in closed form.
 """
 
