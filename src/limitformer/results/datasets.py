@@ -87,14 +87,8 @@ def path_dataset(
             "start_covariance": (("token", "token_"), start.covariance, {"long_name": "V_0", "units": "1"}),
             **means,
         },
-        coords={
-            axis: (axis, points, {"units": unit}),
-            "label": ("token", names, {"long_name": "label of the token"}),
-        },
-        attrs={
-            **provenance,
-            **stamp(provenance.get("dtype", "float64")),
-        },
+        coords={axis: (axis, points, {"units": unit}), "label": ("token", names, {"long_name": "label of the token"})},
+        attrs={**provenance, **stamp(provenance.get("dtype", "float64"))},
     )
 
 

@@ -21,11 +21,7 @@ from limitformer.sphere.pair.process import AveragedPairPaths, PairPaths
 from limitformer.sphere.process import SpherePaths
 from limitformer.sphere.tokens.process import CoordinatePaths, GramPaths
 
-PATHS: Mapping[Method, type[SpherePaths]] = {
-    "overlap": PairPaths,
-    "gram": GramPaths,
-    "coordinates": CoordinatePaths,
-}
+PATHS: Mapping[Method, type[SpherePaths]] = {"overlap": PairPaths, "gram": GramPaths, "coordinates": CoordinatePaths}
 
 
 def sphere_chain(

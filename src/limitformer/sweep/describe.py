@@ -128,8 +128,7 @@ class Sweep:
 
     def __post_init__(self, unchecked: bool) -> None:
         require(
-            isinstance(self.base, Transformer | SphereModel),
-            f"A sweep needs a model; got {type(self.base).__name__}.",
+            isinstance(self.base, Transformer | SphereModel), f"A sweep needs a model; got {type(self.base).__name__}."
         )
         for name in ("over", "simulate", "reduce"):
             table = getattr(self, name)

@@ -18,11 +18,7 @@ import numpy as np
 from limitformer.covariance.chain.feedforward import TILE, FeedforwardConstants, activate
 from limitformer.covariance.chain.own import mark_own_exits
 from limitformer.covariance.chain.start import start_factor
-from limitformer.covariance.chain.transformer import (
-    TransformerChain,
-    feedforward_constants,
-    kernel_strengths,
-)
+from limitformer.covariance.chain.transformer import TransformerChain, feedforward_constants, kernel_strengths
 from limitformer.models import OneMatrix, Transformer
 from limitformer.numerics.factor import FIRST, copy, multiply, put_in_lanes, triangularise
 from limitformer.numerics.kernels import allocator, driver, kernel

@@ -25,8 +25,7 @@ def start_factor(start: Start, width: int, with_means: bool) -> tuple[NDArray[np
     """
     rank = start.rank()
     require(
-        rank <= width,
-        f"The start spreads in {rank} directions, more than width={width} has. Nearest: width={rank}.",
+        rank <= width, f"The start spreads in {rank} directions, more than width={width} has. Nearest: width={rank}."
     )
     columns = min(start.tokens + with_means, width)
     if not with_means:

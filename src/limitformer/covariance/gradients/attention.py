@@ -26,12 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from limitformer.covariance.chain.attention import (
-    AttentionConstants,
-    AttentionWorkspace,
-    attention_matrix,
-    draw_logits,
-)
+from limitformer.covariance.chain.attention import AttentionConstants, AttentionWorkspace, attention_matrix, draw_logits
 from limitformer.covariance.gradients.matrices import (
     Buffer,
     add_to,

@@ -61,15 +61,7 @@ from limitformer.numerics.factor import (
     triangularise,
 )
 from limitformer.numerics.kernels import allocator, kernel
-from limitformer.numerics.lanes import (
-    everywhere,
-    lane_matrix,
-    load,
-    magnitude,
-    square_root,
-    store,
-    where_positive,
-)
+from limitformer.numerics.lanes import everywhere, lane_matrix, load, magnitude, square_root, store, where_positive
 from limitformer.numerics.random import draw_normals, next_normal
 
 

@@ -153,9 +153,7 @@ class CovarianceFlow:
         return total
 
     def solve(
-        self,
-        start: Start | Annotated[ArrayLike, "tokens tokens"],
-        times: Annotated[ArrayLike, "times"] = (1.0,),
+        self, start: Start | Annotated[ArrayLike, "tokens tokens"], times: Annotated[ArrayLike, "times"] = (1.0,)
     ) -> Annotated[Matrix, "times tokens tokens"]:
         """Return V at `times`, ascending in [0, 1], from a start or a covariance matrix.
 

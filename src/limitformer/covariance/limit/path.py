@@ -288,8 +288,7 @@ class CovariancePaths(CovarianceProcess):
 
     def __post_init__(self) -> None:
         require(
-            self.step in ("factor", "euler-maruyama"),
-            f'step must be "factor" or "euler-maruyama"; got {self.step!r}.',
+            self.step in ("factor", "euler-maruyama"), f'step must be "factor" or "euler-maruyama"; got {self.step!r}.'
         )
         set_fields(self, dt=require_real("dt", self.dt))
         least = self.model.horizon / MOST_STEPS

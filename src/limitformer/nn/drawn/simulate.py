@@ -186,10 +186,7 @@ def networks_in_batch(model: Transformer, tokens: int, dtype: torch.dtype, gradi
     activations = 4 * tokens * max(widest, model.width) + 2 * heads * tokens**2
     size, what = (weights + activations) * dtype.itemsize, f"A layer of width {model.width:,}"
     if gradients:
-        size, what = (
-            2 * model.depth * size,
-            f"Differentiating {model.depth:,} layers of width {model.width:,}",
-        )
+        size, what = (2 * model.depth * size, f"Differentiating {model.depth:,} layers of width {model.width:,}")
     check_scratch(size, what, "a smaller width, or its chain")
     return max(1, BATCH_BYTES // size)
 

@@ -39,10 +39,7 @@ class Antipodes(NamedTuple):
 @allocator
 def open_antipodes(tokens, coordinates):
     return Antipodes(
-        np.zeros(tokens, np.int64),
-        np.zeros((NUMBERS, tokens)),
-        np.zeros((coordinates, tokens)),
-        np.zeros(coordinates),
+        np.zeros(tokens, np.int64), np.zeros((NUMBERS, tokens)), np.zeros((coordinates, tokens)), np.zeros(coordinates)
     )
 
 

@@ -24,16 +24,7 @@ import numpy as np
 from limitformer.numerics.elementary import exponential_less_one
 from limitformer.numerics.factor import FIRST, inner, multiply, transposed_rows
 from limitformer.numerics.kernels import inlined, kernel, strict_kernel
-from limitformer.numerics.lanes import (
-    LANES,
-    all_below,
-    choose,
-    everywhere,
-    larger,
-    load,
-    square_root,
-    store,
-)
+from limitformer.numerics.lanes import LANES, all_below, choose, everywhere, larger, load, square_root, store
 from limitformer.sphere.near.near_tree import LENGTH, SIGN, note_gathered, refresh_counts, unlink
 
 LEAST = 1e-150

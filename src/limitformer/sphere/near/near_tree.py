@@ -33,17 +33,7 @@ import numpy as np
 from limitformer.numerics.elementary import exponential
 from limitformer.numerics.factor import FIRST, transposed_rows
 from limitformer.numerics.kernels import allocator, kernel, strict_kernel
-from limitformer.numerics.lanes import (
-    LANES,
-    all_below,
-    choose,
-    everywhere,
-    lane_matrix,
-    larger,
-    load,
-    magnitude,
-    store,
-)
+from limitformer.numerics.lanes import LANES, all_below, choose, everywhere, lane_matrix, larger, load, magnitude, store
 
 NEGLIGIBLE = 1e-10  # largest |D|, and largest omitted term relative to D
 

@@ -20,15 +20,7 @@ from scipy.special import betainc, betaln, logsumexp
 
 from limitformer.base.errors import InputError, require
 from limitformer.sphere.overlap.motion import Motion, slope_at
-from limitformer.sphere.overlap.panels import (
-    WEIGHTS,
-    Panels,
-    cells,
-    on_edges,
-    refined,
-    separate,
-    thirds,
-)
+from limitformer.sphere.overlap.panels import WEIGHTS, Panels, cells, on_edges, refined, separate, thirds
 from limitformer.sphere.overlap.position import Array, at_artanh, log_cosh
 
 STEEP = 1e5

@@ -51,14 +51,7 @@ from numpy.typing import NDArray
 from limitformer.numerics.elementary import U64, exponential, logarithm
 from limitformer.numerics.kernels import allocator, driver, inlined, kernel, strict_kernel
 from limitformer.numerics.lanes import LANES, lane_matrix, magnitude, square_root, store
-from limitformer.numerics.random import (
-    box_muller,
-    next_chi,
-    next_normal,
-    open_stream,
-    rewind,
-    words_of,
-)
+from limitformer.numerics.random import box_muller, next_chi, next_normal, open_stream, rewind, words_of
 from limitformer.numerics.watch import count_whole, is_halted, keep_going
 from limitformer.paths.arrays import points_in, replicas_between, write_number
 from limitformer.sphere.overlap.drawn import DrawnAttention

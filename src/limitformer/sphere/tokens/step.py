@@ -37,13 +37,7 @@ from limitformer.sphere.near.antipodes import Antipodes, add_antipodes, open_ant
 from limitformer.sphere.near.differences import after_step, difference_rows, insert_differences, store_differences
 from limitformer.sphere.near.near_tree import NearTree, all_gathered, any_related, attend_gathered, open_near_tree
 from limitformer.sphere.tokens.attention import AttentionParameters, AttentionScratch, attention_workspace, mix, weigh
-from limitformer.sphere.tokens.queries import (
-    QueryConstants,
-    QueryWorkspace,
-    draw_queries,
-    join_head,
-    query_workspace,
-)
+from limitformer.sphere.tokens.queries import QueryConstants, QueryWorkspace, draw_queries, join_head, query_workspace
 from limitformer.sphere.tokens.values import fill
 
 AT_TOKENS, UNIFORM, AT_OVERLAP = 0, 1, 2  # kinds of start

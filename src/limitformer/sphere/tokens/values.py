@@ -17,12 +17,7 @@ from limitformer.numerics.quantile import CENTRAL, central_quantile, tail_quanti
 from limitformer.numerics.random import box_muller, fill_normals, uniform, words_of
 
 GAUSSIAN, UNIFORM, RADEMACHER, TRUNCATED_NORMAL = 0, 1, 2, 3
-LAWS = {
-    "gaussian": GAUSSIAN,
-    "uniform": UNIFORM,
-    "rademacher": RADEMACHER,
-    "truncated normal": TRUNCATED_NORMAL,
-}
+LAWS = {"gaussian": GAUSSIAN, "uniform": UNIFORM, "rademacher": RADEMACHER, "truncated normal": TRUNCATED_NORMAL}
 
 SQRT_3 = 1.7320508075688772
 CUT_MASS = 0.9544997361036416  # probability of |g| < 2
