@@ -65,15 +65,9 @@ class PairDistance:
         if distance >= radius:
             return 1.0
         if radius == inf:
-            return self.ever_to_infinity(distance)
+            ratio = distance / self.scale_length
+            return float(betainc(0.5, self.decay / 2, ratio**2 / (1 + ratio**2))) if self.decay > 0 else 0.0
         return exp(self.log_scale(0.0, distance) - self.log_scale(0.0, radius)) if distance > 0 else 0.0
-
-    def ever_to_infinity(self, distance: float) -> float:
-        """Return P(d explodes), from `distance`."""
-        if self.decay <= 0:
-            return 0.0
-        ratio = distance / self.scale_length
-        return float(betainc(0.5, self.decay / 2, ratio**2 / (1 + ratio**2)))
 
     def log_scale(self, near: float, far: float) -> float:
         """Return log ∫ cosh^{−p} between two distances, the further of which may be infinite if p > 0."""
