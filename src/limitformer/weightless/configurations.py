@@ -90,6 +90,7 @@ def object_in(folder: Path, name: str) -> dict[str, Any]:
 @escaped_errors()
 def config_from(values: dict[str, Any]) -> Any:
     """Make a configuration of transformers from its JSON."""
+    import torch
     import transformers
     from transformers import CONFIG_MAPPING, AutoConfig
 
@@ -113,7 +114,9 @@ def config_from(values: dict[str, Any]) -> Any:
     with quiet_transformers(), one_line(f"the configuration of {kind} cannot be made"):
         config = AutoConfig.for_model(**values)
         refuse_unread(config, values)
-        check_dtype(config)
+        known = (None, "auto", torch.float64, torch.float32, torch.float16, torch.bfloat16)
+        dtype = getattr(config, "dtype", None)
+        require(dtype in known, f"dtype must be float32, float16, bfloat16 or float64; got {dtype!s:.60}.")
     return config
 
 
@@ -179,12 +182,3 @@ def refuse_unread(config: Any, values: dict[str, Any]) -> None:
     halved = "num_decoder_layers" in known and "num_hidden_layers" in values
     if halved and not values.keys() & {"num_layers", "num_decoder_layers"}:
         raise InputError(f"num_hidden_layers of {family} leaves num_decoder_layers as it is. Nearest: 'num_layers'.")
-
-
-def check_dtype(config: Any) -> None:
-    """Raise `InputError` unless a network can have the configuration's dtype."""
-    import torch
-
-    known = (None, "auto", torch.float64, torch.float32, torch.float16, torch.bfloat16)
-    dtype = getattr(config, "dtype", None)
-    require(dtype in known, f"dtype must be float32, float16, bfloat16 or float64; got {dtype!s:.60}.")

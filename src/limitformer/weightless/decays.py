@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 DECAYS = ("longest_memory", "median_memory")
-BIASES = ("dt_bias", "dt_proj_bias")
 
 
 def half_lives(parts: Iterable[nn.Module]) -> Tensor | None:
@@ -26,23 +25,18 @@ def half_lives(parts: Iterable[nn.Module]) -> Tensor | None:
 def half_life(part: nn.Module) -> Tensor | None:
     """Return ln 2/(Δ A) of a module that has A_log and the bias of Δ; None for any other."""
     logarithm = getattr(part, "A_log", None)
-    bias = next((each for name in BIASES if (each := getattr(part, name, None)) is not None), None)
+    bias = next((each for name in ("dt_bias", "dt_proj_bias") if (each := getattr(part, name, None)) is not None), None)
     if bias is None:
         bias = getattr(getattr(part, "dt_proj", None), "bias", None)
     if not isinstance(logarithm, Tensor) or not isinstance(bias, Tensor) or logarithm.is_meta or bias.is_meta:
         return None
     with torch.no_grad():
         rate = torch.exp(logarithm.double())
-        step = functional.softplus(bias.double()).clamp(*limits_of_step(part))
+        limits = getattr(part, "time_step_limit", None)
+        limits = limits if isinstance(limits, list | tuple) and len(limits) == 2 else (0.0, inf)
+        step = functional.softplus(bias.double()).clamp(float(limits[0]), float(limits[1]))
         if rate.shape[:-1] == step.shape:  # channels, or heads and channels, each with several states
             return log(2) / (rate * step[..., None])
         if rate.numel() and step.numel() % rate.numel() == 0:  # heads, each with one bias or several
             return log(2) / (rate.reshape(-1, 1) * step.reshape(rate.numel(), -1))
     return None
-
-
-def limits_of_step(part: nn.Module) -> tuple[float, float]:
-    limits = getattr(part, "time_step_limit", None)
-    if isinstance(limits, list | tuple) and len(limits) == 2:
-        return float(limits[0]), float(limits[1])
-    return 0.0, inf

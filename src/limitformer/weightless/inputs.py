@@ -121,22 +121,12 @@ class Inputs:
             drawn = [self.tokens.tokens(1, torch.Generator().manual_seed(each)).to(dtype) for each in seeds]
             return {"x": torch.cat(drawn).requires_grad_()}
         many = {name: value.repeat(len(samples), *[1] * (value.dim() - 1)) for name, value in self.fixed.items()}
-        every = {name: with_gradient(each, dtype) for name, each in many.items()} | self.options
-        return dict(sorted(every.items(), key=place_in_call))
-
-
-def place_in_call(item: tuple[str, Any]) -> tuple[bool, int]:
-    """Order positional arguments by their place, before named ones."""
-    name = item[0]
-    place = int(name[1:]) if name.startswith(POSITIONAL) else 0
-    return bool(name) and not name.startswith(POSITIONAL), place
-
-
-def with_gradient(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Cast floating-point numbers to the dtype of a pass, with a gradient: the stream may begin with them."""
-    if not values.is_floating_point():
-        return values
-    return values.to(dtype).requires_grad_().clone()  # a module may change a copy in place
+        every = {  # the stream may begin with numbers; a module may change a copy of them in place
+            name: each.to(dtype).requires_grad_().clone() if each.is_floating_point() else each
+            for name, each in many.items()
+        } | self.options
+        positional = sorted((k for k in every if not k or k.startswith(POSITIONAL)), key=lambda k: int(k[1:] or 0))
+        return {name: every[name] for name in (*positional, *every)}
 
 
 def inputs_of(inputs: Any, blueprint: Blueprint) -> Inputs:
@@ -150,7 +140,8 @@ def inputs_of(inputs: Any, blueprint: Blueprint) -> Inputs:
     if blueprint.transformer is not None:
         start = as_start(inputs)
         return Inputs({}, {}, 1, start.labels or (), TokenLaw(start, blueprint.transformer))
-    if isinstance(inputs, Mapping) or is_positional(inputs):
+    given = inputs if isinstance(inputs, tuple) else ()  # one of numbers or texts is one argument
+    if isinstance(inputs, Mapping) or any(each is None or isinstance(each, Tensor | Mapping) for each in given):
         return inputs_by_name(named_values(inputs), options_of(blueprint))
     return inputs_of_factory(inputs) if blueprint.kind is None else inputs_of_class(inputs, blueprint)
 
@@ -158,11 +149,6 @@ def inputs_of(inputs: Any, blueprint: Blueprint) -> Inputs:
 def options_of(blueprint: Blueprint) -> dict[str, Any]:
     """Return further arguments of a language model of transformers."""
     return {"use_cache": False} if blueprint.task in ("causal", "seq2seq") else {}
-
-
-def is_positional(inputs: Any) -> bool:
-    """Whether `inputs` is a tuple of positional arguments, and not one of numbers or texts."""
-    return isinstance(inputs, tuple) and any(each is None or isinstance(each, Tensor | Mapping) for each in inputs)
 
 
 def named_values(inputs: Any) -> dict[str, Any]:

@@ -44,12 +44,6 @@ def output_of(out: Any) -> Tensor:
     return tensors[0]
 
 
-def logits_of(out: Any) -> Tensor | None:
-    """Return the output that is named `logits`, None if there is none."""
-    logits = dict(parts_of(out)).get("logits")
-    return logits if isinstance(logits, Tensor) and logits.dim() > 1 else None
-
-
 def own_loss(out: Any, inputs: Mapping[str, Any]) -> Tensor | None:
     """Return the loss that a module computed itself, None if it did not.
 

@@ -529,12 +529,12 @@ class Weightless:
         """Call the module.
 
         Raises:
-            KeepWeightsError: weights were used more than once.
+            KeepWeightsError: weights that are not kept were used more than once.
         """
         with torch.compiler.set_stance("force_eager"):
             out = call_with(self.module, arguments)
-        for weight in self.weights[:1]:
-            weight.run.require_kept()
+        if self.weights and self.weights[0].run.again:
+            raise KeepWeightsError(self.weights[0].run.again)
         return out
 
     def backward(self, out: Any, arguments: Mapping[str, Any], loss: Loss, run: WeightlessRun) -> Arrays:

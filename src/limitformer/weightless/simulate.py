@@ -182,7 +182,8 @@ def run_passes(
             about["inputs"] = str(inputs)
         if loss is not None:
             about["loss"] = loss.name
-        if done > 1 and all(are_equal(key, parts) for key in parts[0]):
+        pairs = ((parts[0][key][0], each) for key in parts[0] for part in parts for each in part[key])
+        if done > 1 and all(np.array_equal(a, b, equal_nan=True) for a, b in pairs):
             about["equal_samples"] = SEEDED if network.seeds_itself else CONSTANT_FACTORY
         about["wall_seconds"] = time.perf_counter() - began
         return dataset(parts, network.trained, network.read_where, network.stacks, inputs, about)
@@ -205,12 +206,6 @@ def run_passes(
     finally:
         advance(bar, -1)
     return result(samples)
-
-
-def are_equal(key: str, parts: list[Arrays]) -> bool:
-    """Whether an array of all samples has the same entries for each."""
-    first = parts[0][key][0]
-    return all(np.array_equal(first, each, equal_nan=True) for part in parts for each in part[key])
 
 
 @dataclass
@@ -296,7 +291,10 @@ def named_errors(call: Callable[[], T], blueprint: Blueprint, inputs: Inputs) ->
                 "inputs, or a smaller network."
             ) from error
         what = f"{type(error).__name__}: {first_line(error)}{place_of(error)}"
-        hint = longest(blueprint, inputs) or other_inputs(blueprint, inputs)
+        hint = longest(blueprint, inputs)
+        if not hint and inputs.proposed:
+            names = ", ".join(list(parameters_of(blueprint.kind))[:NAMED_ARGUMENTS])
+            hint = f". It was called with {inputs}. Nearest: named tensors, for such arguments as {names}."
         raise InputError(f"{blueprint.name} cannot run with these inputs: {what}{hint}") from error
 
 
@@ -307,14 +305,6 @@ def longest(blueprint: Blueprint, inputs: Inputs) -> str:
         return ""
     fits = 1 << (positions.bit_length() - 1)  # some families use the first two positions for padding
     return f". Nearest: --tokens {fits} (tokens={fits}); its max_position_embeddings is {positions}."
-
-
-def other_inputs(blueprint: Blueprint, inputs: Inputs) -> str:
-    """Return the hint to name the inputs, if they were chosen for the user."""
-    if not inputs.proposed:
-        return ""
-    names = list(parameters_of(blueprint.kind))[:NAMED_ARGUMENTS]
-    return f". It was called with {inputs}. Nearest: named tensors, for such arguments as {', '.join(names)}."
 
 
 def place_of(error: BaseException) -> str:
