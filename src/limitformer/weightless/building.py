@@ -211,6 +211,13 @@ def other_randomness(module: nn.Module, other: nn.Module, watch: LawWatch) -> tu
     return reasons, doubts
 
 
+def refuse_scripted(module: nn.Module) -> None:
+    """Raise `InputError` for code that torch.jit runs, which cannot be watched."""
+    parts = [name for name, part in module.named_modules() if isinstance(part, torch.jit.ScriptModule)]
+    place = " of ".join([*filter(None, parts[:1]), type(module).__name__])
+    require(not parts, f"{place} is scripted by torch.jit. Nearest: the module without torch.jit.")
+
+
 def build_watched(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int) -> tuple[nn.Module, LawWatch]:
     """Call the factory with global seeds while a watch looks on."""
 
@@ -238,9 +245,7 @@ def drawn_module(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int
         module = factory()
     module = getattr(module, "_orig_mod", module)  # of a compiled module
     require(isinstance(module, nn.Module), f"the function must return a torch.nn.Module; got {type(module).__name__}.")
-    parts = [name for name, part in module.named_modules() if isinstance(part, torch.jit.ScriptModule)]
-    place = " of ".join([*filter(None, parts[:1]), type(module).__name__])  # torch.jit runs code that no mode sees
-    require(not parts, f"{place} is scripted by torch.jit. Nearest: the module without torch.jit.")
+    refuse_scripted(module)
     tensors = [*module.named_parameters(), *module.named_buffers()]
     lazy = next((name for name, each in tensors if is_lazy(each)), None)
     require(

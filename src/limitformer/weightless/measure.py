@@ -208,8 +208,9 @@ class Measure(TorchFunctionMode):
                 if "alpha" in kwargs and len(args) > 1:
                     args = args[0], args[1] * kwargs["alpha"]
                 self.end_sublayer(stack, args, out)
-            elif func in SCALINGS:
-                self.follow_multiple(args, out)
+            elif func in SCALINGS and any(a is x for a in args for x in self.stream):
+                if any(isinstance(a, float | int) or (isinstance(a, Tensor) and a.dim() < 2) for a in args):
+                    self.stream.append(out)  # a multiple λx of the stream counts as the stream
             elif func in SOFTMAX and is_over_last(out, args, kwargs):
                 logits = args[0] if args else kwargs["input"]
                 self.summarise_attention(stack, logits, out, self.visible.of(logits))
@@ -279,13 +280,10 @@ class Measure(TorchFunctionMode):
         """Take the output of a block as the end of its stack, until another block begins."""
         if self.stack is None:  # without tokens it is not a block
             return
-        block = self.layout.blocks[place]
+        block, shape = self.layout.blocks[place], tuple(self.stack.shape)
         found = stream_among(out, self.stack.shape, block.output)
-        shape = tuple(self.stack.shape)
-        fits = found is not None or not self.layout.certain
-        require(
-            fits, f"{block.members[0]} receives tokens {shape} and returns none of that shape. Nearest: other blocks."
-        )
+        wrong = f"{block.members[0]} receives tokens {shape} and returns none of that shape. Nearest: other blocks."
+        require(found is not None or not self.layout.certain, wrong)
         self.unclear = self.unclear or found is None
         self.end_block(self.stack.last if found is None else found)
 
@@ -437,12 +435,6 @@ class Measure(TorchFunctionMode):
         stack.inside[-1].append(covariance)
         self.stream, self.sum = [out], (out, marks(out), covariance)
 
-    def follow_multiple(self, args: Any, out: Tensor) -> None:
-        """Count a multiple λx of the stream as the stream."""
-        number = any(isinstance(a, float | int) or (isinstance(a, Tensor) and a.dim() < 2) for a in args)
-        if number and any(a is x for a in args for x in self.stream):
-            self.stream.append(out)
-
     def after_norm(self, part: nn.Module, args: Any, out: Any) -> None:
         """Count a norm of the stream as the stream: the next sum may be with it."""
         if self.stack is not None and args and any(args[0] is x for x in self.stream) and self.stack.inside[-1]:
@@ -515,7 +507,8 @@ class Measure(TorchFunctionMode):
 
         def over_rows(values: Tensor) -> Tensor:
             counted = torch.where(rows > 0, values, 0.0)  # a row without visible tokens has no entropy
-            return self.mean(counted.sum(-1) / rows.sum(-1).clamp(min=1))
+            mean = counted.sum(-1) / rows.sum(-1).clamp(min=1)
+            return mean.unflatten(0, (self.samples, -1)).mean(1)
 
         return {
             "entropy": over_rows(entropy),
@@ -524,10 +517,6 @@ class Measure(TorchFunctionMode):
             "logit_std": over_rows(square).sqrt(),
             "largest_logit": largest.unflatten(0, (self.samples, -1)).amax(1),
         }
-
-    def mean(self, values: Tensor) -> Tensor:
-        """Average over a sample's sequences: (S·B, h) to (S, h)."""
-        return values.unflatten(0, (self.samples, -1)).mean(1)
 
     def dot_product_attention(
         self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,

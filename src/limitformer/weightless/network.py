@@ -6,6 +6,7 @@ goes forward while `Measure` watches blocks and stream, and `backward` collects 
 
 import ctypes
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import active_count
@@ -62,7 +63,6 @@ from limitformer.weightless.run import (
 from limitformer.weightless.shared import SharedGradients
 from limitformer.weightless.tensors import tensors_in
 from limitformer.weightless.threads import one_thread
-from limitformer.weightless.watching import OWN_GENERATOR, OWN_STATE
 
 BLOCKS_BETWEEN_TRIMS = 4
 NO_GRADIENT_WANTED = "modified by an inplace operation", "requires grad"  # in errors of torch about a change in place
@@ -147,11 +147,6 @@ class Weightless:
     def foreign(self) -> bool:
         """Whether the module's code is neither of transformers nor of this package, so that passes are checked."""
         return self.blueprint.config is None and self.blueprint.transformer is None
-
-    @property
-    def seeds_itself(self) -> bool:
-        """Whether the code that makes the module sets seeds or has a generator of its own."""
-        return any(sign in reason for reason in self.drawn.values() for sign in (OWN_STATE, OWN_GENERATOR))
 
     def build(self) -> Built:
         """Build the module and read its laws; if its factory fails while it is watched, draw a whole network."""
@@ -306,13 +301,10 @@ class Weightless:
 
     def run_again(self) -> None:
         """Wrap the blocks that run again, if the network recomputes; blocks that share a weight do not."""
-        owners: dict[str, int] = {}
         single = [self.module.get_submodule(each.members[0]) for each in self.layout.blocks if len(each.members) == 1]
-        for block in single if self.recomputes else []:
-            for name in names_in(block):
-                owners[name] = owners.get(name, 0) + 1
-        for block in single if self.recomputes else []:
-            names = names_in(block)
+        known = [{p.weight.name for p in block.parameters() if isinstance(p, Implicit)} for block in single]
+        owners = Counter(name for names in known for name in names)
+        for block, names in zip(single, known, strict=True) if self.recomputes else ():
             if all(owners[name] == 1 for name in names):
                 block.forward = self.recomputed(block.forward, names)
 
@@ -341,8 +333,9 @@ class Weightless:
             return self.until_it_runs(seed, samples, inputs, draw, loss)
         except UnclearBlocksError as unclear:
             self.find_blocks(seed, samples.start, inputs, draw, unclear.measured)
-        except UnclearAxisError:
-            self.find_axes(seed, samples.start, inputs, draw)
+        except UnclearAxisError:  # sequences lie in the dimension that grows with their number
+            shapes = [self.shapes(seed, samples.start, inputs.repeated(times), draw) for times in (1, 2)]
+            self.axes = inputs, grown_axes(*shapes)
         except UnclearHeadsError:
             self.find_heads(seed, samples.start, inputs, draw)
         return self.run(seed, samples, inputs, draw, loss)
@@ -369,11 +362,6 @@ class Weightless:
 
         calls: dict[str, list[Call]] = self.until_it_runs(seed, range(sample, sample + 1), inputs, draw, None, call)
         return calls
-
-    def find_axes(self, seed: int, sample: int, inputs: Inputs, draw: str) -> None:
-        """Find the dimension of each stream in which the sequences lie: the one that grows with their number."""
-        shapes = [self.shapes(seed, sample, inputs.repeated(times), draw) for times in (1, 2)]
-        self.axes = inputs, grown_axes(*shapes)
 
     def find_heads(self, seed: int, sample: int, inputs: Inputs, draw: str) -> None:
         """Find whether attention weights have heads before sequences, by a pass with each sequence twice."""
@@ -473,7 +461,7 @@ class Weightless:
         Raises:
             KeepWeightsError: weights need entries.
             OneSampleOnlyError: samples must go one at a time.
-            InputError: the module draws random numbers or changes a parameter.
+            InputError: the module draws random numbers, changes a parameter, or reads one that is never initialised.
         """
         assert self.state is not None  # taken before the first pass
         arguments = self.arguments(run, inputs)
@@ -484,7 +472,12 @@ class Weightless:
             with self.trimming(), measure, self.by_sample(run), self.decisions or nullcontext():
                 out = self.call(arguments)
             measure.finish()
-            self.require_initialised(run)
+            for name, parameter in self.module.named_parameters() if self.uninitialised else ():
+                require(
+                    name not in self.uninitialised or id(parameter) not in run.read,
+                    f"{name} of {self.blueprint.name} is never initialised: its numbers are those that were in memory. "
+                    f"Nearest: initialise it in the function, or overrides={{{name!r}: 0.02}}.",
+                )
             require(random_states() == before, f"{self.blueprint.name} {DRAWS}{OTHER_THREAD * (active_count() > 1)}.")
             changed = self.state.changed_weight()
             require(changed is None, f"{self.blueprint.name} changes its parameter {changed} when it runs.")
@@ -500,15 +493,6 @@ class Weightless:
                 arrays |= self.backward(out, arguments, loss, run)
             arrays |= stream_arrays(measure, gradients=loss is not None)
         return arrays
-
-    def require_initialised(self, run: WeightlessRun) -> None:
-        """Raise `InputError` if the pass has read a parameter that the module's code does not initialise."""
-        for name, parameter in self.module.named_parameters() if self.uninitialised else ():
-            require(
-                name not in self.uninitialised or id(parameter) not in run.read,
-                f"{name} of {self.blueprint.name} is never initialised: its numbers are those that were in memory. "
-                f"Nearest: initialise it in the function, or overrides={{{name!r}: 0.02}}.",
-            )
 
     def arguments(self, run: WeightlessRun, inputs: Inputs) -> dict[str, Any]:
         """Return the arguments of the module, by name; the first argument may have the name ""."""
@@ -548,7 +532,10 @@ class Weightless:
         if self.recomputes and self.state is not None:
             self.state.restore()  # as it was when the blocks ran first
         by_sample.sum().backward()
-        norms = run.gradient_norms() | (self.constant_norms() if run.side_by_side == 1 else {})
+        norms = run.gradient_norms()
+        for name, one in self.module.named_parameters() if run.side_by_side == 1 else ():
+            if not isinstance(one, Implicit) and one.grad is not None:  # it has entries
+                norms[name] = gradient_norm(one.grad)[None]
         none = torch.full((len(run.samples),), torch.nan)
         return {
             "loss": by_sample.detach().double().cpu().numpy(),
@@ -558,12 +545,6 @@ class Weightless:
     def by_sample(self, run: WeightlessRun) -> AbstractContextManager[Any]:
         """Separate the gradients of parameters with entries by sample."""
         return SharedGradients(self.module, run) if run.gradients and run.side_by_side > 1 else nullcontext()
-
-    def constant_norms(self) -> dict[str, Tensor]:
-        """Return |∂W| (1,) of the parameters with entries that have a gradient."""
-        every = self.module.named_parameters()
-        gradients = {name: one.grad for name, one in every if not isinstance(one, Implicit) and one.grad is not None}
-        return {name: gradient_norm(each)[None] for name, each in gradients.items()}
 
 
 def link_copies(weights: list[RandomWeight]) -> dict[str, str]:
@@ -593,7 +574,3 @@ def trim_heap() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
-
-
-def names_in(block: nn.Module) -> set[str]:
-    return {p.weight.name for p in block.parameters() if isinstance(p, Implicit)}

@@ -32,6 +32,7 @@ from limitformer.weightless.measure import PLACES
 from limitformer.weightless.models import Blueprint, blueprint_of
 from limitformer.weightless.network import FirstPass, Weightless
 from limitformer.weightless.run import ALWAYS, AUTO, NEVER, POSITIONS, OneSampleOnlyError, row_error
+from limitformer.weightless.watching import OWN_GENERATOR, OWN_STATE
 
 SIDE_BY_SIDE_BYTES = 2**25  # of activations that a pass of several samples may have
 MOST_SIDE_BY_SIDE = 256
@@ -178,19 +179,16 @@ def run_passes(
 
     def result(done: int) -> xr.Dataset:
         about = {**provenance(network), "seed": seed, "samples": done, "sequences": inputs.rows, "draw": draw}
-        if inputs.fixed:
-            about["inputs"] = str(inputs)
-        if loss is not None:
-            about["loss"] = loss.name
+        about |= ({"inputs": str(inputs)} if inputs.fixed else {}) | ({"loss": loss.name} if loss is not None else {})
         pairs = ((parts[0][key][0], each) for key in parts[0] for part in parts for each in part[key])
         if done > 1 and all(np.array_equal(a, b, equal_nan=True) for a, b in pairs):
-            about["equal_samples"] = SEEDED if network.seeds_itself else CONSTANT_FACTORY
+            seeds = any(sign in reason for reason in network.drawn.values() for sign in (OWN_STATE, OWN_GENERATOR))
+            about["equal_samples"] = SEEDED if seeds else CONSTANT_FACTORY
         about["wall_seconds"] = time.perf_counter() - began
         return dataset(parts, network.trained, network.read_where, network.stacks, inputs, about)
 
-    parts: list[Arrays] = []
+    parts, done = list[Arrays](), 0
     bar = progress_bar("networks without weights", samples, 0.0) if progress else None
-    done = 0
     try:
         together = SideBySide(one, side_by_side(one, network, samples, size) if samples > 2 else 1)
         for part, arrays in together.parts(range(samples)):

@@ -20,10 +20,9 @@ from limitformer.weightless.inputs import call_with
 from limitformer.weightless.losses import output_of
 from limitformer.weightless.models import blueprint_of
 from limitformer.weightless.network import Weightless
-from limitformer.weightless.steps.drawn import made_at, step_at
 from limitformer.weightless.steps.rules import ADAM, MUON, SGD, WIDTH, StepRules, UpdateRule
 from limitformer.weightless.steps.simulate import Training
-from limitformer.weightless.steps.trajectory import Trajectory
+from limitformer.weightless.steps.trajectory import Trajectory, made_at, step_at
 from limitformer.weightless.steps.updates import TensorUpdate
 from limitformer.weightless.steps.weights import TrainedRows, TrainedWeights
 from limitformer.witness.compare import DELTA, DRAWN, NOT_WITNESSED, WITNESSED, Witness, compare

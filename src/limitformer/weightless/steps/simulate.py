@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -111,9 +112,6 @@ def simulate_steps(
     began = time.perf_counter()
     parts: list[list[Arrays]] = []
 
-    def one(sample: int, rule: StepRules) -> Arrays:
-        return named_errors(training.trajectory(rule, sample).arrays, network.blueprint, first)
-
     def result() -> xr.Dataset:
         about = {
             **provenance(network), "description": "training steps in law", "seed": seed, "samples": len(parts),
@@ -121,7 +119,7 @@ def simulate_steps(
             "groups": json.dumps(groups_of(every)),
             "batches": batches if isinstance(batches, str) else "given", "loss": training.loss.name,
             "frozen": sum(not each.requires_grad for each in network.module.parameters()),
-            "weights": forms_in_words(forms),
+            "weights": ", ".join(f"{number} {form}" for form, number in sorted(Counter(forms.forms.values()).items())),
             "kept": "; ".join(f"{name}: {reason}" for name, reason in forms.reasons.items()),
             "wall_seconds": time.perf_counter() - began,
         }  # fmt: skip
@@ -132,7 +130,7 @@ def simulate_steps(
         for sample in range(samples):
             of_rates: list[Arrays] = []
             for rule in every:
-                of_rates.append(one(sample, rule))
+                of_rates.append(named_errors(training.trajectory(rule, sample).arrays, network.blueprint, first))
                 require_same_blocks(parts[0][0] if parts else of_rates[0], of_rates[-1])
                 advance(bar, sample * len(every) + len(of_rates))
             parts.append(of_rates)
@@ -185,8 +183,10 @@ def training_of(
     if drawn and not network.drawn:
         network.draw_whole({"its code": drawn})
     of_user = callable(optimizer) and bool(drawn)
-    if of_user:
-        rules = rules_of_drawn(network, optimizer, seed, steps, clip, warmup, schedule)
+    if of_user:  # it trains drawn networks itself: a simulation needs its rate and its name
+        made = made_by(optimizer, network.whole(torch_seed(seed, "optimiser")))
+        names = " and ".join(type(each).__name__ for each in made)
+        rules = StepRules({}, valid_clip(clip), factors_of(steps, warmup, schedule), base_rate(made[0]), names)
     else:
         rules = rules_of(network, optimizer, steps, clip, warmup, schedule)
     if factors is not None:
@@ -208,15 +208,6 @@ def training_of(
     return Training(network, first, prepared, every, function, forms, seed, optimizer if of_user else None)
 
 
-def rules_of_drawn(
-    network: Weightless, optimizer: Any, seed: int, steps: int, clip: float | None, warmup: int, schedule: Any
-) -> StepRules:
-    """Return what a simulation needs of an optimiser that trains drawn networks itself: its rate and its name."""
-    made = made_by(optimizer, network.whole(torch_seed(seed, "optimiser")))
-    names = " and ".join(type(each).__name__ for each in made)
-    return StepRules({}, valid_clip(clip), factors_of(steps, warmup, schedule), base_rate(made[0]), names)
-
-
 def rules_of(
     network: Weightless, optimizer: Any, steps: int, clip: float | None, warmup: int, schedule: Any
 ) -> StepRules:
@@ -231,12 +222,6 @@ def rules_of(
         return read_optimizer(optimizer, network.module, steps=steps, clip=clip, warmup=warmup, schedule=schedule)
     finally:
         put_parameters(network.module, {id(ordinary[name]): each for name, each in implicit.items()})
-
-
-def forms_in_words(forms: Forms) -> str:
-    """Return how many weights have each form."""
-    every = list(forms.forms.values())
-    return ", ".join(f"{every.count(form)} {form}" for form in sorted(set(every)))
 
 
 def weight_sizes(network: Weightless) -> list[float]:
