@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from inspect import Parameter
 from pathlib import Path
 from typing import Any
@@ -39,9 +40,7 @@ class Inputs:
     def counted(self) -> Tensor | None:
         """The tokens (B, M) that are not padding; None without an attention_mask."""
         mask = self.fixed.get("attention_mask")
-        if mask is None or mask.dim() != 2:
-            return None
-        return mask.bool().movedim(self.batch_dim, 0)
+        return None if mask is None or mask.dim() != 2 else mask.bool().movedim(self.batch_dim, 0)
 
     @property
     def length(self) -> int | None:
@@ -86,13 +85,11 @@ class Inputs:
         """Return the first of the proposed inputs with which the module can be called and measured."""
         if len(self.choices) < 2:
             return self
-
-        def with_choice(choice: Choice) -> Inputs:
-            return replace(self, fixed=choice.fixed, choices=[])
-
-        return with_choice(
-            settled(self.choices, lambda each: call(with_choice(each)), lambda each: measure(with_choice(each)))
+        own = partial(replace, self, choices=[])
+        choice = settled(
+            self.choices, lambda each: call(own(fixed=each.fixed)), lambda each: measure(own(fixed=each.fixed))
         )
+        return own(fixed=choice.fixed)
 
     def __str__(self) -> str:
         """Return the names of the tensors with their shapes."""

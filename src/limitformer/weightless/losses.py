@@ -299,11 +299,8 @@ def mask_in(inputs: Mapping[str, Tensor], name: str) -> Tensor | None:
 
 
 def first_class(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Return the cross-entropy of the first class."""
     logits = output_of(out)
-    return functional.cross_entropy(
-        logits, torch.zeros(len(logits), dtype=torch.long, device=logits.device), reduction="none"
-    )
+    return functional.cross_entropy(logits, logits.new_zeros(len(logits), dtype=torch.long), reduction="none")
 
 
 def square(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:

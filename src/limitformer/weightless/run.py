@@ -204,15 +204,6 @@ class WeightlessRun:
         self.factors[weight.name] = self.factors.get(weight.name, 1.0) * factor
         return True
 
-    def orthogonal_rows(self, weight: RandomWeight, rows: Tensor) -> Tensor:
-        """Draw rows (S, rows, columns) of an orthogonal table that are all of it that the pass looks up."""
-        (number, columns), purpose = weight.shape, f"{weight.name}: rows"
-        if self.draw == ALWAYS or not has_room(len(rows), number, columns):
-            return self.entries(weight, rows)
-        gaussian, beyond = self.normals(purpose, rows, columns), number - columns
-        extra = self.wishart_root(purpose, len(rows), beyond) if beyond > 0 else gaussian[..., :0]
-        return haar_rows(gaussian, extra).mul_(self.scale(weight))
-
     def wishart_root(self, purpose: str, rows: int, freedom: int) -> Tensor:
         """Draw T (S, rows, min(rows, freedom)), of which T Tᵀ is a Wishart matrix."""
         return wishart_root(self.seed, purpose, self.samples, rows, freedom, self.dtype).to(self.device)
@@ -223,8 +214,12 @@ class WeightlessRun:
 
     def leaf(self, weight: RandomWeight, rows: range | Tensor) -> Tensor:
         """Draw rows as a leaf of torch's graph, whose gradient is that of the weight."""
-        if isinstance(rows, Tensor) and weight.law.kind == ORTHOGONAL:
-            values = self.orthogonal_rows(weight, rows)
+        orthogonal = isinstance(rows, Tensor) and weight.law.kind == ORTHOGONAL and self.draw != ALWAYS
+        if orthogonal and has_room(len(rows), *weight.shape):  # these rows are all of the table that the pass looks up
+            beyond, purpose = weight.shape[0] - weight.shape[1], f"{weight.name}: rows"
+            gaussian = self.normals(purpose, rows, weight.shape[1])
+            extra = self.wishart_root(purpose, len(rows), beyond) if beyond > 0 else gaussian[..., :0]
+            values = haar_rows(gaussian, extra).mul_(self.scale(weight))
         else:
             values = self.entries(weight, rows)
         values = values.requires_grad_(self.gradients and weight.trained)
