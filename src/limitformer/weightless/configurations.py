@@ -6,6 +6,7 @@ configuration. A size that the family does not read is refused, since transforme
 
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from inspect import signature
 from pathlib import Path
@@ -15,7 +16,6 @@ from limitformer.base.errors import InputError, nearest, require
 from limitformer.base.foreign import escaped_errors, file_in, one_line, readable_name
 from limitformer.models.serial import from_record, json_object
 from limitformer.models.text import read_text
-from limitformer.weightless.quiet import quiet_transformers
 from limitformer.weightless.shapes import SHAPES, require_shape
 
 # Entries that name code, kernels or other files; none of them changes the network.
@@ -182,3 +182,19 @@ def refuse_unread(config: Any, values: dict[str, Any]) -> None:
     halved = "num_decoder_layers" in known and "num_hidden_layers" in values
     if halved and not values.keys() & {"num_layers", "num_decoder_layers"}:
         raise InputError(f"num_hidden_layers of {family} leaves num_decoder_layers as it is. Nearest: 'num_layers'.")
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Silence transformers within the with statement, as errors are raised in one line; restore its level and bars."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -229,16 +229,15 @@ def apply(x: Tensor, tensor: Implicit, turned: bool) -> Tensor:
     if z.shape[-1] * columns != tensor.shape.numel():  # a map without entries would not fail
         shape, inputs = tuple(tensor.shape), tensor.shape.numel() // columns
         raise InputError(f"{tensor.weight.name} {shape} takes {inputs} entries a token; got {tuple(x.shape)}.")
-    run = tensor.weight.run
-    entries_kept = None if run.trains else kept_entries(tensor)
-    if entries_kept is None and tensor.weight.law.kind == ORTHOGONAL and not run.trains:
-        entries_kept = drawn_orthogonal(tensor, z.shape[-2], z.shape[-1], columns)
+    run, turned = tensor.weight.run, turned != tensor.turned
+    entries = None if run.trains else kept_entries(tensor)
+    if entries is None and tensor.weight.law.kind == ORTHOGONAL and not run.trains:
+        entries = drawn_orthogonal(tensor, z.shape[-2], z.shape[-1], columns)
     if run.trains:
-        out = run.map(z, tensor, turned != tensor.turned)
-    elif entries_kept is not None:
-        out = z @ as_matrix(entries_kept, turned != tensor.turned)
+        out = run.map(z, tensor, turned)
     else:
-        out = apply_once(x, z, WeightNumbers(tensor, turned != tensor.turned), columns)
+        numbers = WeightNumbers(tensor, turned)
+        out = apply_once(x, z, numbers, columns) if entries is None else z @ as_matrix(entries, turned)
     return out.reshape(*x.shape[:-1], columns).to(dtype)
 
 
@@ -259,16 +258,10 @@ def drawn_orthogonal(tensor: Implicit, tokens: int, inputs: int, columns: int) -
     run.costly.add(weight.name)  # a second use draws it
     if tensor.part is not None:
         run.operations.setdefault(weight.name, "a part of it is used")
-    elif weight.name not in run.rows and orthogonal_is_never_drawn(tokens, inputs, columns, run.draw):
+    elif weight.name not in run.rows and never_drawn(tokens, inputs, columns, WeightNumbers(tensor, turned=False)):
         return None
     run.operations.setdefault(weight.name, "an orthogonal matrix that costs less if it is drawn")
     return keep_entries(tensor)
-
-
-def orthogonal_is_never_drawn(tokens: int, inputs: int, columns: int, draw: str) -> bool:
-    """Whether the map leaves its orthogonal weight undrawn: the tokens must be few, and that must be cheaper."""
-    few = has_room(tokens, inputs, columns) and draw != ALWAYS
-    return few and (draw == NEVER or tokens < min(inputs, columns))
 
 
 def keep_entries(tensor: Implicit) -> Tensor:
@@ -311,8 +304,14 @@ def apply_once(x: Tensor, z: Tensor, numbers: WeightNumbers, columns: int) -> Te
 
 
 def never_drawn(tokens: int, inputs: int, columns: int, numbers: WeightNumbers) -> bool:
-    """Whether the map leaves its weight undrawn: it must be Gaussian, and that must be cheaper."""
+    """Whether the map leaves its weight undrawn: it must be orthogonal or Gaussian, and that must be cheaper.
+
+    The tokens of an orthogonal weight must be few.
+    """
     law, draw = numbers.tensor.weight.law, numbers.run.draw
+    if law.kind == ORTHOGONAL:
+        few = has_room(tokens, inputs, columns) and draw != ALWAYS
+        return few and (draw == NEVER or tokens < min(inputs, columns))
     known = numbers.tensor.weight.name in numbers.run.rows  # its rows that were not looked up are still Gaussian
     if not law.random or not (law.gaussian or (known and law.kind == "normal" and law.shift == 0.0)):
         return False
@@ -486,10 +485,7 @@ def kernel_is_never_drawn(x: Tensor, numbers: WeightNumbers, how: Convolution) -
     """Whether the map of the patches of x (S, B, channels, …) leaves its kernel undrawn."""
     columns, channels, *kernel = numbers.tensor.shape
     sizes = map(positions, x.shape[3:], kernel, how.stride, how.padding, how.dilation)
-    tokens, inputs = x.shape[1] * math.prod(sizes), channels * math.prod(kernel)
-    if numbers.tensor.weight.law.kind == ORTHOGONAL:
-        return orthogonal_is_never_drawn(tokens, inputs, columns, numbers.run.draw)
-    return never_drawn(tokens, inputs, columns, numbers)
+    return never_drawn(x.shape[1] * math.prod(sizes), channels * math.prod(kernel), columns, numbers)
 
 
 def item(tensor: Any, index: Any) -> Any:

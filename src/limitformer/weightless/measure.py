@@ -13,7 +13,7 @@ sublayer, whose branch is f. The sum, or a norm of it, is the new stream; λx co
   entropy      of a row of attention, mean over those that see two tokens or more (S, layers, heads),
   seen         number of tokens that such a row sees,
   spread       √ of the mean variance of a row's logits, and the largest logit of a visible pair,
-  of_block     the load of a block's experts (`experts`), and the memory of its state-space heads (`decays`).
+  of_block     the load of a block's experts, and the memory of its state-space heads (`block_parts`).
 
 All by stack. S samples; T tokens of all sequences of a sample, without padding. A stream (M, B, n) is transposed first.
 """
@@ -34,9 +34,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from limitformer.base.errors import InputError, first_line, require
 from limitformer.base.memory import check_scratch
+from limitformer.weightless.block_parts import DECAYS, ROUTER, expert_counts, half_lives, load_of_experts
 from limitformer.weightless.blocks import is_norm, stream_axis, tokens_among
-from limitformer.weightless.decays import DECAYS, half_lives
-from limitformer.weightless.experts import ROUTER, expert_counts, load_of_experts
 from limitformer.weightless.heads import FUSED, SOFTMAX, by_sequence_and_head, is_over_last
 from limitformer.weightless.implicit import METADATA, Implicit
 from limitformer.weightless.layout import (

@@ -234,17 +234,14 @@ class Weightless:
         """Draw the parameters of a whole network that have the laws of `overrides`."""
         laws = {name: self.laws[name] for name in self.overridden}
         parameters = {name: one for name, one in module.named_parameters() if name in laws}
-        drawn = [
-            RandomWeight(name, laws[name], tuple(one.shape), run)
-            for name, one in parameters.items()
-            if laws[name].random
-        ]
+        weights = [RandomWeight(name, laws[name], tuple(one.shape), run) for name, one in parameters.items()]
+        drawn = [weight for weight in weights if weight.law.random]
         link_copies(drawn)
         for weight in drawn:
             parameters[weight.name].data.copy_(run.entries(weight, weight.rows)[0])
-        for name, one in parameters.items():
-            if laws[name].kind == CONSTANT:
-                one.data.fill_(laws[name].shift)
+        for weight in weights:
+            if weight.law.kind == CONSTANT:
+                parameters[weight.name].data.fill_(weight.law.shift)
 
     def replace(self, module: nn.Module, laws: dict[str, Law] | None = None) -> list[RandomWeight]:
         """Replace random parameters by implicit weights, and set overridden constants; of `laws`, or of all laws."""
