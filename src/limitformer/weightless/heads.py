@@ -99,5 +99,4 @@ def repeats(x: Tensor, dimension: int) -> bool:
     """Whether the second half of x along a dimension is equal to the first."""
     if x.shape[dimension] % 2:
         return False
-    first, second = x.chunk(2, dimension)
-    return torch.allclose(first, second, atol=AGREEMENT)
+    return torch.allclose(*x.chunk(2, dimension), atol=AGREEMENT)

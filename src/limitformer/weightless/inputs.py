@@ -61,15 +61,10 @@ class Inputs:
             fits = self.tokens is None and all(each.dim() > 1 for each in self.fixed.values())
             require(fits, "batch_dim=1 needs inputs of two dimensions or more. Nearest: batch_dim=0.")
             result = replace(self, rows=next(iter(self.fixed.values())).shape[1], batch_dim=1)
-        result.check_mask()
-        return result
-
-    def check_mask(self) -> None:
-        """Raise `InputError` unless an attention_mask has the first two sizes of the inputs and shows a token."""
-        mask, counted = self.fixed.get("attention_mask"), self.counted
+        mask, counted = self.fixed.get("attention_mask"), result.counted
         if mask is None or counted is None:
-            return
-        kind = ("sequences", "tokens") if self.batch_dim == 0 else ("tokens", "sequences")
+            return result
+        kind = ("sequences", "tokens") if batch_dim == 0 else ("tokens", "sequences")
         for name, each in self.fixed.items():
             fits = name == "attention_mask" or each.dim() < 2 or each.shape[:2] == mask.shape
             is_vector = each.dim() == 2 and each.is_floating_point()  # one vector a sequence, without tokens
@@ -80,6 +75,7 @@ class Inputs:
             )
         empty = (~counted.any(1)).nonzero().flatten().tolist()
         require(not empty, f"attention_mask hides every token of sequence {''.join(map(str, empty[:1]))}.")
+        return result
 
     def settled(self, call: Callable[["Inputs"], Any], measure: Callable[["Inputs"], Any]) -> "Inputs":
         """Return the first of the proposed inputs with which the module can be called and measured."""

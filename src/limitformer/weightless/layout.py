@@ -163,11 +163,6 @@ class Call:
     end: int = 0
     argument: Argument | None = None
 
-    @property
-    def maps(self) -> bool:
-        """Whether the output has the shape of an input."""
-        return self.argument is not None
-
 
 def form_of(x: Tensor, part: nn.Module, length: int | None, axis: int | None) -> str:
     """Return how the entries of a stream are ordered.
@@ -487,7 +482,7 @@ class Search:
         return any(module == before for module, _ in sources)
 
     def maps(self, name: str) -> bool:
-        return all(call.maps for call in self.calls[name])
+        return all(call.argument is not None for call in self.calls[name])
 
     def returns(self, members: tuple[str, ...]) -> bool:
         """Whether a stream enters these modules, and the last output has its shape."""

@@ -118,7 +118,7 @@ class Weightless:
         self.axes: tuple[Inputs, dict[int, int]] | None = None  # by block, the dimension with these inputs' sequences
         self.heads_first: bool | None = None if self.foreign else False  # None: not known, and not needed so far
         self.plain_inputs = False  # whether inputs have no gradient
-        self.recomputes = False
+        self.recomputes = False  # whether blocks run again in the backward pass instead of storing their activations
         self.trims = False  # whether a pass is so large that it trims the heap between blocks
         self.decisions: Decisions | None = None  # notes numbers that the code reads, if there is one
         self.outputs: Arrays = {}  # norms of the outputs of a foreign module's last pass
@@ -290,11 +290,6 @@ class Weightless:
         finally:
             for hook in hooks:
                 hook.remove()
-
-    def recompute(self) -> None:
-        """Let blocks run again in the backward pass instead of storing their activations."""
-        self.recomputes = True
-        self.run_again()
 
     def run_again(self) -> None:
         """Wrap the blocks that run again, if the network recomputes; blocks that share a weight do not."""

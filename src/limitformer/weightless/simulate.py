@@ -153,7 +153,8 @@ def run_passes(
     tokens = inputs.rows * token_count(inputs)
     size = network.width_of_activations() * tokens * network.dtype.itemsize
     if recompute or (recompute is None and loss is not None and size > RECOMPUTE_BYTES):
-        network.recompute()
+        network.recomputes = True
+        network.run_again()
     network.trims = size > RECOMPUTE_BYTES
     check_scratch(largest_layer(network, tokens, loss is not None), "One layer of it", "fewer tokens")
     require_recordings(network, inputs, samples)
