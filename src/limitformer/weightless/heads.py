@@ -99,4 +99,5 @@ def repeats(x: Tensor, dimension: int) -> bool:
     """Whether the second half of x along a dimension is equal to the first."""
     if x.shape[dimension] % 2:
         return False
-    return torch.allclose(*x.chunk(2, dimension), atol=AGREEMENT)
+    first, second = x.chunk(2, dimension)
+    return torch.allclose(first, second, atol=AGREEMENT)

@@ -299,12 +299,9 @@ def batches_of(
         of_steps = others if len(others) > steps else [*others, others[-1]]
     else:
         raise InputError(f'batches must be "same", "fresh" or a list of inputs; got {batches!r:.60}. Nearest: "same".')
-    other = (
-        drawn_like(first, network, seed, -1)
-        if unseen is None
-        else user_batch(unseen, first, network, "unseen", batch_dim)
-    )
-    return StepBatches(of_steps, other)
+    if unseen is None:
+        return StepBatches(of_steps, drawn_like(first, network, seed, -1))
+    return StepBatches(of_steps, user_batch(unseen, first, network, "unseen", batch_dim))
 
 
 def user_batch(value: Any, first: Inputs, network: Weightless, name: str, batch_dim: int) -> Inputs:
