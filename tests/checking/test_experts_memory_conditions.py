@@ -13,8 +13,7 @@ from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 import limitformer as lf
 from limitformer.checking.conditions import agreement_of, candidates, other_ids, with_other
 from limitformer.checking.module import settle_module
-from limitformer.weightless.decays import half_lives
-from limitformer.weightless.experts import expert_counts, load_of_experts, unrelated_experts
+from limitformer.weightless.block_parts import expert_counts, half_lives, load_of_experts, unrelated_experts
 from limitformer.weightless.inputs import Inputs, inputs_of
 from limitformer.weightless.models import blueprint_of
 

@@ -37,7 +37,7 @@ REFUSED = {  # words of the message, and a configuration
 
 @pytest.mark.parametrize("message", REFUSED)
 def test_configuration_is_refused(message, monkeypatch):
-    monkeypatch.setattr("limitformer.weightless.sizes.available_memory", lambda: 2**34)
+    monkeypatch.setattr("limitformer.weightless.models.available_memory", lambda: 2**34)
     with pytest.raises(lf.InputError) as caught:
         lf.weightless.law(REFUSED[message])
     assert message in str(caught.value)
@@ -52,7 +52,7 @@ def test_impossible_standard_deviation_is_refused(command, value):
 
 
 def test_experts_are_counted_while_they_are_built(monkeypatch):
-    monkeypatch.setattr("limitformer.weightless.sizes.MOST_MODULES", 100)
+    monkeypatch.setattr("limitformer.weightless.models.MOST_MODULES", 100)
     with pytest.raises(lf.InputError, match="gpt2 has more than 100 modules"):
         lf.weightless.law(GPT2 | {"n_layer": 50})
 

@@ -45,7 +45,7 @@ def test_wrong_twin_lets_the_first_sample_choose_for_all(monkeypatch):
 def test_decisions_are_numbers_that_depend_on_weights():
     weight, given = torch.ones(2), torch.ones(2)
     mode = Decisions()
-    mode.note(weight)
+    mode.random[weight] = True
     with mode:
         assert bool((given * 2).sum() > 1)
         given + weight

@@ -17,7 +17,7 @@ from limitformer.nn.drawn.simulate import torch_seed
 from limitformer.weightless.building import drawn_module
 from limitformer.weightless.laws import normal
 from limitformer.weightless.run import DrawWholeError, RandomWeight, WeightlessRun
-from limitformer.weightless.steps import drawn as drawn_steps
+from limitformer.weightless.steps import trajectory
 from limitformer.witness import DRAWN, NOT_WITNESSED, WITNESSED
 from limitformer.witness import training as witness_training
 from limitformer.witness import witness as witness_module
@@ -329,7 +329,7 @@ def test_transfer_is_witnessed_with_the_factors_of_its_rule(monkeypatch):
     assert "witnessed at width 64: your own module" in " ".join(str(result).split())
     assert result.record()["witness"]["status"] == WITNESSED
     assert result.proof in result.page()
-    monkeypatch.setattr(drawn_steps, "by_factors", lambda group, factors: [group])
+    monkeypatch.setattr(trajectory, "by_factors", lambda group, factors: [group])
     twin = lf.transfer(model, {"width": [64, 128]}, 8, **options)
     assert "the update of" in twin.witness.reason
 

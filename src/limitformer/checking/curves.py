@@ -34,8 +34,7 @@ from numpy.typing import NDArray
 from scipy import special  # scipy.stats takes a second to import
 
 from limitformer.results.correlation import correlation
-from limitformer.weightless.decays import DECAYS
-from limitformer.weightless.experts import ROUTER
+from limitformer.weightless.block_parts import DECAYS, ROUTER
 from limitformer.weightless.measure import BEFORE
 
 Array = NDArray[np.float64]

@@ -16,10 +16,8 @@ from limitformer.base.foreign import escaped_errors, one_line, readable_name
 from limitformer.hf import load_shaped
 from limitformer.weightless.checkpoints import check_numbers, weights_in
 from limitformer.weightless.classes import family_classes, named_class
-from limitformer.weightless.configurations import config_from, values_in
-from limitformer.weightless.models import as_plain_formulas
-from limitformer.weightless.quiet import quiet_transformers
-from limitformer.weightless.sizes import require_room, size_of
+from limitformer.weightless.configurations import config_from, quiet_transformers, values_in
+from limitformer.weightless.models import as_plain_formulas, require_room, size_of
 
 LISTED = 3  # names in a message
 

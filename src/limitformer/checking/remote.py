@@ -12,8 +12,8 @@ from torch import nn
 from limitformer.base.errors import InputError, require
 from limitformer.base.foreign import one_line, readable_name
 from limitformer.weightless.classes import AUTO_CLASSES, task_of
+from limitformer.weightless.configurations import quiet_transformers
 from limitformer.weightless.models import Blueprint, as_plain_formulas
-from limitformer.weightless.quiet import quiet_transformers
 
 
 def has_code(path: Path) -> bool:

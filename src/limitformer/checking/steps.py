@@ -43,9 +43,8 @@ from limitformer.weightless.losses import Loss
 from limitformer.weightless.models import Blueprint, blueprint_of
 from limitformer.weightless.run import AUTO
 from limitformer.weightless.simulate import token_count
-from limitformer.weightless.steps.batches import SAME
 from limitformer.weightless.steps.optimizers import NotUnderstoodError
-from limitformer.weightless.steps.simulate import simulate_steps, training_of
+from limitformer.weightless.steps.simulate import SAME, simulate_steps, training_of
 from limitformer.witness import DRAWN, FULL, Witness, witness_steps
 
 COLUMNS: Mapping[str, tuple[str, str]] = {  # of the table by rate: the head in the terminal, and the meaning

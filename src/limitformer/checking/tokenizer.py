@@ -7,7 +7,7 @@ from typing import Any
 from limitformer.base.errors import require
 from limitformer.base.foreign import escaped_errors, one_line, readable_name
 from limitformer.models.text import prefixes
-from limitformer.weightless.quiet import quiet_transformers
+from limitformer.weightless.configurations import quiet_transformers
 
 CONFIGURATION = "tokenizer_config.json"
 VOCABULARY = (

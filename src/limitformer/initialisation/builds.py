@@ -33,9 +33,8 @@ from limitformer.weightless import laws
 from limitformer.weightless.building import Limited, build_twice, build_watched, drawn_module
 from limitformer.weightless.checkpoints import holds_weights, tensors_in, weights_in
 from limitformer.weightless.laws import Law
-from limitformer.weightless.models import Blueprint, blueprint_of
+from limitformer.weightless.models import Blueprint, blueprint_of, size_of
 from limitformer.weightless.reachable import stray_tensors
-from limitformer.weightless.sizes import size_of
 from limitformer.weightless.tensors import storage
 
 PARAMETER, BUFFER, ATTRIBUTE = "parameter", "buffer", "tensor attribute"

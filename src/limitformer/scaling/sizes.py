@@ -23,8 +23,7 @@ from limitformer.base.errors import InputError, nearest, printable, require, req
 from limitformer.base.foreign import one_line
 from limitformer.models import Transformer
 from limitformer.weightless.configurations import check_sizes, config_of
-from limitformer.weightless.models import Blueprint, blueprint_of, is_config
-from limitformer.weightless.sizes import size_of
+from limitformer.weightless.models import Blueprint, blueprint_of, is_config, size_of
 
 WIDTH, DEPTH = "width", "depth"
 LEAST_SIZES = 2

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from limitformer.base.errors import require
 from limitformer.base.memory import check_scratch
-from limitformer.weightless.decays import DECAYS
-from limitformer.weightless.experts import ROUTER
+from limitformer.weightless.block_parts import DECAYS, ROUTER
 from limitformer.weightless.inputs import Inputs
 from limitformer.weightless.layout import kinds_of
 from limitformer.weightless.measure import PLACES, Measure, MeasuredStack, in_rows
@@ -20,8 +19,6 @@ from limitformer.weightless.measure import PLACES, Measure, MeasuredStack, in_ro
 Arrays = dict[str, NDArray[Any]]
 
 BY_HEAD = ("entropy", "effective_tokens", "tokens_seen", "logit_std", "largest_logit")
-
-
 BY_LAYER = ("covariance", "largest", "typical", "stream_gradient")  # before each block and after the last
 OF_BLOCK = (*ROUTER, *DECAYS)
 BY_BLOCK = ("covariance_inside", "branch", "step", *BY_HEAD, *OF_BLOCK)
@@ -84,7 +81,10 @@ def stack_arrays(stack: MeasuredStack, gradients: bool) -> Arrays:
     if layers:
         most = max(heads["entropy"].shape[1] for heads in layers)
         for key in BY_HEAD:
-            arrays[key] = np.stack([padded_heads(heads, key, len(like), most) for heads in stack.heads], 1)
+            arrays[key] = np.full((len(like), len(stack.heads), most), np.nan)
+            for block, heads in enumerate(stack.heads):
+                if heads:
+                    arrays[key][:, block, : heads[key].shape[1]] = heads[key].cpu().numpy()
     for key in OF_BLOCK:
         if any(key in each for each in stack.of_block):
             none = torch.full((len(like),), torch.nan, dtype=torch.float64)
@@ -146,14 +146,6 @@ def padded(values: list[Tensor], count: int, none: Tensor) -> Tensor:
     return torch.stack([*values, *[none] * (count - len(values))], 1)
 
 
-def padded_heads(heads: dict[str, Tensor], key: str, samples: int, most: int) -> NDArray[Any]:
-    """Return (samples, most), with NaN where a layer has fewer heads."""
-    out = np.full((samples, most), np.nan)
-    if heads:
-        out[:, : heads[key].shape[1]] = heads[key].cpu().numpy()
-    return out
-
-
 def output_arrays(out: Any, samples: int) -> Arrays:
     """Return mean and standard deviation of the output's logits, by sample."""
     logits = getattr(out, "logits", None)
@@ -179,7 +171,7 @@ def dataset(
         stacks: the size of each stack; if there are several, they follow each other along layers and blocks, and
             smaller ones are filled up with NaN. `split_stacks` separates them.
     """
-    arrays = {key: joined([part[key] for part in parts]) for key in parts[0]} if parts else {}
+    arrays = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]} if len(parts) > 1 else parts[0]
     dims = {
         "covariance": ("sample", "layer", "token", "token_"),
         "covariance_inside": ("sample", "block", "sublayer", "token", "token_"),
@@ -203,14 +195,12 @@ def dataset(
     if len(stacks) > 1:
         coordinates |= stack_coordinates(stacks, data.sizes["token"], inputs)
         if "weight" in data.dims:
-            coordinates["weight_stack"] = ("weight", [stack_of_weight(name, stacks) for name in weights])
-        return data.assign_coords(coordinates).assign_attrs(about)
-    coordinates |= token_coordinates(data.sizes.get("token", 0), inputs)
+            inside = [(f"{member}.", stack) for stack, size in stacks.items() for member in size.members]
+            first = [next((stack for member, stack in inside if name.startswith(member)), "") for name in weights]
+            coordinates["weight_stack"] = ("weight", first)
+    else:
+        coordinates |= token_coordinates(data.sizes.get("token", 0), inputs)
     return data.assign_coords(coordinates).assign_attrs(about)
-
-
-def joined(arrays: list[NDArray[Any]]) -> NDArray[Any]:
-    return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
 
 
 def stack_coordinates(stacks: Mapping[str, StackSize], most: int, inputs: Inputs) -> dict[str, Any]:
@@ -232,12 +222,6 @@ def stack_coordinates(stacks: Mapping[str, StackSize], most: int, inputs: Inputs
         "layer_sequence": (("layer", "token"), sequences),
     }
     return result | ({"layer_word": (("layer", "token"), words.astype(str))} if words.any() else {})
-
-
-def stack_of_weight(name: str, stacks: Mapping[str, StackSize]) -> str:
-    """Return the first stack that has a weight in its blocks; empty for a weight outside all blocks."""
-    inside = (stack for stack, size in stacks.items() if any(name.startswith(f"{each}.") for each in size.members))
-    return next(inside, "")
 
 
 def token_coordinates(tokens: int, inputs: Inputs) -> dict[str, Any]:

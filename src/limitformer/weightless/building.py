@@ -62,15 +62,13 @@ class Built(NamedTuple):
     entries: int  # the number of entries of unknown law
 
 
-ONE_MODULE = "The function returns the same module at each call. Nearest: a function that builds a new one."
-
-
 def build_twice(factory: Callable[[], nn.Module], dtype: torch.dtype) -> Built:
     """Build a module from two seeds, and read the laws of its parameters."""
     module, watch = build_watched(factory, dtype, 0)
     hooked = dict(hooked_parameters(module))
     other, watch_of_other = build_watched(factory, dtype, 1)
-    require(other is not module, ONE_MODULE)
+    same = "The function returns the same module at each call. Nearest: a function that builds a new one."
+    require(other is not module, same)
     twins = dict(other.named_parameters())
     known = {}
     explains = False  # whether a parameter holds the numbers drawn from NumPy or Python
@@ -215,9 +213,9 @@ def other_randomness(module: nn.Module, other: nn.Module, watch: LawWatch) -> tu
 
 def refuse_scripted(module: nn.Module) -> None:
     """Raise `InputError` for code that torch.jit runs, which cannot be watched."""
-    scripted = next((name for name, part in module.named_modules() if isinstance(part, torch.jit.ScriptModule)), None)
-    place = f"{scripted} of {type(module).__name__}" if scripted else type(module).__name__
-    require(scripted is None, f"{place} is scripted by torch.jit. Nearest: the module without torch.jit.")
+    parts = [name for name, part in module.named_modules() if isinstance(part, torch.jit.ScriptModule)]
+    place = " of ".join([*filter(None, parts[:1]), type(module).__name__])
+    require(not parts, f"{place} is scripted by torch.jit. Nearest: the module without torch.jit.")
 
 
 def build_watched(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int) -> tuple[nn.Module, LawWatch]:

@@ -27,13 +27,7 @@ PLACEHOLDERS = {  # token ids that stand for an image or a sound, by the argumen
     "input_features": ("audio_token_id", "audio_token_index", "audio_token"),
     "input_values": ("audio_token_id", "audio_token_index"),
 }
-KINDS = {  # in mm_token_type_ids
-    "pixel_values": 1,
-    "pixel_values_images": 1,
-    "pixel_values_videos": 2,
-    "input_features": 3,
-    "input_values": 3,
-}
+KINDS = {"pixel_values": 1, "pixel_values_images": 1, "pixel_values_videos": 2}  # in mm_token_type_ids; sounds are 3
 COUNTED = re.compile(r"features:? *(\d+)")  # how transformers reports the number of placeholders that it needs
 VISION, AUDIO = ("vision", "image", "vit", "visual"), ("audio", "speech", "encoder")
 IMAGES = ("pixel_values", "pixel_values_images", "pixel_values_videos", "hidden_states", "images")
@@ -60,13 +54,9 @@ class Choice:
             return self
         text = ids[:, ids[0] != token]
         every = torch.cat([text[:, :-1], torch.full((len(ids), number), token), text[:, -1:]], 1)
-        return replace(self, fixed=self.fixed | {"input_ids": every} | self.kinds(every))
-
-    def kinds(self, ids: Tensor) -> Named:
-        """Return the kind of each token, for the arguments that hold it."""
-        names = [name for name in ("mm_token_type_ids", "token_type_ids") if name in self.fixed]
-        token = -1 if self.placeholder is None else self.placeholder
-        return {name: self.kind * torch.eq(ids, token).long() for name in names}
+        names = self.fixed.keys() & {"mm_token_type_ids", "token_type_ids"}  # they hold the kind of each token
+        kinds = {name: self.kind * torch.eq(every, token).long() for name in names}
+        return replace(self, fixed=self.fixed | {"input_ids": every} | kinds)
 
 
 def choices_of(kind: Any, config: Any, ids: Tensor | None, rows: int, decodes: bool) -> list[Choice]:
@@ -100,9 +90,7 @@ class Maker:
 
     def choices(self) -> Iterator[Choice]:
         """Yield choices: with all that the class reads, then with less, then with more than it needs."""
-        text = self.text()
-        images, sounds = self.images(), self.sounds()
-        others = self.others()
+        text, images, sounds, others = self.text(), self.images(), self.sounds(), self.others()
         reads_text = "input_ids" in self.names and self.main not in (*IMAGES, *SOUNDS)
         if reads_text:
             for kind in (images, sounds):
@@ -150,14 +138,11 @@ class Maker:
             if isinstance(token, int) and "input_ids" in fixed:
                 kinds = ["mm_token_type_ids"] if "mm_token_type_ids" in self.names else []
                 kinds += ["token_type_ids"] if not kinds and "token_type_ids" in self.names else []
-                marked = Choice(fixed | dict.fromkeys(kinds, fixed["input_ids"]), token, KINDS[name], self.text_width())
+                width = self.number(("hidden_size", "d_model"), 1, ("text", "language", "llm", "decoder"))
+                marked = Choice(fixed | dict.fromkeys(kinds, fixed["input_ids"]), token, KINDS.get(name, 3), width)
                 yield marked.with_placeholders(1)
                 return
         yield Choice(fixed)
-
-    def text_width(self) -> int:
-        """Return the width of the model of the text."""
-        return self.number(("hidden_size", "d_model"), 1, ("text", "language", "llm", "decoder"))
 
     def images(self) -> list[Named]:
         """Return images in the forms that the signature and the configuration suggest, none if it reads none."""
@@ -274,11 +259,8 @@ class Maker:
         if name == "visual_pos":
             return noise(rows, 8, 4).abs()
         if name in ("timesteps", "freq"):
-            return (
-                torch.arange(EPISODE_STEPS)[None].repeat(rows, 1)
-                if name == "timesteps"
-                else torch.zeros(rows, 1).long()
-            )
+            steps = torch.arange(EPISODE_STEPS)[None].repeat(rows, 1)
+            return steps if name == "timesteps" else torch.zeros(rows, 1).long()
         if name in ("past_observed_mask", "image_attention_mask", "attention_mask"):
             return torch.ones(rows, self.past if name.startswith("past") else tokens, dtype=torch.long)
         features, lags = lookup(self.config, ("num_time_features",)) or 0, lookup(self.config, ("lags_sequence",))
@@ -301,8 +283,7 @@ class Maker:
 
     def number(self, names: tuple[str, ...], default: int, kind: tuple[str, ...] = VISION) -> int:
         """Return a number of the configuration, the first of several."""
-        found = lookup(self.config, names, kind)
-        return pair(found, default)[0]
+        return pair(lookup(self.config, names, kind), default)[0]
 
 
 def lookup(config: Any, names: tuple[str, ...], kind: tuple[str, ...] = ()) -> Any:

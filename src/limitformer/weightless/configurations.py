@@ -6,6 +6,7 @@ configuration. A size that the family does not read is refused, since transforme
 
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from inspect import signature
 from pathlib import Path
@@ -15,7 +16,6 @@ from limitformer.base.errors import InputError, nearest, require
 from limitformer.base.foreign import escaped_errors, file_in, one_line, readable_name
 from limitformer.models.serial import from_record, json_object
 from limitformer.models.text import read_text
-from limitformer.weightless.quiet import quiet_transformers
 from limitformer.weightless.shapes import SHAPES, require_shape
 
 # Entries that name code, kernels or other files; none of them changes the network.
@@ -90,6 +90,7 @@ def object_in(folder: Path, name: str) -> dict[str, Any]:
 @escaped_errors()
 def config_from(values: dict[str, Any]) -> Any:
     """Make a configuration of transformers from its JSON."""
+    import torch
     import transformers
     from transformers import CONFIG_MAPPING, AutoConfig
 
@@ -113,7 +114,9 @@ def config_from(values: dict[str, Any]) -> Any:
     with quiet_transformers(), one_line(f"the configuration of {kind} cannot be made"):
         config = AutoConfig.for_model(**values)
         refuse_unread(config, values)
-        check_dtype(config)
+        known = (None, "auto", torch.float64, torch.float32, torch.float16, torch.bfloat16)
+        dtype = getattr(config, "dtype", None)
+        require(dtype in known, f"dtype must be float32, float16, bfloat16 or float64; got {dtype!s:.60}.")
     return config
 
 
@@ -181,10 +184,17 @@ def refuse_unread(config: Any, values: dict[str, Any]) -> None:
         raise InputError(f"num_hidden_layers of {family} leaves num_decoder_layers as it is. Nearest: 'num_layers'.")
 
 
-def check_dtype(config: Any) -> None:
-    """Raise `InputError` unless a network can have the configuration's dtype."""
-    import torch
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Silence transformers within the with statement, as errors are raised in one line; restore its level and bars."""
+    from transformers.utils import logging
 
-    known = (None, "auto", torch.float64, torch.float32, torch.float16, torch.bfloat16)
-    dtype = getattr(config, "dtype", None)
-    require(dtype in known, f"dtype must be float32, float16, bfloat16 or float64; got {dtype!s:.60}.")
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

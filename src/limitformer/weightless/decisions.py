@@ -38,27 +38,17 @@ class Decisions(TorchFunctionMode):
         """Call `func`, and note whether its result depends on random weights."""
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
         depends = any(isinstance(each, Implicit) or each in self.random for each in tensors_in((args, kwargs)))
-        if depends and (name in READING or (name in INDEXING and self.chooses(args[1])) or is_condition(func, args)):
+        reads = name in READING or (func in (torch.where, Tensor.where) and len(args) == 1)  # indices
+        if depends and not reads and name in INDEXING:
+            reads = any(each.dtype == torch.bool and each in self.random for each in tensors_in([args[1]]))
+        if depends and reads:
             caller = sys._getframe(1).f_globals.get("__name__", "")
             self.found = self.found or not caller.startswith(OWN_CODE)
         out = func(*args, **kwargs)
         if depends:
             for each in tensors_in((out, args[:1] if name == "__setitem__" else ())):
-                self.note(each)
+                if not isinstance(each, Implicit):
+                    self.random[each] = True
+                    if each._is_view() and each._base is not None:  # a change in place of a view changes all of it
+                        self.random[each._base] = True
         return out
-
-    def chooses(self, index: Any) -> bool:
-        """Whether an index is boolean and depends on random weights."""
-        return any(each.dtype == torch.bool and each in self.random for each in tensors_in([index]))
-
-    def note(self, tensor: Tensor) -> None:
-        if isinstance(tensor, Implicit):
-            return
-        self.random[tensor] = True
-        if tensor._is_view() and tensor._base is not None:  # a change in place of a view changes all of it
-            self.random[tensor._base] = True
-
-
-def is_condition(func: Any, args: Any) -> bool:
-    """Whether a call is `where(condition)`, which returns indices."""
-    return func in (torch.where, Tensor.where) and len(args) == 1

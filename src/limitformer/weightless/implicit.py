@@ -29,7 +29,7 @@ from limitformer.weightless.laws import ORTHOGONAL
 from limitformer.weightless.maps import NeverDrawnMap, RedrawnMap
 from limitformer.weightless.numbers import normals
 from limitformer.weightless.orthogonal import OrthogonalMap, has_room
-from limitformer.weightless.products import RepeatedUse
+from limitformer.weightless.products import RepeatedMap, RepeatedUse
 from limitformer.weightless.run import (
     ALWAYS,
     NEVER,
@@ -167,11 +167,13 @@ class WeightNumbers:
 
     def whole(self) -> Tensor:
         """Draw W (S, n, p)."""
-        return as_matrix(entries(self.tensor), self.turned)
+        return as_matrix(self.stored(), self.turned)
 
     def stored(self) -> Tensor:
         """Draw the weight in the shape that the module has (S, *shape)."""
-        return entries(self.tensor)
+        weight, index = self.tensor.weight, self.tensor.part
+        values = weight.run.entries(weight, weight.rows if index is None else range(index, index + 1))
+        return values if index is None else values[:, 0]
 
     def add_squared_gradient(self, squared: Tensor) -> None:
         if not self.tensor.frozen:
@@ -181,14 +183,6 @@ class WeightNumbers:
         if self.run.products is not None:  # by the stored matrix S: a map that is turned is Z Sᵀ
             side, found = backward != self.turned, (factor.detach()[0].clone(), answer.detach()[0].clone())
             self.run.products.setdefault((self.tensor.weight.name, self.tensor.part), {})[side] = found
-
-
-def entries(tensor: Implicit) -> Tensor:
-    """Draw the entries in the shape that the module has (S, *shape)."""
-    weight, index = tensor.weight, tensor.part
-    rows = weight.rows if index is None else range(index, index + 1)
-    values = weight.run.entries(weight, rows)
-    return values if index is None else values[:, 0]
 
 
 def as_matrix(stored: Tensor, turned: bool) -> Tensor:
@@ -207,23 +201,19 @@ def note_operation(arguments: Any, operation: str) -> None:
 
 
 def with_entries(arguments: Any) -> Any:
-    """Replace the implicit weights among the arguments by their entries."""
-    if isinstance(arguments, Implicit):
-        return entries_for_module(arguments)
+    """Replace the implicit weights among the arguments by their entries, kept for the pass.
+
+    They are repeated along the first dimension for samples side by side.
+    """
     if isinstance(arguments, dict):
         return {key: with_entries(value) for key, value in arguments.items()}
     if isinstance(arguments, list | tuple):
         return type(arguments)(with_entries(value) for value in arguments)
-    return arguments
-
-
-def entries_for_module(tensor: Implicit) -> Tensor:
-    """Return the entries, kept for the pass, repeated along the first dimension for samples side by side."""
-    run = tensor.weight.run
-    whole = run.whole(tensor.weight)
-    values = whole if tensor.part is None else whole[:, tensor.part]
-    values = values.transpose(-2, -1) if tensor.turned else values
-    values = (values.detach() if tensor.frozen else values).to(tensor.dtype)
+    if not isinstance(arguments, Implicit):
+        return arguments
+    tensor, run = arguments, arguments.weight.run
+    values = keep_entries(tensor)
+    values = (values.transpose(-2, -1) if tensor.turned else values).to(tensor.dtype)
     if run.side_by_side == 1:
         return values[0]
     if tensor.shape[:1] != (1,):
@@ -239,16 +229,15 @@ def apply(x: Tensor, tensor: Implicit, turned: bool) -> Tensor:
     if z.shape[-1] * columns != tensor.shape.numel():  # a map without entries would not fail
         shape, inputs = tuple(tensor.shape), tensor.shape.numel() // columns
         raise InputError(f"{tensor.weight.name} {shape} takes {inputs} entries a token; got {tuple(x.shape)}.")
-    run = tensor.weight.run
-    entries_kept = None if run.trains else kept_entries(tensor)
-    if entries_kept is None and tensor.weight.law.kind == ORTHOGONAL and not run.trains:
-        entries_kept = drawn_orthogonal(tensor, z.shape[-2], z.shape[-1], columns)
+    run, turned = tensor.weight.run, turned != tensor.turned
+    entries = None if run.trains else kept_entries(tensor)
+    if entries is None and tensor.weight.law.kind == ORTHOGONAL and not run.trains:
+        entries = drawn_orthogonal(tensor, z.shape[-2], z.shape[-1], columns)
     if run.trains:
-        out = run.map(z, tensor, turned != tensor.turned)
-    elif entries_kept is not None:
-        out = z @ as_matrix(entries_kept, turned != tensor.turned)
+        out = run.map(z, tensor, turned)
     else:
-        out = apply_once(x, z, WeightNumbers(tensor, turned != tensor.turned), columns)
+        numbers = WeightNumbers(tensor, turned)
+        out = apply_once(x, z, numbers, columns) if entries is None else z @ as_matrix(entries, turned)
     return out.reshape(*x.shape[:-1], columns).to(dtype)
 
 
@@ -269,22 +258,15 @@ def drawn_orthogonal(tensor: Implicit, tokens: int, inputs: int, columns: int) -
     run.costly.add(weight.name)  # a second use draws it
     if tensor.part is not None:
         run.operations.setdefault(weight.name, "a part of it is used")
-    elif weight.name not in run.rows and orthogonal_is_never_drawn(tokens, inputs, columns, run.draw):
+    elif weight.name not in run.rows and never_drawn(tokens, inputs, columns, WeightNumbers(tensor, turned=False)):
         return None
     run.operations.setdefault(weight.name, "an orthogonal matrix that costs less if it is drawn")
     return keep_entries(tensor)
 
 
-def orthogonal_is_never_drawn(tokens: int, inputs: int, columns: int, draw: str) -> bool:
-    """Whether the map leaves its orthogonal weight undrawn: the tokens must be few, and that must be cheaper."""
-    few = has_room(tokens, inputs, columns) and draw != ALWAYS
-    return few and (draw == NEVER or tokens < min(inputs, columns))
-
-
 def keep_entries(tensor: Implicit) -> Tensor:
     """Draw the entries (S, *shape) of a weight or its slice, and keep them for the pass."""
-    weight, run = tensor.weight, tensor.weight.run
-    whole = run.whole(weight)
+    whole = tensor.weight.run.whole(tensor.weight)
     part = whole if tensor.part is None else whole[:, tensor.part]
     return part.detach() if tensor.frozen else part
 
@@ -302,7 +284,8 @@ def apply_once(x: Tensor, z: Tensor, numbers: WeightNumbers, columns: int) -> Te
     if not orthogonal and not never_drawn(run.tokens[numbers.name], z.shape[-1], columns, numbers):
         run.costly.add(weight.name)
     if weight.name in run.repeated:
-        every, rows = run.repeated_map(numbers.name), numbers.tensor.shape.numel() // numbers.stored_columns
+        every = run.repeats.setdefault(numbers.name, RepeatedMap())
+        rows = numbers.tensor.shape.numel() // numbers.stored_columns
         run.use(numbers.name, NEVER_DRAWN, weight)
         matrices = every.of_samples(numbers, (rows, numbers.stored_columns), z.dtype)
         out: Tensor = RepeatedUse.apply(z, run.anchor, every, matrices, numbers.turned, numbers.tensor.frozen)
@@ -321,8 +304,14 @@ def apply_once(x: Tensor, z: Tensor, numbers: WeightNumbers, columns: int) -> Te
 
 
 def never_drawn(tokens: int, inputs: int, columns: int, numbers: WeightNumbers) -> bool:
-    """Whether the map leaves its weight undrawn: it must be Gaussian, and that must be cheaper."""
+    """Whether the map leaves its weight undrawn: it must be orthogonal or Gaussian, and that must be cheaper.
+
+    The tokens of an orthogonal weight must be few.
+    """
     law, draw = numbers.tensor.weight.law, numbers.run.draw
+    if law.kind == ORTHOGONAL:
+        few = has_room(tokens, inputs, columns) and draw != ALWAYS
+        return few and (draw == NEVER or tokens < min(inputs, columns))
     known = numbers.tensor.weight.name in numbers.run.rows  # its rows that were not looked up are still Gaussian
     if not law.random or not (law.gaussian or (known and law.kind == "normal" and law.shift == 0.0)):
         return False
@@ -332,10 +321,9 @@ def never_drawn(tokens: int, inputs: int, columns: int, numbers: WeightNumbers) 
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
-    x = input
     if not isinstance(weight, Implicit) or len(weight.shape) != 2:
         return NotImplemented
-    out = apply(x, weight, turned=True)
+    out = apply(input, weight, turned=True)
     return out if bias is None else add_bias(out, bias)
 
 
@@ -344,17 +332,17 @@ def add_bias(out: Tensor, bias: Tensor) -> Tensor:
     if not isinstance(bias, Implicit):
         return out.add_(bias)
     run = bias.weight.run
-    values = run.whole(bias.weight) if bias.part is None else run.whole(bias.weight)[:, bias.part]
+    whole = run.whole(bias.weight)
+    values = whole if bias.part is None else whole[:, bias.part]
     return (run.by_sample(out) + values[:, None]).reshape(out.shape)
 
 
 def matmul(input: Tensor, other: Tensor, **options: Any) -> Any:
-    x, weight = input, other
-    if len(weight.shape) == 3:
-        return batched(x, weight, **options)
-    if isinstance(x, Implicit) or not isinstance(weight, Implicit) or len(weight.shape) != 2 or options:
+    if len(other.shape) == 3:
+        return batched(input, other, **options)
+    if isinstance(input, Implicit) or not isinstance(other, Implicit) or len(other.shape) != 2 or options:
         return NotImplemented
-    return apply(x, weight, turned=False)
+    return apply(input, other, turned=False)
 
 
 def batched(input: Tensor, mat2: Tensor, **options: Any) -> Any:
@@ -484,49 +472,37 @@ def convolve(input: Tensor, tensor: Implicit, bias: Tensor | None, how: Convolut
         run.use(numbers.name, DRAWN_AGAIN, tensor.weight)
         out = RedrawnConvolution.apply(x, run.anchor, numbers, how).flatten(0, 1)
     out = out.to(input.dtype)
-    return out if bias is None else add_channel_bias(out, bias)
+    if bias is None:
+        return out
+    values = bias
+    if isinstance(bias, Implicit):  # one vector for each sample
+        whole = bias.weight.run.whole(bias.weight)
+        values = (whole if bias.part is None else whole[:, bias.part]).repeat_interleave(len(x[0]), 0)
+    return out.add_(values.unflatten(-1, (-1, *[1] * sides)))
 
 
 def kernel_is_never_drawn(x: Tensor, numbers: WeightNumbers, how: Convolution) -> bool:
     """Whether the map of the patches of x (S, B, channels, …) leaves its kernel undrawn."""
     columns, channels, *kernel = numbers.tensor.shape
     sizes = map(positions, x.shape[3:], kernel, how.stride, how.padding, how.dilation)
-    tokens, inputs = x.shape[1] * math.prod(sizes), channels * math.prod(kernel)
-    if numbers.tensor.weight.law.kind == ORTHOGONAL:
-        return orthogonal_is_never_drawn(tokens, inputs, columns, numbers.run.draw)
-    return never_drawn(tokens, inputs, columns, numbers)
-
-
-def add_channel_bias(out: Tensor, bias: Tensor) -> Tensor:
-    """Add b to out (B, channels, …) in place; a random b has one vector for each sample."""
-    values = bias
-    if isinstance(bias, Implicit):
-        run = bias.weight.run
-        whole = run.whole(bias.weight) if bias.part is None else run.whole(bias.weight)[:, bias.part]
-        values = whole.repeat_interleave(len(out) // run.side_by_side, 0)
-    return out.add_(values.unflatten(-1, (-1, *[1] * (out.dim() - 2))))
+    return never_drawn(x.shape[1] * math.prod(sizes), channels * math.prod(kernel), columns, numbers)
 
 
 def item(tensor: Any, index: Any) -> Any:
     """Return the slice W[i] of stacked matrices, or the row W[i, :] of a table that is drawn by rows."""
-    whole = isinstance(tensor, Implicit) and tensor.part is None and not tensor.turned and len(tensor.shape) >= 2
-    if whole and isinstance(index, tuple) and index[1:] == (slice(None),) and isinstance(index[0], int):
-        return row_of_table(tensor, index[0] % tensor.shape[0])
-    number = isinstance(index, int) or (isinstance(index, Tensor) and index.dim() == 0 and index.dtype != torch.bool)
-    if not whole or not number:
+    if not isinstance(tensor, Implicit) or tensor.part is not None or tensor.turned or len(tensor.shape) < 2:
         return NotImplemented
-    if tensor.weight.run.side_by_side > 1:
-        raise OneSampleOnlyError
-    return Implicit(tensor.weight, int(index) % tensor.weight.shape[0], frozen=tensor.frozen, dtype=tensor.dtype)
-
-
-def row_of_table(tensor: Implicit, index: int) -> Any:
     run = tensor.weight.run
-    if tensor.weight.name not in run.rows or len(tensor.shape) != 2:
+    row = isinstance(index, tuple) and index[1:] == (slice(None),) and isinstance(index[0], int)
+    row = row and tensor.weight.name in run.rows and len(tensor.shape) == 2
+    number = isinstance(index, int) or (isinstance(index, Tensor) and index.dim() == 0 and index.dtype != torch.bool)
+    if not row and not number:
         return NotImplemented
     if run.side_by_side > 1:
         raise OneSampleOnlyError
-    return embedding(torch.tensor([index], device=run.device), tensor)[0]
+    if row:
+        return embedding(torch.tensor([index[0] % tensor.shape[0]], device=run.device), tensor)[0]
+    return Implicit(tensor.weight, int(index) % tensor.shape[0], frozen=tensor.frozen, dtype=tensor.dtype)
 
 
 def transpose(input: Any, *dims: int, **named_dims: int) -> Any:
@@ -539,10 +515,6 @@ def transpose(input: Any, *dims: int, **named_dims: int) -> Any:
 
 def transpose_of_matrix(input: Any) -> Any:
     return transpose(input) if len(input.shape) == 2 else NotImplemented
-
-
-def transpose_of_matrices(input: Any) -> Any:
-    return transpose(input, -2, -1)
 
 
 def multiply(tensor: Any, other: Any) -> Any:
@@ -563,10 +535,6 @@ def freeze(tensor: Any) -> Any:
     return Implicit(tensor.weight, tensor.part, tensor.turned, True, tensor.dtype)
 
 
-def is_trained(tensor: Any) -> bool:
-    return not tensor.frozen
-
-
 def itself(tensor: Any, *arguments: Any, **more: Any) -> Any:
     """Return the weight itself for copies."""
     return tensor if isinstance(tensor, Implicit) else NotImplemented
@@ -577,14 +545,6 @@ def as_type(tensor: Implicit, dtype: torch.dtype) -> Implicit:
     if tensor.dtype == dtype or not dtype.is_floating_point:
         return tensor
     return Implicit(tensor.weight, tensor.part, tensor.turned, tensor.frozen, dtype)
-
-
-def to_float32(tensor: Any, *_: Any) -> Any:
-    return as_type(tensor, torch.float32)
-
-
-def to_float64(tensor: Any, *_: Any) -> Any:
-    return as_type(tensor, torch.float64)
 
 
 def cast_like(tensor: Any, *arguments: Any, **more: Any) -> Any:
@@ -618,17 +578,17 @@ ANSWERS: dict[Any, Callable[..., Any]] = {
     Tensor.t: transpose_of_matrix,
     torch.t: transpose_of_matrix,
     Tensor.T.__get__: transpose_of_matrix,  # type: ignore[attr-defined]
-    Tensor.mT.__get__: transpose_of_matrices,  # type: ignore[attr-defined]
+    Tensor.mT.__get__: lambda tensor: transpose(tensor, -2, -1),  # type: ignore[attr-defined]
     Tensor.transpose: transpose,
     torch.transpose: transpose,
     Tensor.mul_: multiply,
     Tensor.div_: divide,
     Tensor.to: cast_like,
     Tensor.type_as: cast_like,
-    Tensor.float: to_float32,
-    Tensor.double: to_float64,
+    Tensor.float: lambda tensor, *_: as_type(tensor, torch.float32),
+    Tensor.double: lambda tensor, *_: as_type(tensor, torch.float64),
     Tensor.contiguous: itself,
     Tensor.detach: freeze,
-    Tensor.requires_grad.__get__: is_trained,  # type: ignore[attr-defined]
+    Tensor.requires_grad.__get__: lambda tensor: not tensor.frozen,  # type: ignore[attr-defined]
     Tensor.clone: itself,
 }

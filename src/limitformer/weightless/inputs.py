@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from inspect import Parameter
 from pathlib import Path
 from typing import Any
@@ -39,9 +40,7 @@ class Inputs:
     def counted(self) -> Tensor | None:
         """The tokens (B, M) that are not padding; None without an attention_mask."""
         mask = self.fixed.get("attention_mask")
-        if mask is None or mask.dim() != 2:
-            return None
-        return mask.bool().movedim(self.batch_dim, 0)
+        return None if mask is None or mask.dim() != 2 else mask.bool().movedim(self.batch_dim, 0)
 
     @property
     def length(self) -> int | None:
@@ -62,15 +61,10 @@ class Inputs:
             fits = self.tokens is None and all(each.dim() > 1 for each in self.fixed.values())
             require(fits, "batch_dim=1 needs inputs of two dimensions or more. Nearest: batch_dim=0.")
             result = replace(self, rows=next(iter(self.fixed.values())).shape[1], batch_dim=1)
-        result.check_mask()
-        return result
-
-    def check_mask(self) -> None:
-        """Raise `InputError` unless an attention_mask has the first two sizes of the inputs and shows a token."""
-        mask, counted = self.fixed.get("attention_mask"), self.counted
+        mask, counted = self.fixed.get("attention_mask"), result.counted
         if mask is None or counted is None:
-            return
-        kind = ("sequences", "tokens") if self.batch_dim == 0 else ("tokens", "sequences")
+            return result
+        kind = ("sequences", "tokens") if batch_dim == 0 else ("tokens", "sequences")
         for name, each in self.fixed.items():
             fits = name == "attention_mask" or each.dim() < 2 or each.shape[:2] == mask.shape
             is_vector = each.dim() == 2 and each.is_floating_point()  # one vector a sequence, without tokens
@@ -81,18 +75,17 @@ class Inputs:
             )
         empty = (~counted.any(1)).nonzero().flatten().tolist()
         require(not empty, f"attention_mask hides every token of sequence {''.join(map(str, empty[:1]))}.")
+        return result
 
     def settled(self, call: Callable[["Inputs"], Any], measure: Callable[["Inputs"], Any]) -> "Inputs":
         """Return the first of the proposed inputs with which the module can be called and measured."""
         if len(self.choices) < 2:
             return self
-
-        def with_choice(choice: Choice) -> Inputs:
-            return replace(self, fixed=choice.fixed, choices=[])
-
-        return with_choice(
-            settled(self.choices, lambda each: call(with_choice(each)), lambda each: measure(with_choice(each)))
+        own = partial(replace, self, choices=[])
+        choice = settled(
+            self.choices, lambda each: call(own(fixed=each.fixed)), lambda each: measure(own(fixed=each.fixed))
         )
+        return own(fixed=choice.fixed)
 
     def __str__(self) -> str:
         """Return the names of the tensors with their shapes."""
@@ -121,22 +114,12 @@ class Inputs:
             drawn = [self.tokens.tokens(1, torch.Generator().manual_seed(each)).to(dtype) for each in seeds]
             return {"x": torch.cat(drawn).requires_grad_()}
         many = {name: value.repeat(len(samples), *[1] * (value.dim() - 1)) for name, value in self.fixed.items()}
-        every = {name: with_gradient(each, dtype) for name, each in many.items()} | self.options
-        return dict(sorted(every.items(), key=place_in_call))
-
-
-def place_in_call(item: tuple[str, Any]) -> tuple[bool, int]:
-    """Order positional arguments by their place, before named ones."""
-    name = item[0]
-    place = int(name[1:]) if name.startswith(POSITIONAL) else 0
-    return bool(name) and not name.startswith(POSITIONAL), place
-
-
-def with_gradient(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Cast floating-point numbers to the dtype of a pass, with a gradient: the stream may begin with them."""
-    if not values.is_floating_point():
-        return values
-    return values.to(dtype).requires_grad_().clone()  # a module may change a copy in place
+        every = {  # the stream may begin with numbers; a module may change a copy of them in place
+            name: each.to(dtype).requires_grad_().clone() if each.is_floating_point() else each
+            for name, each in many.items()
+        } | self.options
+        positional = sorted((k for k in every if not k or k.startswith(POSITIONAL)), key=lambda k: int(k[1:] or 0))
+        return {name: every[name] for name in (*positional, *every)}
 
 
 def inputs_of(inputs: Any, blueprint: Blueprint) -> Inputs:
@@ -150,7 +133,8 @@ def inputs_of(inputs: Any, blueprint: Blueprint) -> Inputs:
     if blueprint.transformer is not None:
         start = as_start(inputs)
         return Inputs({}, {}, 1, start.labels or (), TokenLaw(start, blueprint.transformer))
-    if isinstance(inputs, Mapping) or is_positional(inputs):
+    given = inputs if isinstance(inputs, tuple) else ()  # one of numbers or texts is one argument
+    if isinstance(inputs, Mapping) or any(each is None or isinstance(each, Tensor | Mapping) for each in given):
         return inputs_by_name(named_values(inputs), options_of(blueprint))
     return inputs_of_factory(inputs) if blueprint.kind is None else inputs_of_class(inputs, blueprint)
 
@@ -158,11 +142,6 @@ def inputs_of(inputs: Any, blueprint: Blueprint) -> Inputs:
 def options_of(blueprint: Blueprint) -> dict[str, Any]:
     """Return further arguments of a language model of transformers."""
     return {"use_cache": False} if blueprint.task in ("causal", "seq2seq") else {}
-
-
-def is_positional(inputs: Any) -> bool:
-    """Whether `inputs` is a tuple of positional arguments, and not one of numbers or texts."""
-    return isinstance(inputs, tuple) and any(each is None or isinstance(each, Tensor | Mapping) for each in inputs)
 
 
 def named_values(inputs: Any) -> dict[str, Any]:

@@ -135,10 +135,7 @@ def with_overrides(
         law = override if isinstance(override, Law) else laws.normal(require_real(f"overrides[{pattern!r}]", override))
         vector = next((name for name in names if law.kind == laws.ORTHOGONAL and len(shapes[name]) < 2), None)
         require(vector is None, f"overrides: an orthogonal law is of matrices; {vector} is a vector.")
-        result.update({name: replace(law, source=result[name].source, matrix=sides_of(shapes[name])) for name in names})
+        for name in names:
+            sides = (shapes[name][0], math.prod(shapes[name][1:])) if len(shapes[name]) >= 2 else (1, 1)
+            result[name] = replace(law, source=result[name].source, matrix=sides)
     return result
-
-
-def sides_of(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return rows and columns of a matrix, with all dimensions but the first flattened; (1, 1) of a vector."""
-    return (shape[0], math.prod(shape[1:])) if len(shape) >= 2 else (1, 1)

@@ -92,7 +92,8 @@ class Law:
 
     def within(self, least: float, most: float) -> bool:
         """Whether all entries are between `least` and `most`, up to rounding of the ends."""
-        ends = sorted({UNIFORM: (self.shift, self.shift + self.scale)}.get(self.kind, self.truncated_ends()))
+        low, high = (0.0, 1.0) if self.kind == UNIFORM else (self.low, self.high)  # infinite unless it is truncated
+        ends = sorted((self.scale * low + self.shift, self.scale * high + self.shift))
         slack = ROUNDING * self.std
         return self.random and not self.rows and least - slack <= ends[0] and ends[1] <= most + slack
 
@@ -105,10 +106,6 @@ class Law:
             return None
         low, high = ((each - self.shift) / self.scale for each in (least, most))
         return replace(self, kind=TRUNCATED, low=max(self.low, low), high=min(self.high, high))
-
-    def truncated_ends(self) -> tuple[float, float]:
-        """Return the ends of a truncated normal law."""
-        return self.scale * self.low + self.shift, self.scale * self.high + self.shift
 
     def __str__(self) -> str:
         """Return the law as text, such as `normal, std 0.02`."""

@@ -115,17 +115,13 @@ def is_list(part: nn.Module) -> bool:
     if isinstance(part, nn.ModuleDict):
         numbered = all(any(map(str.isdigit, key)) for key in part)
         return numbered or len({type(each) for each in part.values()}) == 1
-    return not is_callable(part) or (isinstance(part, nn.Sequential) and is_uniform(part))
+    parts = list(part.children())
+    similar = len({type(each) for each in parts}) == 1 < len(parts) and all(list(each.children()) for each in parts)
+    return not is_callable(part) or (isinstance(part, nn.Sequential) and similar)
 
 
 def is_callable(part: nn.Module) -> bool:
     return not isinstance(part, nn.ModuleList | nn.ModuleDict)
-
-
-def is_uniform(part: nn.Module) -> bool:
-    """Whether a sequence has two or more modules of one class, each with submodules."""
-    kinds = {type(child) for child in part.children()}
-    return len(kinds) == 1 and len(list(part.children())) > 1 and all(list(c.children()) for c in part.children())
 
 
 def children_of(name: str, part: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -166,11 +162,6 @@ class Call:
     leaving: torch.Size = torch.Size()  # noqa: RUF009 (it is immutable)
     end: int = 0
     argument: Argument | None = None
-
-    @property
-    def maps(self) -> bool:
-        """Whether the output has the shape of an input."""
-        return self.argument is not None
 
 
 def form_of(x: Tensor, part: nn.Module, length: int | None, axis: int | None) -> str:
@@ -259,7 +250,8 @@ class Recorder:
             form = "" if x is None else form_of(x, part, None, None)
             shape = torch.Size() if x is None else x.shape
             made_of, partners = self.origins.of((args, kwargs)), self.partners_of(name, x)
-            self.calls.setdefault(name, []).append(Call(self.tick(), sources, made_of, partners, form, shape))
+            self.clock += 1
+            self.calls.setdefault(name, []).append(Call(self.clock, sources, made_of, partners, form, shape))
 
         return hook
 
@@ -278,7 +270,8 @@ class Recorder:
             outputs, x = wide_tensors(out), tokens_among(args, kwargs)
             inputs = [*enumerate(args), *kwargs.items()]
             like = [(key, each) for key, each in inputs if outputs and is_wide(each) and each.shape == outputs[0].shape]
-            call.end = self.tick()
+            self.clock += 1
+            call.end = self.clock
             if name in self.members:
                 self.origins.add(outputs, frozenset({name}))
             call.leaving = outputs[0].shape if outputs else torch.Size()
@@ -292,10 +285,6 @@ class Recorder:
         """Return the modules that returned `x` last, and its place in their outputs."""
         every = ((name, k, each) for name, outputs in self.outputs.values() for k, each in enumerate(outputs))
         return [(name, k) for name, k, each in every if x is each or same_memory(x, each)]
-
-    def tick(self) -> int:
-        self.clock += 1
-        return self.clock
 
 
 def wide_tensors(values: Any) -> list[Tensor]:
@@ -331,9 +320,16 @@ def search(module: nn.Module, calls: dict[str, list[Call]], otherwise: Layout | 
         )
     stacks = found.joined(stacks)
     # Beside stacks of tokens, pixels of a convolutional backbone and lists of single layers are no stacks.
-    stacks = [stack for stack in stacks if found.form(stack) != CHANNELS_FIRST] or stacks
-    stacks = [stack for stack in stacks if found.is_composite(stack)] or stacks
-    return Layout(tuple(found.with_argument(block) for stack in stacks for block in stack), certain=True)
+    stacks = [stack for stack in stacks if calls[stack[0].members[0]][0].form != CHANNELS_FIRST] or stacks
+    stacks = [
+        stack
+        for stack in stacks
+        if any(len(block.members) > 1 or list(module.get_submodule(block.members[0]).children()) for block in stack)
+    ] or stacks
+    blocks = [block for stack in stacks for block in stack]
+    streams = [found.stream_of(block.members[0]) if len(block.members) == 1 else (None, None) for block in blocks]
+    pairs = zip(blocks, streams, strict=True)
+    return Layout(tuple(replace(block, argument=a, output=b) for block, (a, b) in pairs), certain=True)
 
 
 @dataclass(frozen=True)
@@ -373,19 +369,16 @@ class Search:
             return [[BlockModules(name, members) for members in inner]]
         if all(is_norm(*unit) or not list(unit[1].parameters()) for unit in called):  # or activations
             return []
-        if self.are_experts([full for full, _ in called]):
-            return []
+        names = {full for full, _ in called}
+        calls = [call for full in names for call in self.calls[full] if len(call.entering) == 2]
+        rows, widths = ({call.entering[side] for call in calls} for side in (0, 1))
+        if len(rows) > 1 and len(widths) == 1 and not any(call.made_of & names for call in calls):
+            return []  # experts: rows of one width but not as many, and nothing of each other's outputs
         blocks = [BlockModules(name, (full,)) for full, part in called if self.maps(full) and list(part.parameters())]
         if len(blocks) == len(called):
             return [blocks] if blocks else []
         deeper = [stack for unit in units for stack in (self.in_list if is_list(unit[1]) else self.inside)(*unit)]
         return deeper or ([blocks] if blocks else [])
-
-    def are_experts(self, names: list[str]) -> bool:
-        """Whether modules of a list receive rows of one width but not as many, and nothing of each other's outputs."""
-        calls = [call for name in names for call in self.calls[name] if len(call.entering) == 2]
-        others = len({call.entering for call in calls}) > 1 and len({call.entering[1] for call in calls}) == 1
-        return others and not any(call.made_of & set(names) for call in calls)
 
     def parallel(self, name: str, lists: dict[str, nn.Module]) -> list[BlockModules]:
         """Return blocks of one module of each list, if the lists have equal lengths and the network calls them in turn.
@@ -436,7 +429,9 @@ class Search:
             if before is None:
                 result.append(stack)
             else:
-                name = common_name(before[0].stack, stack[0].stack)
+                one, other = before[0].stack, stack[0].stack
+                pairs = takewhile(lambda pair: pair[0] == pair[1], zip(one.split("."), other.split("."), strict=False))
+                name = ".".join(part for part, _ in pairs) or (one if one == other else f"{one} + {other}")
                 before[:] = [replace(block, stack=name) for block in (*before, *stack)]
         return result
 
@@ -454,22 +449,6 @@ class Search:
         units = children_of(name, part)
         names = [full for full, _ in units if full in self.calls]
         return len({type(each) for _, each in units}) == 1 and self.chained(names)
-
-    def form(self, stack: list[BlockModules]) -> str:
-        return self.calls[stack[0].members[0]][0].form
-
-    def is_composite(self, stack: list[BlockModules]) -> bool:
-        """Whether the blocks have submodules, or several modules."""
-        return any(
-            len(block.members) > 1 or list(self.module.get_submodule(block.members[0]).children()) for block in stack
-        )
-
-    def with_argument(self, block: BlockModules) -> BlockModules:
-        """Note which argument and which output is the stream, if the block is one module."""
-        if len(block.members) > 1:
-            return block
-        argument, output = self.stream_of(block.members[0])
-        return replace(block, argument=argument, output=output)
 
     def stream_of(self, name: str) -> tuple[Argument | None, int | None]:
         """Return the argument that is the stream of a module, and the place of the stream in its output.
@@ -503,7 +482,7 @@ class Search:
         return any(module == before for module, _ in sources)
 
     def maps(self, name: str) -> bool:
-        return all(call.maps for call in self.calls[name])
+        return all(call.argument is not None for call in self.calls[name])
 
     def returns(self, members: tuple[str, ...]) -> bool:
         """Whether a stream enters these modules, and the last output has its shape."""
@@ -515,13 +494,6 @@ class Search:
         """Return the start of the first call and the end of the last one of these modules."""
         every = [call for member in members for call in self.calls[member]]
         return min(call.start for call in every), max(call.end for call in every)
-
-
-def common_name(one: str, other: str) -> str:
-    """Return the common beginning of two dotted names, or both."""
-    pairs = zip(one.split("."), other.split("."), strict=False)
-    common = [a for a, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
-    return ".".join(common) or (one if one == other else f"{one} + {other}")
 
 
 def record_calls(module: nn.Module, call: Callable[[], Any]) -> dict[str, list[Call]]:

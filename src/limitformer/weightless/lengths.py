@@ -107,10 +107,9 @@ def attention_by_length(
             found.append(each)
     finally:
         advance(bar, -1)
-    names = tuple(found[0][0])
     data = {
         name: (("sample", "length", "head"), np.array([[one[name].numpy() for one in each] for each in found]))
-        for name in names
+        for name in found[0][0]
     }
     seen = data["tokens_seen"][1].max((0, 2))
     threshold = ("length", np.sqrt(2 * np.log(np.maximum(seen, 2))))
@@ -151,10 +150,8 @@ def rows_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | WantedMask | None, **options: Any
 ) -> Any:
     """Measure the rows that are asked for, in place of the attention, and end the pass."""
-    for name in ADDED:
-        require(
-            options.get(name) is None, f"the first attention adds {name} inside its softmax, which is not computed."
-        )
+    added = [name for name in ADDED if options.get(name) is not None]
+    require(not added, f"the first attention adds {', '.join(added)} inside its softmax, which is not computed.")
     window, scale = options.get("sliding_window"), options.get("scaling")
     mask = attention_mask if isinstance(attention_mask, WantedMask) else WantedMask(None, None)
     known = mask.causal is not None and mask.window == window
@@ -194,14 +191,10 @@ def rows_mask(*_: Any, mask_function: Any = causal_mask_function, **options: Any
     plain = {causal_mask_function: True, bidirectional_mask_function: False}
     if mask_function in plain:
         return WantedMask(plain[mask_function], window)
-    sees = [bool(mask_function(0, 0, torch.tensor(9 * (window or 1)), torch.tensor(key))) for key in probes(window)]
-    return WantedMask(True if window and sees == [False, True, True, False] else None, window)
-
-
-def probes(window: int | None) -> list[int]:
-    """Return keys of the row 9 w at both ends of a causal window."""
     w = window or 1
-    return [8 * w, 8 * w + 1, 9 * w, 9 * w + 1]
+    ends = 8 * w, 8 * w + 1, 9 * w, 9 * w + 1  # keys of the row 9 w at both ends of a causal window
+    sees = [bool(mask_function(0, 0, torch.tensor(9 * w), torch.tensor(key))) for key in ends]
+    return WantedMask(True if window and sees == [False, True, True, False] else None, window)
 
 
 AttentionInterface.register(ROWS, rows_attention)

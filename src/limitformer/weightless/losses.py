@@ -44,12 +44,6 @@ def output_of(out: Any) -> Tensor:
     return tensors[0]
 
 
-def logits_of(out: Any) -> Tensor | None:
-    """Return the output that is named `logits`, None if there is none."""
-    logits = dict(parts_of(out)).get("logits")
-    return logits if isinstance(logits, Tensor) and logits.dim() > 1 else None
-
-
 def own_loss(out: Any, inputs: Mapping[str, Any]) -> Tensor | None:
     """Return the loss that a module computed itself, None if it did not.
 
@@ -305,11 +299,8 @@ def mask_in(inputs: Mapping[str, Tensor], name: str) -> Tensor | None:
 
 
 def first_class(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Return the cross-entropy of the first class."""
     logits = output_of(out)
-    return functional.cross_entropy(
-        logits, torch.zeros(len(logits), dtype=torch.long, device=logits.device), reduction="none"
-    )
+    return functional.cross_entropy(logits, logits.new_zeros(len(logits), dtype=torch.long), reduction="none")
 
 
 def square(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:

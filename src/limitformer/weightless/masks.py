@@ -62,11 +62,6 @@ class Visible:
                 return
         self.known[out] = visible, state(out)
 
-    def of_term(self, x: Tensor, heads: int) -> Tensor:
-        """Return the visibility of a term that is added to logits of `heads` heads."""
-        known = self.of(x)
-        return visible_in(x.detach(), heads) if known is None else known
-
 
 def state(x: Tensor) -> Marks:
     """Return numbers that differ after a change in place."""
@@ -109,14 +104,16 @@ def sum_of(known: Visible, x: Any, y: Any, *_: Any) -> Tensor | None:
     if max(x.dim(), y.dim()) not in (3, 4, 5) or not x.is_floating_point() or not y.is_floating_point():
         return None
     heads = max(each.shape[-3] for each in (x, y) if each.dim() > 2)
-    followed = any(known.of(each) is not None for each in (x, y))
+    own = [known.of(each) for each in (x, y)]
+    followed = any(each is not None for each in own)
     if not followed and max(x.dim(), y.dim()) == 3:  # mostly the stream and a branch
         return None
-    terms = [each for each in (x, y) if followed or is_mask(each, heads)]
-    if not terms:
-        return None
-    visible = known.of_term(terms[0], heads)
-    return visible & known.of_term(terms[1], heads) if len(terms) > 1 else visible
+    terms = [
+        visible_in(each.detach(), heads) if one is None else one
+        for each, one in zip((x, y), own, strict=True)
+        if followed or is_mask(each, heads)
+    ]
+    return terms[0] & terms[1] if len(terms) > 1 else terms[0] if terms else None
 
 
 def difference_of(known: Visible, x: Any, y: Any, *_: Any) -> Tensor | None:
@@ -159,12 +156,6 @@ def product(known: Visible, x: Any, y: Any, *_: Any) -> Tensor | None:
     return everything(x) if isinstance(x, Tensor) and isinstance(y, Tensor) and x.dim() >= 3 else None
 
 
-def contraction(known: Visible, equation: Any, *operands: Any) -> Tensor | None:
-    """A product by `einsum` hides nothing."""
-    first = operands[0] if len(operands) == 2 else None
-    return everything(first) if isinstance(first, Tensor) and first.dim() >= 3 else None
-
-
 def multiple(known: Visible, x: Any, y: Any, *_: Any) -> Tensor | None:
     """λx or x/λ, with λ constant along a row."""
     for logits, factor in ((x, y), (y, x)):
@@ -173,11 +164,6 @@ def multiple(known: Visible, x: Any, y: Any, *_: Any) -> Tensor | None:
         if own is not None and along:
             return own
     return None
-
-
-def monotone(known: Visible, x: Any, *_: Any) -> Tensor | None:
-    """A monotone function of each entry."""
-    return known.of(x)
 
 
 def view(known: Visible, x: Any, *_: Any) -> Tensor | None:
@@ -197,13 +183,14 @@ FUNCTIONS: dict[Rule, Any] = {
     masked_fill: (torch.masked_fill, Tensor.masked_fill, Tensor.masked_fill_),
     where: (torch.where, Tensor.where),
     product: (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm),
-    contraction: (torch.einsum,),
+    lambda known, equation, *operands: product(known, *operands) if len(operands) == 2 else None: (torch.einsum,),
     multiple: (torch.mul, torch.multiply, Tensor.mul, Tensor.multiply, Tensor.mul_, Tensor.__mul__,
                Tensor.__rmul__, Tensor.__imul__, torch.div, torch.divide, torch.true_divide, Tensor.div,
                Tensor.divide, Tensor.true_divide, Tensor.div_, Tensor.__truediv__, Tensor.__itruediv__),
-    monotone: (Tensor.to, Tensor.float, Tensor.double, Tensor.half, Tensor.bfloat16, Tensor.type, Tensor.type_as,
-           Tensor.contiguous, Tensor.clone, torch.clone, Tensor.detach, torch.clamp, Tensor.clamp, torch.max,
-           torch.maximum, Tensor.maximum, torch.nan_to_num, Tensor.nan_to_num, functional.dropout),
+    lambda known, x, *_: known.of(x): (  # monotone
+        Tensor.to, Tensor.float, Tensor.double, Tensor.half, Tensor.bfloat16, Tensor.type, Tensor.type_as,
+        Tensor.contiguous, Tensor.clone, torch.clone, Tensor.detach, torch.clamp, Tensor.clamp, torch.max,
+        torch.maximum, Tensor.maximum, torch.nan_to_num, Tensor.nan_to_num, functional.dropout),
     view: VIEWS,
 }  # fmt: skip
 RULES: dict[Any, Rule] = {func: rule for rule, functions in FUNCTIONS.items() for func in functions}

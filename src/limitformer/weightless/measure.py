@@ -13,7 +13,7 @@ sublayer, whose branch is f. The sum, or a norm of it, is the new stream; λx co
   entropy      of a row of attention, mean over those that see two tokens or more (S, layers, heads),
   seen         number of tokens that such a row sees,
   spread       √ of the mean variance of a row's logits, and the largest logit of a visible pair,
-  of_block     the load of a block's experts (`experts`), and the memory of its state-space heads (`decays`).
+  of_block     the load of a block's experts, and the memory of its state-space heads (`block_parts`).
 
 All by stack. S samples; T tokens of all sequences of a sample, without padding. A stream (M, B, n) is transposed first.
 """
@@ -34,9 +34,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from limitformer.base.errors import InputError, first_line, require
 from limitformer.base.memory import check_scratch
+from limitformer.weightless.block_parts import DECAYS, ROUTER, expert_counts, half_lives, load_of_experts
 from limitformer.weightless.blocks import is_norm, stream_axis, tokens_among
-from limitformer.weightless.decays import DECAYS, half_lives
-from limitformer.weightless.experts import ROUTER, expert_counts, load_of_experts
 from limitformer.weightless.heads import FUSED, SOFTMAX, by_sequence_and_head, is_over_last
 from limitformer.weightless.implicit import METADATA, Implicit
 from limitformer.weightless.layout import (
@@ -208,8 +207,9 @@ class Measure(TorchFunctionMode):
                 if "alpha" in kwargs and len(args) > 1:
                     args = args[0], args[1] * kwargs["alpha"]
                 self.end_sublayer(stack, args, out)
-            elif func in SCALINGS:
-                self.follow_multiple(args, out)
+            elif func in SCALINGS and any(a is x for a in args for x in self.stream):
+                if any(isinstance(a, float | int) or (isinstance(a, Tensor) and a.dim() < 2) for a in args):
+                    self.stream.append(out)  # a multiple λx of the stream counts as the stream
             elif func in SOFTMAX and is_over_last(out, args, kwargs):
                 logits = args[0] if args else kwargs["input"]
                 self.summarise_attention(stack, logits, out, self.visible.of(logits))
@@ -279,13 +279,10 @@ class Measure(TorchFunctionMode):
         """Take the output of a block as the end of its stack, until another block begins."""
         if self.stack is None:  # without tokens it is not a block
             return
-        block = self.layout.blocks[place]
+        block, shape = self.layout.blocks[place], tuple(self.stack.shape)
         found = stream_among(out, self.stack.shape, block.output)
-        shape = tuple(self.stack.shape)
-        fits = found is not None or not self.layout.certain
-        require(
-            fits, f"{block.members[0]} receives tokens {shape} and returns none of that shape. Nearest: other blocks."
-        )
+        wrong = f"{block.members[0]} receives tokens {shape} and returns none of that shape. Nearest: other blocks."
+        require(found is not None or not self.layout.certain, wrong)
         self.unclear = self.unclear or found is None
         self.end_block(self.stack.last if found is None else found)
 
@@ -437,12 +434,6 @@ class Measure(TorchFunctionMode):
         stack.inside[-1].append(covariance)
         self.stream, self.sum = [out], (out, marks(out), covariance)
 
-    def follow_multiple(self, args: Any, out: Tensor) -> None:
-        """Count a multiple λx of the stream as the stream."""
-        number = any(isinstance(a, float | int) or (isinstance(a, Tensor) and a.dim() < 2) for a in args)
-        if number and any(a is x for a in args for x in self.stream):
-            self.stream.append(out)
-
     def after_norm(self, part: nn.Module, args: Any, out: Any) -> None:
         """Count a norm of the stream as the stream: the next sum may be with it."""
         if self.stack is not None and args and any(args[0] is x for x in self.stream) and self.stack.inside[-1]:
@@ -515,7 +506,8 @@ class Measure(TorchFunctionMode):
 
         def over_rows(values: Tensor) -> Tensor:
             counted = torch.where(rows > 0, values, 0.0)  # a row without visible tokens has no entropy
-            return self.mean(counted.sum(-1) / rows.sum(-1).clamp(min=1))
+            mean = counted.sum(-1) / rows.sum(-1).clamp(min=1)
+            return mean.unflatten(0, (self.samples, -1)).mean(1)
 
         return {
             "entropy": over_rows(entropy),
@@ -524,10 +516,6 @@ class Measure(TorchFunctionMode):
             "logit_std": over_rows(square).sqrt(),
             "largest_logit": largest.unflatten(0, (self.samples, -1)).amax(1),
         }
-
-    def mean(self, values: Tensor) -> Tensor:
-        """Average over a sample's sequences: (S·B, h) to (S, h)."""
-        return values.unflatten(0, (self.samples, -1)).mean(1)
 
     def dot_product_attention(
         self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,

@@ -6,6 +6,7 @@ goes forward while `Measure` watches blocks and stream, and `backward` collects 
 
 import ctypes
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import active_count
@@ -62,7 +63,6 @@ from limitformer.weightless.run import (
 from limitformer.weightless.shared import SharedGradients
 from limitformer.weightless.tensors import tensors_in
 from limitformer.weightless.threads import one_thread
-from limitformer.weightless.watching import OWN_GENERATOR, OWN_STATE
 
 BLOCKS_BETWEEN_TRIMS = 4
 NO_GRADIENT_WANTED = "modified by an inplace operation", "requires grad"  # in errors of torch about a change in place
@@ -118,7 +118,7 @@ class Weightless:
         self.axes: tuple[Inputs, dict[int, int]] | None = None  # by block, the dimension with these inputs' sequences
         self.heads_first: bool | None = None if self.foreign else False  # None: not known, and not needed so far
         self.plain_inputs = False  # whether inputs have no gradient
-        self.recomputes = False
+        self.recomputes = False  # whether blocks run again in the backward pass instead of storing their activations
         self.trims = False  # whether a pass is so large that it trims the heap between blocks
         self.decisions: Decisions | None = None  # notes numbers that the code reads, if there is one
         self.outputs: Arrays = {}  # norms of the outputs of a foreign module's last pass
@@ -147,11 +147,6 @@ class Weightless:
     def foreign(self) -> bool:
         """Whether the module's code is neither of transformers nor of this package, so that passes are checked."""
         return self.blueprint.config is None and self.blueprint.transformer is None
-
-    @property
-    def seeds_itself(self) -> bool:
-        """Whether the code that makes the module sets seeds or has a generator of its own."""
-        return any(sign in reason for reason in self.drawn.values() for sign in (OWN_STATE, OWN_GENERATOR))
 
     def build(self) -> Built:
         """Build the module and read its laws; if its factory fails while it is watched, draw a whole network."""
@@ -239,17 +234,14 @@ class Weightless:
         """Draw the parameters of a whole network that have the laws of `overrides`."""
         laws = {name: self.laws[name] for name in self.overridden}
         parameters = {name: one for name, one in module.named_parameters() if name in laws}
-        drawn = [
-            RandomWeight(name, laws[name], tuple(one.shape), run)
-            for name, one in parameters.items()
-            if laws[name].random
-        ]
+        weights = [RandomWeight(name, laws[name], tuple(one.shape), run) for name, one in parameters.items()]
+        drawn = [weight for weight in weights if weight.law.random]
         link_copies(drawn)
         for weight in drawn:
             parameters[weight.name].data.copy_(run.entries(weight, weight.rows)[0])
-        for name, one in parameters.items():
-            if laws[name].kind == CONSTANT:
-                one.data.fill_(laws[name].shift)
+        for weight in weights:
+            if weight.law.kind == CONSTANT:
+                parameters[weight.name].data.fill_(weight.law.shift)
 
     def replace(self, module: nn.Module, laws: dict[str, Law] | None = None) -> list[RandomWeight]:
         """Replace random parameters by implicit weights, and set overridden constants; of `laws`, or of all laws."""
@@ -299,20 +291,12 @@ class Weightless:
             for hook in hooks:
                 hook.remove()
 
-    def recompute(self) -> None:
-        """Let blocks run again in the backward pass instead of storing their activations."""
-        self.recomputes = True
-        self.run_again()
-
     def run_again(self) -> None:
         """Wrap the blocks that run again, if the network recomputes; blocks that share a weight do not."""
-        owners: dict[str, int] = {}
         single = [self.module.get_submodule(each.members[0]) for each in self.layout.blocks if len(each.members) == 1]
-        for block in single if self.recomputes else []:
-            for name in names_in(block):
-                owners[name] = owners.get(name, 0) + 1
-        for block in single if self.recomputes else []:
-            names = names_in(block)
+        known = [{p.weight.name for p in block.parameters() if isinstance(p, Implicit)} for block in single]
+        owners = Counter(name for names in known for name in names)
+        for block, names in zip(single, known, strict=True) if self.recomputes else ():
             if all(owners[name] == 1 for name in names):
                 block.forward = self.recomputed(block.forward, names)
 
@@ -341,8 +325,9 @@ class Weightless:
             return self.until_it_runs(seed, samples, inputs, draw, loss)
         except UnclearBlocksError as unclear:
             self.find_blocks(seed, samples.start, inputs, draw, unclear.measured)
-        except UnclearAxisError:
-            self.find_axes(seed, samples.start, inputs, draw)
+        except UnclearAxisError:  # sequences lie in the dimension that grows with their number
+            shapes = [self.shapes(seed, samples.start, inputs.repeated(times), draw) for times in (1, 2)]
+            self.axes = inputs, grown_axes(*shapes)
         except UnclearHeadsError:
             self.find_heads(seed, samples.start, inputs, draw)
         return self.run(seed, samples, inputs, draw, loss)
@@ -369,11 +354,6 @@ class Weightless:
 
         calls: dict[str, list[Call]] = self.until_it_runs(seed, range(sample, sample + 1), inputs, draw, None, call)
         return calls
-
-    def find_axes(self, seed: int, sample: int, inputs: Inputs, draw: str) -> None:
-        """Find the dimension of each stream in which the sequences lie: the one that grows with their number."""
-        shapes = [self.shapes(seed, sample, inputs.repeated(times), draw) for times in (1, 2)]
-        self.axes = inputs, grown_axes(*shapes)
 
     def find_heads(self, seed: int, sample: int, inputs: Inputs, draw: str) -> None:
         """Find whether attention weights have heads before sequences, by a pass with each sequence twice."""
@@ -473,7 +453,7 @@ class Weightless:
         Raises:
             KeepWeightsError: weights need entries.
             OneSampleOnlyError: samples must go one at a time.
-            InputError: the module draws random numbers or changes a parameter.
+            InputError: the module draws random numbers, changes a parameter, or reads one that is never initialised.
         """
         assert self.state is not None  # taken before the first pass
         arguments = self.arguments(run, inputs)
@@ -484,7 +464,12 @@ class Weightless:
             with self.trimming(), measure, self.by_sample(run), self.decisions or nullcontext():
                 out = self.call(arguments)
             measure.finish()
-            self.require_initialised(run)
+            for name, parameter in self.module.named_parameters() if self.uninitialised else ():
+                require(
+                    name not in self.uninitialised or id(parameter) not in run.read,
+                    f"{name} of {self.blueprint.name} is never initialised: its numbers are those that were in memory. "
+                    f"Nearest: initialise it in the function, or overrides={{{name!r}: 0.02}}.",
+                )
             require(random_states() == before, f"{self.blueprint.name} {DRAWS}{OTHER_THREAD * (active_count() > 1)}.")
             changed = self.state.changed_weight()
             require(changed is None, f"{self.blueprint.name} changes its parameter {changed} when it runs.")
@@ -500,15 +485,6 @@ class Weightless:
                 arrays |= self.backward(out, arguments, loss, run)
             arrays |= stream_arrays(measure, gradients=loss is not None)
         return arrays
-
-    def require_initialised(self, run: WeightlessRun) -> None:
-        """Raise `InputError` if the pass has read a parameter that the module's code does not initialise."""
-        for name, parameter in self.module.named_parameters() if self.uninitialised else ():
-            require(
-                name not in self.uninitialised or id(parameter) not in run.read,
-                f"{name} of {self.blueprint.name} is never initialised: its numbers are those that were in memory. "
-                f"Nearest: initialise it in the function, or overrides={{{name!r}: 0.02}}.",
-            )
 
     def arguments(self, run: WeightlessRun, inputs: Inputs) -> dict[str, Any]:
         """Return the arguments of the module, by name; the first argument may have the name ""."""
@@ -529,12 +505,12 @@ class Weightless:
         """Call the module.
 
         Raises:
-            KeepWeightsError: weights were used more than once.
+            KeepWeightsError: weights that are not kept were used more than once.
         """
         with torch.compiler.set_stance("force_eager"):
             out = call_with(self.module, arguments)
-        for weight in self.weights[:1]:
-            weight.run.require_kept()
+        if self.weights and self.weights[0].run.again:
+            raise KeepWeightsError(self.weights[0].run.again)
         return out
 
     def backward(self, out: Any, arguments: Mapping[str, Any], loss: Loss, run: WeightlessRun) -> Arrays:
@@ -548,7 +524,10 @@ class Weightless:
         if self.recomputes and self.state is not None:
             self.state.restore()  # as it was when the blocks ran first
         by_sample.sum().backward()
-        norms = run.gradient_norms() | (self.constant_norms() if run.side_by_side == 1 else {})
+        norms = run.gradient_norms()
+        for name, one in self.module.named_parameters() if run.side_by_side == 1 else ():
+            if not isinstance(one, Implicit) and one.grad is not None:  # it has entries
+                norms[name] = gradient_norm(one.grad)[None]
         none = torch.full((len(run.samples),), torch.nan)
         return {
             "loss": by_sample.detach().double().cpu().numpy(),
@@ -558,12 +537,6 @@ class Weightless:
     def by_sample(self, run: WeightlessRun) -> AbstractContextManager[Any]:
         """Separate the gradients of parameters with entries by sample."""
         return SharedGradients(self.module, run) if run.gradients and run.side_by_side > 1 else nullcontext()
-
-    def constant_norms(self) -> dict[str, Tensor]:
-        """Return |∂W| (1,) of the parameters with entries that have a gradient."""
-        every = self.module.named_parameters()
-        gradients = {name: one.grad for name, one in every if not isinstance(one, Implicit) and one.grad is not None}
-        return {name: gradient_norm(each)[None] for name, each in gradients.items()}
 
 
 def link_copies(weights: list[RandomWeight]) -> dict[str, str]:
@@ -593,7 +566,3 @@ def trim_heap() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
-
-
-def names_in(block: nn.Module) -> set[str]:
-    return {p.weight.name for p in block.parameters() if isinstance(p, Implicit)}

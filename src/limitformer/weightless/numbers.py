@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,9 @@ def entries(law: Law, seed: int, purpose: str, samples: range, rows: Rows, colum
         below, mass, above = law.probabilities()
         if min(below, above) + mass * LEAST_UNIFORM < LEAST_TAIL:
             between = fill_all(functools.partial(fill_uniform_rows, 0.0, 1.0), *where, torch.float64).numpy()
-            return torch.from_numpy(law.scale * far_points(between, below, mass, above) + law.shift).to(dtype)
+            lower, upper = below + mass * between, above + mass * (1 - between)  # beyond `normal_quantile`
+            points = np.where(upper < lower, -ndtri(upper), ndtri(lower))
+            return torch.from_numpy(law.scale * points + law.shift).to(dtype)
         numbers = np.array([below, mass, above, law.scale, law.shift])
         return fill_all(functools.partial(fill_truncated_rows, numbers), *where, dtype)
     g = normals(*where, dtype).mul_(law.scale)
@@ -79,12 +82,6 @@ def wishart_root(seed: int, purpose: str, samples: range, rows: int, freedom: in
     return lower
 
 
-def far_points(between: NDArray[np.float64], below: float, mass: float, above: float) -> NDArray[np.float64]:
-    """Return quantiles of N(0, 1) in tails beyond the range of `normal_quantile`."""
-    lower, upper = below + mass * between, above + mass * (1 - between)
-    return np.where(upper < lower, -ndtri(upper), ndtri(lower))
-
-
 def fill_all(
     fill: Fill, seed: int, purpose: str, samples: range, rows: Rows, columns: int, dtype: torch.dtype
 ) -> Tensor:
@@ -95,21 +92,15 @@ def fill_all(
     if out.numel() <= PIECE or usable_cores() == 1:
         fill(words, first, numbers, array)
     else:
-        parts = pieces(array.shape)
+        some_rows = max(1, PIECE // max(columns, 1))
+        some_samples = max(1, some_rows // max(len(rows), 1))
+        parts = product(slices(len(samples), some_samples), slices(len(rows), some_rows))
         list(pool().map(lambda at: fill(words, first + U64(at[0].start), numbers[at[1]], array[at]), parts))
     return out.to(dtype)
 
 
-def pieces(shape: tuple[int, ...]) -> list[tuple[slice, slice]]:
-    """Split samples and rows into pieces of about `PIECE` numbers."""
-    samples, rows, columns = shape
-    some_rows = max(1, PIECE // max(columns, 1))
-    some_samples = max(1, some_rows // max(rows, 1))
-    return [
-        (slice(i, min(i + some_samples, samples)), slice(j, min(j + some_rows, rows)))
-        for i in range(0, samples, some_samples)
-        for j in range(0, rows, some_rows)
-    ]
+def slices(size: int, step: int) -> list[slice]:
+    return [slice(start, min(start + step, size)) for start in range(0, size, step)]
 
 
 @cache

@@ -47,7 +47,7 @@ class OrthogonalMap(torch.autograd.Function):
         rows, g = frame(numbers, "forward", numbers.gaussian("forward", z.shape[-2], columns), root.width - columns)
         ctx.numbers, ctx.kind, ctx.columns = numbers, type(root), columns
         ctx.save_for_backward(rows, g, *root)
-        out = scaled(root.factor.double() @ rows, numbers).to(z.dtype) @ g[..., :columns]
+        out = (root.factor.double() @ rows).mul_(numbers.scale).to(z.dtype) @ g[..., :columns]
         numbers.note_product(False, z, out)
         return out
 
@@ -68,13 +68,9 @@ class OrthogonalMap(torch.autograd.Function):
         fresh = fresh - root.along(root.onto(fresh))
         basis, fresh = frame(numbers, "backward", fresh, columns - root.width)
         back = (size_of(left).double() @ basis).to(d.dtype) @ fresh[..., : root.width]
-        back = scaled(back.add_(root.along(known.to(d.dtype))), numbers)
+        back = back.add_(root.along(known.to(d.dtype))).mul_(numbers.scale)
         numbers.note_product(True, d, back)
         return back, None, None, None, None
-
-
-def scaled(x: Tensor, numbers: Numbers) -> Tensor:
-    return x.mul_(numbers.scale)
 
 
 def frame(numbers: Numbers, purpose: str, gaussian: Tensor, beyond: int) -> tuple[Tensor, Tensor]:

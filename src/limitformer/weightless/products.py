@@ -16,7 +16,7 @@ The page `steps` proves it. A use costs O(m (k + l) (n + p)), and the memory is 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -73,21 +73,6 @@ class Side:
     @property
     def image(self) -> Tensor:
         return self.products.first(self.products.count)
-
-
-class SampleNumbers(Protocol):
-    """The random numbers of a weight for several samples."""
-
-    @property
-    def scale(self) -> float:
-        """The standard deviation of an entry."""
-
-    @property
-    def samples(self) -> int:
-        """The number of samples side by side."""
-
-    def rows_of(self, sample: int, purpose: str, rows: Tensor, columns: int) -> Tensor:
-        """Draw N(0, 1) of these rows (r, columns) for the k-th of the samples."""
 
 
 class Extension(NamedTuple):
@@ -272,7 +257,8 @@ class RepeatedMap:
         self.matrices: list[UndrawnMatrix] = []
         self.factors: list[tuple[Tensor, Tensor]] = []  # of the gradient Σ Zᵀ D (S, M, n), (S, M, p)
 
-    def of_samples(self, numbers: SampleNumbers, shape: tuple[int, int], dtype: torch.dtype) -> list[UndrawnMatrix]:
+    def of_samples(self, numbers: Any, shape: tuple[int, int], dtype: torch.dtype) -> list[UndrawnMatrix]:
+        """Return the matrix of each sample, with the random numbers of a weight (`implicit.WeightNumbers`)."""
         if not self.matrices:
             self.matrices = [
                 UndrawnMatrix(shape, numbers.scale, partial(numbers.rows_of, sample), dtype, Bases())

@@ -17,13 +17,7 @@ from torch import Tensor, nn
 from limitformer.weightless.implicit import Implicit
 from limitformer.weightless.tensors import same_tensors
 
-OPAQUE = (
-    "limitformer.weightless",
-    "logging",
-    "threading",
-    "weakref",
-    "_thread",
-)  # of objects without numbers
+OPAQUE = ("limitformer.weightless", "logging", "threading", "weakref", "_thread")  # of objects without numbers
 CLASSES = (type, types.ModuleType, Implicit, str, bytes, torch.dtype, torch.device)  # whose objects are not searched
 WITHOUT = {type(None), str, type, types.BuiltinFunctionType, types.ModuleType}  # the frequent ones of these
 OF_MODULES = set(vars(nn.Module()))  # mostly hooks
@@ -155,9 +149,11 @@ class State:
         Transformers installs hooks in the first pass that asks for hidden states, and notes that in an attribute.
         Without the attribute, and with the hooks, the next pass would install them twice.
         """
+        ours = __package__.partition(".")[0]
         for hooks, known in self.hooks:
-            for key in [key for key, hook in hooks.items() if key not in known and not is_ours(hook)]:
-                del hooks[key]
+            for key in hooks.keys() - known:
+                if not str(getattr(hooks[key], "__module__", "")).startswith(ours):
+                    del hooks[key]
         for holder, before in self.holders:
             put_back(holder, before)
         with torch.no_grad():
@@ -168,10 +164,6 @@ class State:
     def changed_weight(self) -> str | None:
         """Return the name of a parameter whose entries were changed, if there is one."""
         return next((name for name, weight, version in self.weights if weight._version != version), None)
-
-
-def is_ours(hook: Any) -> bool:
-    return str(getattr(hook, "__module__", "")).startswith(__package__.partition(".")[0])
 
 
 def put_back(holder: Any, before: Any) -> None:

@@ -100,15 +100,12 @@ def householder_root(z: Tensor) -> HouseholderRoot:
         return householder(z)
     factor, basis = z.new_empty(*z.shape[:-1], z.shape[-2]), torch.empty_like(z)
     factor[~repeats], basis[~repeats] = householder(z[~repeats])
-    factor[repeats], basis[repeats] = householder_of_new(z[repeats], new[repeats], first[repeats])
+    # Repeats and zeros are replaced by extra directions, and removed again.
+    kept = new[repeats][..., None]
+    extra = torch.diag_embed((~new[repeats]).to(z.dtype))
+    root = householder(torch.cat([z[repeats] * kept, extra], dim=-1))
+    factor[repeats], basis[repeats] = rows_of(root.factor * kept, first[repeats]), root.basis[..., : z.shape[-1]]
     return HouseholderRoot(factor, basis)
-
-
-def householder_of_new(z: Tensor, new: Tensor, first: Tensor) -> HouseholderRoot:
-    """Householder root of tokens with repeats or zeros, which are replaced by extra directions and removed again."""
-    extra = torch.diag_embed((~new).to(z.dtype))
-    factor, basis = householder(torch.cat([z * new[..., None], extra], dim=-1))
-    return HouseholderRoot(rows_of(factor * new[..., None], first), basis[..., : z.shape[-1]])
 
 
 def householder(z: Tensor) -> HouseholderRoot:
@@ -152,8 +149,12 @@ def cholesky_of_any(g: Matrix) -> tuple[Matrix, Rows]:
     sound = np.flatnonzero(finite & (g.diagonal() > 0))
     part = g[np.ix_(sound, sound)]
     root, rows = in_order(part)
-    if not clear(root, rows):
-        root, rows = largest_residual_first(part)
+    if not clear(root, rows):  # the token with the largest residual is next; among equal ones, the earlier
+        scale = (1 - PREFERENCE * np.arange(len(part)) / len(part)) / np.sqrt(part.diagonal())
+        lower, order, rank, _ = dpstrf(part * scale * scale[:, None], tol=LOST, lower=1)
+        root, rows = np.zeros_like(part), order[:rank] - 1
+        root[np.ix_(order - 1, rows)] = np.tril(lower)[:, :rank]
+        root = root / scale[:, None]
     whole = np.zeros_like(g)
     whole[~finite] = np.nan
     whole[np.ix_(sound, sound)] = root
@@ -192,15 +193,6 @@ def clear(root: Matrix, rows: Rows) -> bool:
     return bool((root.diagonal()[rows] ** 2 > CLEAR * np.square(root[rows]).sum(-1)).all())
 
 
-def largest_residual_first(g: Matrix) -> tuple[Matrix, Rows]:
-    """Cholesky root with pivoting: the token with the largest residual is next; among equal ones, the earlier."""
-    scale = (1 - PREFERENCE * np.arange(len(g)) / len(g)) / np.sqrt(g.diagonal())
-    lower, order, rank, _ = dpstrf(g * scale * scale[:, None], tol=LOST, lower=1)
-    root, rows = np.zeros_like(g), order[:rank] - 1
-    root[np.ix_(order - 1, rows)] = np.tril(lower)[:, :rank]
-    return root / scale[:, None], rows
-
-
 def inverse_of(root: Matrix, rows: Rows) -> Matrix:
     """Return `GramRoot.inverse` of a root that is triangular in the order of `rows`."""
     if len(rows) and np.array_equal(rows, np.arange(len(root))):  # as nearly always
@@ -233,16 +225,11 @@ def gram(z: Tensor) -> Tensor:
         wide = part.double()
         result = wide @ wide.mT if result is None else result.baddbmm_(wide, wide.mT)
     assert result is not None
-    return mirror(result)
-
-
-def mirror(lower: Tensor) -> Tensor:
-    """Copy the lower triangle (S, M, M) to the upper one, in place and by blocks, as M may be thousands."""
-    for at in range(0, lower.shape[-1], MIRRORED):
-        block = lower[:, at : at + MIRRORED, at : at + MIRRORED]
+    for at in range(0, result.shape[-1], MIRRORED):  # the lower triangle to the upper one, as M may be thousands
+        block = result[:, at : at + MIRRORED, at : at + MIRRORED]
         block.tril_().add_(block.tril(-1).mT)
-        lower[:, at : at + MIRRORED, at + MIRRORED :] = lower[:, at + MIRRORED :, at : at + MIRRORED].mT
-    return lower
+        result[:, at : at + MIRRORED, at + MIRRORED :] = result[:, at + MIRRORED :, at : at + MIRRORED].mT
+    return result
 
 
 def first_of(z: Tensor) -> Tensor:

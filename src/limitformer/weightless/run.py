@@ -95,9 +95,7 @@ class WeightlessRun:
     constants: dict[str, Tensor] = field(default_factory=dict)  # gradients of parameters with entries (S, *shape)
     read: set[Any] = field(default_factory=set)  # parameters that were read: ids, and names of those without entries
     leaves: dict[str, list[Tensor]] = field(default_factory=dict)  # entries that are kept (S, rows, …)
-    rows: dict[str, tuple[Tensor, Tensor]] = field(
-        default_factory=dict
-    )  # of embeddings: indices, and (S, rows, columns)
+    rows: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # of embeddings: ids, (S, rows, columns)
     roots: list[tuple[Tensor, Marks, Root]] = field(default_factory=list)
     uses: dict[str, str] = field(default_factory=dict)  # how each weight was used, for the result
     operations: dict[str, str] = field(default_factory=dict)  # in which weights had to be kept
@@ -145,19 +143,10 @@ class WeightlessRun:
         before = self.uses.get(weight.name)
         self.uses[weight.name] = f"rows drawn, rest {how}" if weight.name in self.rows else before or how
 
-    def repeated_map(self, name: str) -> RepeatedMap:
-        """Return the map of all uses of a weight or its slice."""
-        return self.repeats.setdefault(name, RepeatedMap())
-
     def repeatable(self) -> set[str]:
         """The weights used more than once that need no entries."""
         many = self.drawn_entries > MOST_REPEATED or self.draw == NEVER
         return self.again.keys() - self.costly if many else set()
-
-    def require_kept(self) -> None:
-        """Raise `KeepWeightsError` if weights that are not kept were used more than once."""
-        if self.again:
-            raise KeepWeightsError(self.again)
 
     def forget(self, names: set[str]) -> None:
         """Count the weights of these names as unused: their part of the module runs again."""
@@ -184,13 +173,12 @@ class WeightlessRun:
         if weight.name in self.fresh and weight.name not in self.again:  # a second use begins the pass again
             raise DrawWholeError({weight.name: "its entries are read after answers without them"})
         if weight.law.kind == ORTHOGONAL:
-            whole = self.orthogonal_entries(weight)
+            size = weight.shape[0], prod(weight.shape[1:])
+            gaussian = self.normals(f"{weight.numbers or weight.name}: entries", range(size[0]), size[1])
+            whole = haar_matrix(gaussian).mul_(self.scale(weight)).reshape(self.side_by_side, *weight.shape)
             every = isinstance(rows, range) and rows == weight.rows
             return whole if every else whole[:, torch.as_tensor(rows, device=self.device)]
-        columns = 1
-        for size in weight.shape[1:]:
-            columns *= size
-        purpose = f"{weight.numbers or weight.name}: entries"
+        purpose, columns = f"{weight.numbers or weight.name}: entries", prod(weight.shape[1:])
         drawn = entries(weight.law, self.seed, purpose, self.samples, rows, columns, self.dtype).to(self.device)
         for row, value in weight.law.rows.items():
             numbers = torch.as_tensor(rows) if isinstance(rows, Tensor) else torch.arange(rows.start, rows.stop)
@@ -216,21 +204,6 @@ class WeightlessRun:
         self.factors[weight.name] = self.factors.get(weight.name, 1.0) * factor
         return True
 
-    def orthogonal_entries(self, weight: RandomWeight) -> Tensor:
-        """Draw an orthogonal weight (S, *shape)."""
-        rows, columns = weight.shape[0], prod(weight.shape[1:])
-        gaussian = self.normals(f"{weight.numbers or weight.name}: entries", range(rows), columns)
-        return haar_matrix(gaussian).mul_(self.scale(weight)).reshape(self.side_by_side, *weight.shape)
-
-    def orthogonal_rows(self, weight: RandomWeight, rows: Tensor) -> Tensor:
-        """Draw rows (S, rows, columns) of an orthogonal table that are all of it that the pass looks up."""
-        (number, columns), purpose = weight.shape, f"{weight.name}: rows"
-        if self.draw == ALWAYS or not has_room(len(rows), number, columns):
-            return self.entries(weight, rows)
-        gaussian, beyond = self.normals(purpose, rows, columns), number - columns
-        extra = self.wishart_root(purpose, len(rows), beyond) if beyond > 0 else gaussian[..., :0]
-        return haar_rows(gaussian, extra).mul_(self.scale(weight))
-
     def wishart_root(self, purpose: str, rows: int, freedom: int) -> Tensor:
         """Draw T (S, rows, min(rows, freedom)), of which T Tᵀ is a Wishart matrix."""
         return wishart_root(self.seed, purpose, self.samples, rows, freedom, self.dtype).to(self.device)
@@ -241,8 +214,12 @@ class WeightlessRun:
 
     def leaf(self, weight: RandomWeight, rows: range | Tensor) -> Tensor:
         """Draw rows as a leaf of torch's graph, whose gradient is that of the weight."""
-        if isinstance(rows, Tensor) and weight.law.kind == ORTHOGONAL:
-            values = self.orthogonal_rows(weight, rows)
+        orthogonal = isinstance(rows, Tensor) and weight.law.kind == ORTHOGONAL and self.draw != ALWAYS
+        if orthogonal and has_room(len(rows), *weight.shape):  # these rows are all of the table that the pass looks up
+            beyond, purpose = weight.shape[0] - weight.shape[1], f"{weight.name}: rows"
+            gaussian = self.normals(purpose, rows, weight.shape[1])
+            extra = self.wishart_root(purpose, len(rows), beyond) if beyond > 0 else gaussian[..., :0]
+            values = haar_rows(gaussian, extra).mul_(self.scale(weight))
         else:
             values = self.entries(weight, rows)
         values = values.requires_grad_(self.gradients and weight.trained)
@@ -262,16 +239,13 @@ class WeightlessRun:
             return self.kept[weight.name]
         self.uses[weight.name] = "kept"
         self.kept[weight.name] = self.leaf(weight, weight.rows)
-        self.forget_kept()
-        return self.kept[weight.name]
-
-    def forget_kept(self) -> None:
-        """Forget entries of the kept weights that were not used for longest, if all of them take too much memory."""
+        # Those that were not used for longest are forgotten if all of them take too much memory.
         taken = 0 if self.gradients else sum(each.nbytes for each in self.kept.values())
         for name in list(self.kept)[:-1]:
             if taken > MOST_KEPT:
                 taken -= self.kept.pop(name).nbytes
                 self.leaves[name] = []  # it is still a weight that was kept
+        return self.kept[weight.name]
 
     def embed(self, weight: RandomWeight, ids: Tensor) -> Tensor:
         """Look up rows of the weight (S, *ids.shape, columns), drawing one for each distinct id."""

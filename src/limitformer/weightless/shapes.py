@@ -36,14 +36,8 @@ def gpt2(width: int, depth: int, heads: int) -> dict[str, Any]:
 
 def encoder(kind: str, width: int, depth: int, heads: int, hidden: int, **more: Any) -> dict[str, Any]:
     """Return the sizes of BERT and similar models."""
-    return {
-        "model_type": kind,
-        "hidden_size": width,
-        "num_hidden_layers": depth,
-        "num_attention_heads": heads,
-        "intermediate_size": hidden,
-        **more,
-    }
+    sizes = {"model_type": kind, "hidden_size": width, "num_hidden_layers": depth, "num_attention_heads": heads}
+    return {**sizes, "intermediate_size": hidden, **more}
 
 
 def decoder(
@@ -54,14 +48,8 @@ def decoder(
 
 
 def t5(width: int, depth: int, heads: int, hidden: int, head_dim: int = 64) -> dict[str, Any]:
-    return {
-        "model_type": "t5",
-        "d_model": width,
-        "num_layers": depth,
-        "num_heads": heads,
-        "d_ff": hidden,
-        "d_kv": head_dim,
-    }
+    sizes = {"model_type": "t5", "d_model": width, "num_layers": depth, "num_heads": heads}
+    return {**sizes, "d_ff": hidden, "d_kv": head_dim}
 
 
 ROPE_3 = {"rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}}

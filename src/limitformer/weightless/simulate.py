@@ -32,6 +32,7 @@ from limitformer.weightless.measure import PLACES
 from limitformer.weightless.models import Blueprint, blueprint_of
 from limitformer.weightless.network import FirstPass, Weightless
 from limitformer.weightless.run import ALWAYS, AUTO, NEVER, POSITIONS, OneSampleOnlyError, row_error
+from limitformer.weightless.watching import OWN_GENERATOR, OWN_STATE
 
 SIDE_BY_SIDE_BYTES = 2**25  # of activations that a pass of several samples may have
 MOST_SIDE_BY_SIDE = 256
@@ -152,7 +153,8 @@ def run_passes(
     tokens = inputs.rows * token_count(inputs)
     size = network.width_of_activations() * tokens * network.dtype.itemsize
     if recompute or (recompute is None and loss is not None and size > RECOMPUTE_BYTES):
-        network.recompute()
+        network.recomputes = True
+        network.run_again()
     network.trims = size > RECOMPUTE_BYTES
     check_scratch(largest_layer(network, tokens, loss is not None), "One layer of it", "fewer tokens")
     require_recordings(network, inputs, samples)
@@ -178,18 +180,16 @@ def run_passes(
 
     def result(done: int) -> xr.Dataset:
         about = {**provenance(network), "seed": seed, "samples": done, "sequences": inputs.rows, "draw": draw}
-        if inputs.fixed:
-            about["inputs"] = str(inputs)
-        if loss is not None:
-            about["loss"] = loss.name
-        if done > 1 and all(are_equal(key, parts) for key in parts[0]):
-            about["equal_samples"] = SEEDED if network.seeds_itself else CONSTANT_FACTORY
+        about |= ({"inputs": str(inputs)} if inputs.fixed else {}) | ({"loss": loss.name} if loss is not None else {})
+        pairs = ((parts[0][key][0], each) for key in parts[0] for part in parts for each in part[key])
+        if done > 1 and all(np.array_equal(a, b, equal_nan=True) for a, b in pairs):
+            seeds = any(sign in reason for reason in network.drawn.values() for sign in (OWN_STATE, OWN_GENERATOR))
+            about["equal_samples"] = SEEDED if seeds else CONSTANT_FACTORY
         about["wall_seconds"] = time.perf_counter() - began
         return dataset(parts, network.trained, network.read_where, network.stacks, inputs, about)
 
-    parts: list[Arrays] = []
+    parts, done = list[Arrays](), 0
     bar = progress_bar("networks without weights", samples, 0.0) if progress else None
-    done = 0
     try:
         together = SideBySide(one, side_by_side(one, network, samples, size) if samples > 2 else 1)
         for part, arrays in together.parts(range(samples)):
@@ -205,12 +205,6 @@ def run_passes(
     finally:
         advance(bar, -1)
     return result(samples)
-
-
-def are_equal(key: str, parts: list[Arrays]) -> bool:
-    """Whether an array of all samples has the same entries for each."""
-    first = parts[0][key][0]
-    return all(np.array_equal(first, each, equal_nan=True) for part in parts for each in part[key])
 
 
 @dataclass
@@ -296,7 +290,10 @@ def named_errors(call: Callable[[], T], blueprint: Blueprint, inputs: Inputs) ->
                 "inputs, or a smaller network."
             ) from error
         what = f"{type(error).__name__}: {first_line(error)}{place_of(error)}"
-        hint = longest(blueprint, inputs) or other_inputs(blueprint, inputs)
+        hint = longest(blueprint, inputs)
+        if not hint and inputs.proposed:
+            names = ", ".join(list(parameters_of(blueprint.kind))[:NAMED_ARGUMENTS])
+            hint = f". It was called with {inputs}. Nearest: named tensors, for such arguments as {names}."
         raise InputError(f"{blueprint.name} cannot run with these inputs: {what}{hint}") from error
 
 
@@ -307,14 +304,6 @@ def longest(blueprint: Blueprint, inputs: Inputs) -> str:
         return ""
     fits = 1 << (positions.bit_length() - 1)  # some families use the first two positions for padding
     return f". Nearest: --tokens {fits} (tokens={fits}); its max_position_embeddings is {positions}."
-
-
-def other_inputs(blueprint: Blueprint, inputs: Inputs) -> str:
-    """Return the hint to name the inputs, if they were chosen for the user."""
-    if not inputs.proposed:
-        return ""
-    names = list(parameters_of(blueprint.kind))[:NAMED_ARGUMENTS]
-    return f". It was called with {inputs}. Nearest: named tensors, for such arguments as {', '.join(names)}."
 
 
 def place_of(error: BaseException) -> str:

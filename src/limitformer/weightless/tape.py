@@ -124,11 +124,6 @@ class Tape:
         own = self.draws([tensor])
         return bool(own & (draws | self.read)) or any(self.steps[k].shares for k in own)
 
-    def reveal(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Return the entries of tensors to code that reads them."""
-        self.read |= self.draws(tensors)
-        return self.replay(tensors)
-
     def replay(self, tensors: list[Tensor], names: Sequence[str] = ()) -> list[Tensor]:
         """Return these tensors with their entries.
 

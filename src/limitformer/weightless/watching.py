@@ -33,10 +33,13 @@ from limitformer.weightless.tape import Tape
 from limitformer.weightless.tensors import covers_storage, is_whole_storage, storage, stored_matrix, tensors_in
 
 ALLOCATIONS = ("empty", "new_empty", "empty_strided", "new_empty_strided")
-CONSTANTS = {"zeros", "ones", "full"}
 LARGE = 2**24  # entries: a constant matrix of more has no storage
 RANDOM = {"randn": laws.normal(1.0), "rand": laws.uniform(0.0, 1.0)}
 RANDOM |= {"randn_like": laws.normal(1.0), "rand_like": laws.uniform(0.0, 1.0)}
+DRAWS: dict[str, Any] = {  # law, and the arguments of the operation in the order of the law's, with their defaults
+    "normal_": (lambda mean, std: laws.normal(std, mean), ("mean", 0.0), ("std", 1.0)),
+    "uniform_": (laws.uniform, ("from", 0.0), ("to", 1.0)),
+}
 ZEROS, ONES, FULL = ({way, f"{way}_like", f"new_{way}"} for way in ("zeros", "ones", "full"))
 KEEPING = {"clone", "detach", "_to_copy", "alias", "lift_fresh", "contiguous"}  # results with the same entries
 VIEWS = {"view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "t", "transpose", "permute", "select", "slice"}
@@ -100,15 +103,17 @@ class LawWatch(TorchDispatchMode):
         elif name.endswith("_") and isinstance(args[0], Tensor) and not args[0].is_meta:
             args, kwargs = self.with_entries(args), self.with_entries(kwargs)
         seeded = torch.Tag.nondeterministic_seeded in func.tags
-        if seeded:
-            self.check_state()
+        if seeded and self.state is not None and not torch.equal(self.state, torch.get_rng_state()):
+            self.doubts.add(OWN_STATE)  # anything but a draw has changed it
         try:
             out = self.follow(name, func, args, kwargs, seeded)
         except Exception:  # the code may catch it and make another module
             self.doubts.add(FAILS)
             raise
         if seeded:
-            self.move_state()
+            if self.state is not None and torch.equal(self.state, torch.get_rng_state()):
+                torch.rand(1)  # a draw on the meta device does not advance the generator
+            self.state = torch.get_rng_state()
         if bare:
             self.note_bare(out)
         return out
@@ -135,17 +140,6 @@ class LawWatch(TorchDispatchMode):
         """Note the state of torch's generator before the first draw."""
         self.state = torch.get_rng_state()
 
-    def check_state(self) -> None:
-        """Note a doubt if anything but a draw has changed the state of torch's generator."""
-        if self.state is not None and not torch.equal(self.state, torch.get_rng_state()):
-            self.doubts.add(OWN_STATE)
-
-    def move_state(self) -> None:
-        """Advance torch's generator, as a draw on the meta device does not."""
-        if self.state is not None and torch.equal(self.state, torch.get_rng_state()):
-            torch.rand(1)
-        self.state = torch.get_rng_state()
-
     def check_reading(self, values: Any) -> None:
         """Note a doubt if the code reads random entries."""
         if self.is_random(values):
@@ -156,8 +150,9 @@ class LawWatch(TorchDispatchMode):
         if isinstance(values, Tensor):
             if not values.is_meta or not self.tape.knows(values):
                 return values
+            self.tape.read |= self.tape.draws([values])
             with self.pause():
-                return self.tape.reveal([values])[0]
+                return self.tape.replay([values])[0]
         if isinstance(values, dict):
             return {key: self.with_entries(each) for key, each in values.items()}
         return type(values)(map(self.with_entries, values)) if isinstance(values, list | tuple) else values
@@ -183,7 +178,9 @@ class LawWatch(TorchDispatchMode):
             return self.allocate(name, func, args, kwargs)
         if name == "_to_copy" and args[0].is_meta:  # a matrix stays on the meta device
             kwargs["device"] = args[0].device
-        if is_large_constant(name, args, kwargs) or (name == "empty_like" and args[0].is_meta and args[0].dim() >= 2):
+        shape = new_size(args) if name in ZEROS | ONES | FULL else torch.Size()
+        large = len(shape) >= 2 and shape.numel() >= LARGE and makes_floats(args, kwargs)  # it gets no storage
+        if large or (name == "empty_like" and args[0].is_meta and args[0].dim() >= 2):
             kwargs["device"] = torch.device("meta")
         chance = self.is_random((args, {key: each for key, each in kwargs.items() if key != "out"}))
         exists = any(self.is_random(each) for each in tensors_in((args, kwargs)) if not each.is_meta)
@@ -241,10 +238,7 @@ class LawWatch(TorchDispatchMode):
 
     def allocate(self, name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
         """Make a new tensor, on the meta device if it is a matrix."""
-        size = next((each for each in args if isinstance(each, list | tuple)), None)
-        size = args[0].shape if size is None else size
-        like = args[0].dtype if isinstance(args[0], Tensor) else torch.get_default_dtype()
-        if len(size) >= 2 and (kwargs.get("dtype") or like).is_floating_point:
+        if len(new_size(args)) >= 2 and makes_floats(args, kwargs):
             kwargs["device"] = torch.device("meta")
         out: Tensor = func(*args, **kwargs)
         if name not in ALLOCATIONS:
@@ -282,7 +276,7 @@ class LawWatch(TorchDispatchMode):
             after = self.with_source(after) if name in FILLING else after
             if not tensor.is_floating_point() and after.kind != laws.CONSTANT:
                 after = Law(laws.UNKNOWN, reason=f"it was changed by {name}")
-            self.note(tensor, after if covers_storage(tensor) else self.with_part(before, tensor, after))
+            self.note_whole_or_part(tensor, after)
 
     def note_copy(self, tensor: Tensor, source: Tensor) -> None:
         """Note that the entries of `source` are copied to `tensor`."""
@@ -295,12 +289,14 @@ class LawWatch(TorchDispatchMode):
             is_whole_storage(source) and not rearranged and source.is_floating_point() and tensor.is_floating_point()
         ):
             law = Law(laws.UNKNOWN, reason="it repeats or rearranges random numbers")
-        self.note(tensor, law if covers_storage(tensor) else self.with_part(self.law_of(tensor), tensor, law))
+        self.note_whole_or_part(tensor, law)
 
     def note_given(self, tensor: Tensor) -> None:
         """Note that numbers which are not random were written to a tensor."""
-        given = Law(laws.GIVEN)
-        self.note(tensor, given if covers_storage(tensor) else self.with_part(self.law_of(tensor), tensor, given))
+        self.note_whole_or_part(tensor, Law(laws.GIVEN))
+
+    def note_whole_or_part(self, tensor: Tensor, law: Law) -> None:
+        self.note(tensor, law if covers_storage(tensor) else self.with_part(self.law_of(tensor), tensor, law))
 
     def note_result(self, name: str, args: Any, kwargs: dict[str, Any], out: Any) -> None:
         """Note the law of a result: known if it is computed from one tensor of known law and numbers, else unknown."""
@@ -316,7 +312,8 @@ class LawWatch(TorchDispatchMode):
         law = self.law_of(inputs[0]) if len(inputs) == 1 and inputs[0] is args[0] else None
         for result in results:
             after = Law(laws.UNKNOWN, reason=f"it was made by {name}") if random else Law(laws.GIVEN)
-            if law is not None and is_same_form(inputs[0], result):
+            pair = (inputs[0], result) if law is not None and result.shape == inputs[0].shape else ()
+            if law is not None and pair and all(x.is_floating_point() and is_whole_storage(x) for x in pair):
                 one = law if name in KEEPING else after_writing(f"{name}_", law, args[1:], kwargs)
                 after = after if one.kind == laws.UNKNOWN and not random else one
             self.note(result, after)
@@ -382,7 +379,7 @@ class LawWatch(TorchDispatchMode):
                 with torch.no_grad(), self.pause():
                     function(tensor, *args, **options)
             self.tape.record(function, [tensor, *args], options, None, [tensor], seeded=seeded, fresh=True)
-            self.note(tensor, law if covers_storage(tensor) else self.with_part(self.law_of(tensor), tensor, law))
+            self.note_whole_or_part(tensor, law)
         return tensor
 
 
@@ -417,20 +414,15 @@ class Readings(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def is_same_form(tensor: Tensor, result: Tensor) -> bool:
-    """Whether both are whole storages of floating-point numbers, of the same shape."""
-    floating = tensor.is_floating_point() and result.is_floating_point()
-    return floating and is_whole_storage(tensor) and is_whole_storage(result) and result.shape == tensor.shape
-
-
-def is_large_constant(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether a constant matrix is so large that it gets no storage."""
-    if name not in ZEROS | ONES | FULL:
-        return False
+def new_size(args: Any) -> torch.Size:
+    """Return the size of the tensor that an operation makes."""
     size = next((each for each in args if isinstance(each, list | tuple)), None)
-    size = torch.Size(args[0].shape if size is None else size)
+    return torch.Size(args[0].shape if size is None else size)
+
+
+def makes_floats(args: Any, kwargs: dict[str, Any]) -> bool:
     like = args[0].dtype if isinstance(args[0], Tensor) else torch.get_default_dtype()
-    return len(size) >= 2 and size.numel() >= LARGE and (kwargs.get("dtype") or like).is_floating_point
+    return bool((kwargs.get("dtype") or like).is_floating_point)
 
 
 def after_writing(name: str, before: Law | None, args: Any, kwargs: dict[str, Any]) -> Law:
@@ -439,10 +431,10 @@ def after_writing(name: str, before: Law | None, args: Any, kwargs: dict[str, An
     number = float(numbers[0]) if numbers else None
     if not set(kwargs) <= {"mean", "std", "from", "to", "generator", "value", "memory_format", "min", "max"}:
         return Law(laws.UNKNOWN, reason=f"it was changed by {name.rstrip('_')} with {', '.join(kwargs)}")
-    if name == "normal_":
-        return laws.normal(*normal_arguments(args, kwargs)[::-1])
-    if name == "uniform_":
-        return laws.uniform(*uniform_arguments(args, kwargs))
+    if name in DRAWS:
+        law, *defaults = DRAWS[name]
+        named = dict(defaults) | dict(zip(dict(defaults), args, strict=False)) | kwargs
+        return law(*(float(named[key]) for key, _ in defaults))
     if name in ("zero_", "fill_") or name[:-1] in ZEROS | ONES | FULL:
         value = 0.0 if name == "zero_" or name[:-1] in ZEROS else 1.0 if name[:-1] in ONES else number
         return Law(laws.UNKNOWN, reason=name) if value is None else laws.constant(value)
@@ -459,29 +451,14 @@ def after_writing(name: str, before: Law | None, args: Any, kwargs: dict[str, An
     if name == "erfinv_" and before.kind == laws.UNIFORM and not before.rows:
         return before.erfinv()
     if name in ("clamp_", "clip_"):
-        clamped = before.clamped(*clamp_arguments(args, kwargs))
+        named = dict(zip(("min", "max"), args, strict=False)) | kwargs
+        least, most = named.get("min"), named.get("max")
+        clamped = before.clamped(
+            -math.inf if least is None else float(least), math.inf if most is None else float(most)
+        )
         if clamped is not None:
             return clamped
     return Law(laws.UNKNOWN, reason=f"it was changed by {name.rstrip('_')}")
-
-
-def normal_arguments(args: Any, kwargs: dict[str, Any]) -> tuple[float, float]:
-    """Return (mean, std) of `normal_`."""
-    named = {"mean": 0.0, "std": 1.0} | dict(zip(("mean", "std"), args, strict=False)) | kwargs
-    return float(named["mean"]), float(named["std"])
-
-
-def uniform_arguments(args: Any, kwargs: dict[str, Any]) -> tuple[float, float]:
-    """Return (low, high) of `uniform_`."""
-    named = {"from": 0.0, "to": 1.0} | dict(zip(("from", "to"), args, strict=False)) | kwargs
-    return float(named["from"]), float(named["to"])
-
-
-def clamp_arguments(args: Any, kwargs: dict[str, Any]) -> tuple[float, float]:
-    """Return (min, max) of `clamp_`."""
-    named = dict(zip(("min", "max"), args, strict=False)) | kwargs
-    least, most = named.get("min"), named.get("max")
-    return -math.inf if least is None else float(least), math.inf if most is None else float(most)
 
 
 @contextlib.contextmanager
@@ -520,17 +497,15 @@ def orthogonal_entries(tensor: Tensor, *arguments: Any, **options: Any) -> Tenso
 
 
 def sparse_entries(tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
-    from limitformer.weightless import watching
+    from limitformer.weightless import watching as w
 
-    originals, law = watching.ORIGINALS, watching.DEPENDENT
-    return watching.WATCHES[-1].instead_of(originals["sparse_"], law, tensor, *arguments, **options)
+    return w.WATCHES[-1].instead_of(w.ORIGINALS["sparse_"], w.DEPENDENT, tensor, *arguments, **options)
 
 
 def dirac_entries(tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
-    from limitformer.weightless import watching
+    from limitformer.weightless import watching as w
 
-    originals, law = watching.ORIGINALS, watching.Law("given")
-    return watching.WATCHES[-1].instead_of(originals["dirac_"], law, tensor, *arguments, **options)
+    return w.WATCHES[-1].instead_of(w.ORIGINALS["dirac_"], w.Law("given"), tensor, *arguments, **options)
 
 
 REPLACEMENTS = {"orthogonal_": orthogonal_entries, "sparse_": sparse_entries, "dirac_": dirac_entries}

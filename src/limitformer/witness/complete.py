@@ -120,11 +120,8 @@ def known_of(matrix: UndrawnMatrix) -> list[Known]:
 
 def weights_of_training(trained: TrainedWeights, seed: int) -> Weights:
     """Return the weights at the start that give all products of a training: tensors, or by slice or row."""
-    result: Weights = {}
-    for name, table in trained.rows.items():
-        result[name] = {int(row): each for row, each in table.read.items()}
-    for name, one in trained.entries.items():
-        result[name] = one.initial
+    result: Weights = {name: {int(k): row for k, row in one.read.items()} for name, one in trained.rows.items()}
+    result |= {name: one.initial for name, one in trained.entries.items()}
     for name, parts in trained.matrices.items():
         result[name] = {}
         for part, each in parts.items():

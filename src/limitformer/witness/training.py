@@ -20,10 +20,9 @@ from limitformer.weightless.inputs import call_with
 from limitformer.weightless.losses import output_of
 from limitformer.weightless.models import blueprint_of
 from limitformer.weightless.network import Weightless
-from limitformer.weightless.steps.drawn import made_at, step_at
 from limitformer.weightless.steps.rules import ADAM, MUON, SGD, WIDTH, StepRules, UpdateRule
 from limitformer.weightless.steps.simulate import Training
-from limitformer.weightless.steps.trajectory import Trajectory
+from limitformer.weightless.steps.trajectory import Trajectory, made_at, step_at
 from limitformer.weightless.steps.updates import TensorUpdate
 from limitformer.weightless.steps.weights import TrainedRows, TrainedWeights
 from limitformer.witness.compare import DELTA, DRAWN, NOT_WITNESSED, WITNESSED, Witness, compare
@@ -105,8 +104,10 @@ def witness_at(training: Training, rule: StepRules, optimizer: Any, steps: int) 
     """Compare some steps at a rate in the number format of a training."""
     network = training.network
     steps = min(steps, len(training.batches.of_steps) - 1)
+    of_torch = all(each.kind in (SGD, ADAM, MUON) for each in rule.rules.values())
+    formula = "torch's optimiser" if of_torch else f"the formula of {rule.name}"
     about: dict[str, Any] = {
-        "optimizer": owner_of(optimizer, rule),
+        "optimizer": "your optimiser" if callable(optimizer) else formula,
         "number_format": str(network.dtype).removeprefix("torch."),
         "parameters": network.table.count,
     }
@@ -236,14 +237,6 @@ def real_training(module: nn.Module, training: Training, rule: StepRules, optimi
         for name, each in module.named_parameters():
             values[Quantity(UPDATE, name, step + 1)] = sketch(each.detach() - start[name])
     return values
-
-
-def owner_of(optimizer: Any, rule: StepRules) -> str:
-    """Return in words whose steps are compared: the user's, torch's, or the formula that is simulated."""
-    if callable(optimizer):
-        return "your optimiser"
-    of_torch = all(each.kind in (SGD, ADAM, MUON) for each in rule.rules.values())
-    return "torch's optimiser" if of_torch else f"the formula of {rule.name}"
 
 
 def optimizer_of(optimizer: Any, module: nn.Module, rule: StepRules) -> list[torch.optim.Optimizer]:

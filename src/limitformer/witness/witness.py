@@ -83,7 +83,8 @@ def witness_pass(
             others = settle(inputs_of(TOKENS, copy.blueprint), copy, seed, own_loss=False)
             return witness_in(copy, others, loss, seed, NEVER)
         same = dtype == network.dtype and network.device.type == "cpu"
-        one = network if same else in_format(network, dtype)
+        laws = {name: network.laws[name] for name in network.overridden}
+        one = network if same else Weightless(network.blueprint, dtype, torch.device("cpu"), laws)
         return witness_in(one, inputs, loss, seed, draw)
 
     tries = [(small, dtype) for dtype in ((torch.float64, torch.float32) if small else dtypes)]
@@ -128,12 +129,6 @@ def drawn(network: Weightless) -> Witness:
     """Return why the model's own code draws the networks."""
     name, reason = next(iter(network.drawn.items()))
     return Witness(DRAWN, f"{name}: {reason}", parameters=network.table.count)
-
-
-def in_format(network: Weightless, dtype: torch.dtype) -> Weightless:
-    """Return the same network in another number format, on the CPU."""
-    laws = {name: network.laws[name] for name in network.overridden}
-    return Weightless(network.blueprint, dtype, torch.device("cpu"), laws)
 
 
 def witness_in(network: Weightless, inputs: Inputs, loss: Loss | None, seed: int, draw: str) -> Witness:

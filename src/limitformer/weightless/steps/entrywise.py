@@ -21,10 +21,9 @@ from torch import Tensor
 
 from limitformer.numerics.kernels import driver
 from limitformer.paths.replicas import usable_cores
-from limitformer.weightless.steps.rules import UpdateRule
+from limitformer.weightless.steps.rules import LION, UpdateRule
 
 BLOCK_BYTES = 2**20  # of a block of one gradient
-LION = "lion"
 
 
 class EntrywiseHistory:
@@ -56,21 +55,13 @@ class EntrywiseHistory:
     def times(self, z: Tensor) -> Tensor:
         """Return Z U (m, p) of Z (m, n)."""
         out = z.new_zeros(len(z), self.shape[1])
-
-        def use(block: Tensor, columns: slice) -> None:
-            torch.mm(z, block, out=out[:, columns])
-
-        self.each_block(1, use, z.dtype)
+        self.each_block(1, lambda block, columns: torch.mm(z, block, out=out[:, columns]), z.dtype)
         return out
 
     def times_transpose(self, d: Tensor) -> Tensor:
         """Return D Uᵀ (m, n) of D (m, p)."""
         out = d.new_zeros(len(d), self.shape[0])
-
-        def use(block: Tensor, rows: slice) -> None:
-            torch.mm(d, block.mT, out=out[:, rows])
-
-        self.each_block(0, use, d.dtype)
+        self.each_block(0, lambda block, rows: torch.mm(d, block.mT, out=out[:, rows]), d.dtype)
         return out
 
     def rows(self, ids: Tensor) -> Tensor:
@@ -88,7 +79,7 @@ class EntrywiseHistory:
             self.each_block(1, lambda block, columns: None, self.gradients[0][0].dtype)
         return self.square
 
-    def each_block(self, side: int, use: Callable[[Tensor, slice], None], dtype: torch.dtype) -> None:
+    def each_block(self, side: int, use: Callable[[Tensor, slice], Any], dtype: torch.dtype) -> None:
         """Call `use` with each block of U and its place: of columns (n, b) if `side` is 1, else rows (b, p)."""
         if not self.gradients:
             return

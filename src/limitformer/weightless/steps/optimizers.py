@@ -149,7 +149,13 @@ def rules_of_optimizers(every: Sequence[torch.optim.Optimizer], module: nn.Modul
         has = next((what for what, found in strange.items() if found), None)
         require(has is None, f"{kind} has {has}, which is not understood. Nearest: without it.")
         for group in optimizer.param_groups:
-            require_only(group, (*inspect.signature(type(optimizer)).parameters, "decoupled_weight_decay"), kind)
+            known = (*LABELS, *inspect.signature(type(optimizer)).parameters, "decoupled_weight_decay")
+            other = [k for k, value in group.items() if k not in known and value is not None and value is not False]
+            if other:
+                raise UsersError(
+                    f"a group of {kind} has {', '.join(other)}, which is not understood. Nearest: without it; a factor "
+                    "of the learning rate belongs in lr."
+                )
             rule = reader(group, kind)
             for parameter in group["params"]:
                 name = names.get(id(parameter))
@@ -261,17 +267,6 @@ READERS: dict[type, Callable[[Mapping[str, Any], str], UpdateRule]] = {
 }
 if hasattr(torch.optim, "Muon"):
     READERS[torch.optim.Muon] = torchs_muon
-
-
-def require_only(group: Mapping[str, Any], known: Sequence[str], name: str) -> None:
-    """Raise `InputError` if a group has options that are not known, and are set."""
-    unset = (None, False)
-    other = [k for k, value in group.items() if k not in (*LABELS, *known) and not any(value is each for each in unset)]
-    if other:
-        raise UsersError(
-            f"a group of {name} has {', '.join(other)}, which is not understood. Nearest: without it; a factor of the "
-            "learning rate belongs in lr."
-        )
 
 
 def rule_of(kind: str, options: Mapping[str, Any], name: str, decoupled: bool) -> UpdateRule:

@@ -2,36 +2,39 @@
 
 import json
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 import xarray as xr
-from torch import nn
+from torch import Tensor, nn
 
-from limitformer.base.errors import require, require_count
+from limitformer.base.errors import InputError, require, require_count
 from limitformer.base.progress import PartOfBar, advance, progress_bar
 from limitformer.nn.drawn.simulate import torch_seed
 from limitformer.simulation.simulate import Interrupted
 from limitformer.weightless.arrays import BY_HEAD, Arrays, require_same_blocks
 from limitformer.weightless.building import put_parameters
 from limitformer.weightless.implicit import Implicit
-from limitformer.weightless.inputs import Inputs, inputs_of
+from limitformer.weightless.inputs import Inputs, inputs_of, with_targets
 from limitformer.weightless.layout import Chosen
-from limitformer.weightless.losses import ChosenLoss, Loss, chosen_loss, loss_of_shapes
+from limitformer.weightless.losses import TARGETS, ChosenLoss, Loss, chosen_loss, loss_of_shapes
 from limitformer.weightless.models import blueprint_of
 from limitformer.weightless.network import Weightless
-from limitformer.weightless.run import ALWAYS, AUTO, NEVER
+from limitformer.weightless.run import ALWAYS, AUTO, NEVER, POSITIONS
 from limitformer.weightless.simulate import named_errors, provenance, settle
-from limitformer.weightless.steps.batches import SAME, batches_of, tables
 from limitformer.weightless.steps.optimizers import base_rate, factors_of, made_by, read_optimizer, valid_clip
 from limitformer.weightless.steps.rules import Factors, StepRules, groups_of, in_words
 from limitformer.weightless.steps.trajectory import StepBatches, Trajectory
 from limitformer.weightless.steps.weights import Forms
 
 BAR = "networks in training"
+SAME, FRESH = "same", "fresh"
+IDS = ("", "input_ids", "decoder_input_ids", *TARGETS)
+SPECIAL = ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id", "mask_token_id")
 DIMENSIONS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("loss", "loss_unseen", "gradient_norm", "clipping", "output", "output_change"), ()),
     **dict.fromkeys(("stream", "stream_change", "largest"), ("layer",)),
@@ -111,9 +114,6 @@ def simulate_steps(
     began = time.perf_counter()
     parts: list[list[Arrays]] = []
 
-    def one(sample: int, rule: StepRules) -> Arrays:
-        return named_errors(training.trajectory(rule, sample).arrays, network.blueprint, first)
-
     def result() -> xr.Dataset:
         about = {
             **provenance(network), "description": "training steps in law", "seed": seed, "samples": len(parts),
@@ -121,7 +121,7 @@ def simulate_steps(
             "groups": json.dumps(groups_of(every)),
             "batches": batches if isinstance(batches, str) else "given", "loss": training.loss.name,
             "frozen": sum(not each.requires_grad for each in network.module.parameters()),
-            "weights": forms_in_words(forms),
+            "weights": ", ".join(f"{number} {form}" for form, number in sorted(Counter(forms.forms.values()).items())),
             "kept": "; ".join(f"{name}: {reason}" for name, reason in forms.reasons.items()),
             "wall_seconds": time.perf_counter() - began,
         }  # fmt: skip
@@ -132,7 +132,7 @@ def simulate_steps(
         for sample in range(samples):
             of_rates: list[Arrays] = []
             for rule in every:
-                of_rates.append(one(sample, rule))
+                of_rates.append(named_errors(training.trajectory(rule, sample).arrays, network.blueprint, first))
                 require_same_blocks(parts[0][0] if parts else of_rates[0], of_rates[-1])
                 advance(bar, sample * len(every) + len(of_rates))
             parts.append(of_rates)
@@ -185,8 +185,10 @@ def training_of(
     if drawn and not network.drawn:
         network.draw_whole({"its code": drawn})
     of_user = callable(optimizer) and bool(drawn)
-    if of_user:
-        rules = rules_of_drawn(network, optimizer, seed, steps, clip, warmup, schedule)
+    if of_user:  # it trains drawn networks itself: a simulation needs its rate and its name
+        made = made_by(optimizer, network.whole(torch_seed(seed, "optimiser")))
+        names = " and ".join(type(each).__name__ for each in made)
+        rules = StepRules({}, valid_clip(clip), factors_of(steps, warmup, schedule), base_rate(made[0]), names)
     else:
         rules = rules_of(network, optimizer, steps, clip, warmup, schedule)
     if factors is not None:
@@ -208,15 +210,6 @@ def training_of(
     return Training(network, first, prepared, every, function, forms, seed, optimizer if of_user else None)
 
 
-def rules_of_drawn(
-    network: Weightless, optimizer: Any, seed: int, steps: int, clip: float | None, warmup: int, schedule: Any
-) -> StepRules:
-    """Return what a simulation needs of an optimiser that trains drawn networks itself: its rate and its name."""
-    made = made_by(optimizer, network.whole(torch_seed(seed, "optimiser")))
-    names = " and ".join(type(each).__name__ for each in made)
-    return StepRules({}, valid_clip(clip), factors_of(steps, warmup, schedule), base_rate(made[0]), names)
-
-
 def rules_of(
     network: Weightless, optimizer: Any, steps: int, clip: float | None, warmup: int, schedule: Any
 ) -> StepRules:
@@ -231,12 +224,6 @@ def rules_of(
         return read_optimizer(optimizer, network.module, steps=steps, clip=clip, warmup=warmup, schedule=schedule)
     finally:
         put_parameters(network.module, {id(ordinary[name]): each for name, each in implicit.items()})
-
-
-def forms_in_words(forms: Forms) -> str:
-    """Return how many weights have each form."""
-    every = list(forms.forms.values())
-    return ", ".join(f"{every.count(form)} {form}" for form in sorted(set(every)))
 
 
 def weight_sizes(network: Weightless) -> list[float]:
@@ -283,3 +270,110 @@ def dataset(parts: list[list[Arrays]], rates: list[float], network: Weightless, 
         for key in ("weight_change", "weight_spectral"):
             data[key] = (data[key] / sizes).where(data[key] != 0.0, 0.0)  # also of a zero that stays
     return data.assign_coords(coordinates).assign_attrs(about)
+
+
+def batches_of(
+    first: Inputs, batches: Any, unseen: Any, network: Weightless, steps: int, seed: int, batch_dim: int
+) -> StepBatches:
+    """Return the batches of all steps.
+
+    Args:
+        first: the inputs of the first step.
+        batches: "same", "fresh", or inputs for each step.
+        unseen: inputs that no step sees; None draws them.
+
+    Raises:
+        InputError: batches are unknown, too few, or of another shape than the first.
+    """
+    if isinstance(batches, str) and batches in (SAME, FRESH):
+        of_steps = [first] + [
+            first if batches == SAME else drawn_like(first, network, seed, k) for k in range(1, steps + 1)
+        ]
+    elif isinstance(batches, Sequence) and not isinstance(batches, str):
+        require(
+            len(batches) in (steps, steps + 1),
+            f"batches must have inputs for each of the {steps} steps, and perhaps for the loss after them; got "
+            f'{len(batches)}. Nearest: batches="same".',
+        )
+        others = [user_batch(each, first, network, f"batches[{k}]", batch_dim) for k, each in enumerate(batches)]
+        of_steps = others if len(others) > steps else [*others, others[-1]]
+    else:
+        raise InputError(f'batches must be "same", "fresh" or a list of inputs; got {batches!r:.60}. Nearest: "same".')
+    if unseen is None:
+        return StepBatches(of_steps, drawn_like(first, network, seed, -1))
+    return StepBatches(of_steps, user_batch(unseen, first, network, "unseen", batch_dim))
+
+
+def user_batch(value: Any, first: Inputs, network: Weightless, name: str, batch_dim: int) -> Inputs:
+    """Return a batch of the user, with the shapes of the first."""
+    prepared = inputs_of(value, network.blueprint).with_batch_dim(batch_dim)
+    if network.foreign and any(target in first.fixed for target in TARGETS):
+        prepared = with_targets(prepared, network.module)
+    shapes, wanted = ({key: tuple(each.shape) for key, each in batch.fixed.items()} for batch in (prepared, first))
+    require(shapes == wanted, f"{name} must have the shapes of the first batch, {first}; got {prepared}.")
+    return prepared
+
+
+def drawn_like(first: Inputs, network: Weightless, seed: int, k: int) -> Inputs:
+    """Return another batch of the same shapes: ids uniform in the vocabulary, numbers of the same mean and variance.
+
+    Without a known vocabulary, whole numbers are drawn from those of the batch. Inputs of a `limitformer.Transformer`
+    are drawn for each network, and so stay as they are.
+    """
+    if first.tokens is not None:
+        return first
+    generator = torch.Generator().manual_seed(torch_seed(seed, f"batch {k}"))
+    ids = vocabulary(network)
+    rolled = {name for name in TARGETS if name in first.fixed and is_next_token(first, name)}
+    floats = any(each.is_floating_point() for each in first.fixed.values())
+    fixed, changed = {}, False
+    for name, each in first.fixed.items():
+        fixed[name] = each
+        if each.is_floating_point():
+            noise = torch.randn(each.shape, generator=generator, dtype=torch.float64)
+            fixed[name] = (each.double().mean() + noise * each.double().std(correction=0)).to(each.dtype)
+            changed = True
+        elif name in IDS and not floats and name not in rolled and len(ids):
+            fixed[name] = ids[torch.randint(len(ids), each.shape, generator=generator)].to(each.dtype)
+            changed = True
+    for name, each in first.fixed.items() if not changed else ():
+        if each.dtype == torch.long:  # whatever they number, these are valid
+            values, changed = each.unique(), True
+            fixed[name] = values[torch.randint(len(values), each.shape, generator=generator)]
+    require(
+        changed,
+        f"no other batch can be drawn for {first}: it has neither ids nor real numbers. Nearest: "
+        "give the batches as a list, and unseen=….",
+    )
+    for name in rolled:
+        fixed[name] = fixed[""].roll(-1, 1 - first.batch_dim)
+    return replace(first, fixed=fixed, choices=[], labels=())
+
+
+def is_next_token(inputs: Inputs, name: str) -> bool:
+    """Whether a target is the next token, as `with_targets` makes it."""
+    ids = inputs.fixed.get("")
+    return ids is not None and torch.equal(inputs.fixed[name], ids.roll(-1, 1 - inputs.batch_dim))
+
+
+def tables(network: Weightless) -> list[tuple[int, int]]:
+    """Return rows and columns of the tables that were looked up, without those of positions."""
+    found = {w.name: (w.shape[0], w.shape[-1]) for w in network.weights if "rows" in network.uses.get(w.name, "")}
+    for name, part in network.module.named_modules():
+        if isinstance(part, nn.Embedding):
+            found[f"{name}.weight"] = part.num_embeddings, part.embedding_dim
+    return [sizes for name, sizes in found.items() if not POSITIONS.search(name)]
+
+
+def vocabulary(network: Weightless) -> Tensor:
+    """Return the ids that are not special; none if no table was looked up."""
+    config = network.blueprint.config
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config  # of a model of several parts
+    size = getattr(text, "vocab_size", None)
+    if not isinstance(size, int):
+        size = max((rows for rows, _ in tables(network)), default=0)
+    special = [getattr(config, name, None) for name in SPECIAL]
+    excluded = torch.tensor([each for each in special if isinstance(each, int)], dtype=torch.long)
+    ids = torch.arange(size)
+    left = ids[~torch.isin(ids, excluded)]
+    return left if len(left) else ids

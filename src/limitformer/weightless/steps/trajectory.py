@@ -2,11 +2,13 @@
 
 Before each step, and after the last, the network is measured on the first batch: its stream, branches, attention and
 output, and how they have changed since the start. Its loss is that of the batch of the next step; the loss on another
-batch, which no step has seen, is measured too.
+batch, which no step has seen, is measured too. `DrawnWeights` are those of a drawn network that a user's own optimiser
+trains. `EffectsOfUpdates` watches matrices that begin with given entries, such as zeros, and `weights.TrainedRun` the
+random ones.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from limitformer.base.errors import InputError, require
 from limitformer.nn.drawn.simulate import torch_seed
@@ -27,17 +31,20 @@ from limitformer.weightless.arrays import (
     stream_arrays,
 )
 from limitformer.weightless.building import seeded
+from limitformer.weightless.implicit import Implicit
 from limitformer.weightless.inputs import Inputs
 from limitformer.weightless.losses import Loss, output_of
-from limitformer.weightless.measure import Measure, UnclearBlocksError
+from limitformer.weightless.measure import UnclearBlocksError
 from limitformer.weightless.network import Weightless
+from limitformer.weightless.reachable import State
 from limitformer.weightless.run import DrawWholeError, KeepWeightsError
-from limitformer.weightless.steps.drawn import DrawnWeights
-from limitformer.weightless.steps.effects import EffectsOfUpdates
-from limitformer.weightless.steps.optimizers import StepRules
+from limitformer.weightless.steps.optimizers import StepRules, base_rate, made_by
 from limitformer.weightless.steps.weights import Forms, TrainedRun, TrainedWeights
+from limitformer.weightless.tensors import storage
 from limitformer.weightless.threads import one_thread
 
+PRODUCTS = {torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__}
+PRODUCTS |= {torch.addmm, Tensor.addmm}  # with a bias before the factors
 CLIPPED = 1e-6  # that torch adds to the norm of all gradients before it divides by it
 
 
@@ -65,15 +72,9 @@ class Trajectory:
     """The training of network `sample` by `rules`."""
 
     def __init__(
-        self,
-        network: Weightless,
-        rules: StepRules,
-        forms: Forms,
-        loss: Loss,
-        batches: StepBatches,
-        seed: int,
+        self, network: Weightless, rules: StepRules, forms: Forms, loss: Loss, batches: StepBatches, seed: int,
         sample: int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.network, self.rules, self.forms, self.loss, self.batches = network, rules, forms, loss, batches
         self.seed, self.sample = seed, sample
         self.reasons = dict(network.reasons_to_keep) if network.rebuilt else {}
@@ -86,9 +87,16 @@ class Trajectory:
         A use of a weight that its form does not allow begins the training again, with another form.
         """
         while True:
-            self.weights = self.new_weights()
+            numbers, dtype = (self.rules, self.forms, self.seed, self.sample), self.network.dtype
+            seed: AbstractContextManager[Any] = nullcontext()
+            if self.optimizer is None:
+                self.weights = TrainedWeights(*numbers, dtype)
+            else:  # an optimiser of the user's may change modules, and draw random numbers
+                self.network.sample = None
+                self.weights = DrawnWeights(*numbers, self.network, self.optimizer)
+                seed = seeded(torch_seed(self.seed, f"training {self.sample}"), dtype)
             try:
-                with one_thread(), self.randomness():
+                with one_thread(), seed:
                     return self.train()
             except RuntimeError as error:
                 if not self.network.detach_inputs(error):
@@ -103,20 +111,6 @@ class Trajectory:
                     self.forms.require_entries(weights[name], reason)
             finally:
                 self.weights.release()
-
-    def randomness(self) -> AbstractContextManager[Any]:
-        """Seed the global generators for an optimiser of the user's, which may draw random numbers."""
-        if self.optimizer is None:
-            return nullcontext()
-        return seeded(torch_seed(self.seed, f"training {self.sample}"), self.network.dtype)
-
-    def new_weights(self) -> TrainedWeights:
-        """Return the weights at the start; an optimiser of the user's has a new network, as it may change modules."""
-        numbers = self.rules, self.forms, self.seed, self.sample
-        if self.optimizer is None:
-            return TrainedWeights(*numbers, self.network.dtype)
-        self.network.sample = None
-        return DrawnWeights(*numbers, self.network, self.optimizer)
 
     def train(self) -> Arrays:
         """Take the steps; where the loss or a gradient is no longer finite, the rest is NaN."""
@@ -171,7 +165,10 @@ class Trajectory:
             if measured:
                 self.weights.scale_last(output)
             if measure is not None:
-                finish(measure)
+                try:
+                    measure.finish()
+                except UnclearBlocksError as error:  # its blocks are not those of the first network
+                    raise InputError(OTHER_TOKENS) from error
             value = self.loss(out, arguments)
             require(
                 isinstance(value, Tensor) and (value.requires_grad or not gradients),
@@ -225,14 +222,6 @@ class Trajectory:
         return np.array([function(values[name]) if name in values else math.nan for name in self.network.trained])
 
 
-def finish(measure: Measure) -> None:
-    """Finish the measures of a pass; raise `InputError` if its blocks are not those of the first network."""
-    try:
-        measure.finish()
-    except UnclearBlocksError as error:
-        raise InputError(OTHER_TOKENS) from error
-
-
 def number(value: float) -> NDArray[np.float64]:
     return np.array(value)
 
@@ -249,10 +238,133 @@ def ratio(now: Tensor, start: Tensor) -> float:
 
 def by_step(measures: list[Arrays], steps: int) -> Arrays:
     """Stack the measures of each step to arrays (1, steps, …), with NaN after the last of `measures`."""
-    result = {}
+    result = Arrays()
     for key, first in measures[0].items():
-        array = np.full((1, steps, *first.shape), np.nan)
+        result[key] = np.full((1, steps, *first.shape), np.nan)
         for step, each in enumerate(measures):
-            array[0, step] = each[key]
-        result[key] = array
+            result[key][0, step] = each[key]
     return result
+
+
+def step_at(every: list[torch.optim.Optimizer], factor: float) -> None:
+    """Take a step of each optimiser, at its learning rates times `factor`."""
+    for one in every:
+        rates = [group["lr"] for group in one.param_groups]
+        for group in one.param_groups:
+            group["lr"] = group["lr"] * factor
+        one.step()
+        for group, rate in zip(one.param_groups, rates, strict=False):
+            if factor != 1.0:  # the step may have changed it on purpose
+                group["lr"] = group["lr"] / factor if factor else rate
+
+
+def made_at(optimizer: Callable[[nn.Module], Any], module: nn.Module, rules: StepRules) -> list[torch.optim.Optimizer]:
+    """Return the optimisers that a user's function makes, at the base rate and with the factors of the rules."""
+    every = made_by(optimizer, module)
+    own, factors = base_rate(every[0]), {id(each): rules.factors.get(name) for name, each in module.named_parameters()}
+    for one in every:
+        for group in one.param_groups if own != rules.base else []:
+            group["lr"] = group["lr"] * rules.base / own
+        if any(factors.values()):
+            one.param_groups = [part for group in one.param_groups for part in by_factors(group, factors)]
+    return every
+
+
+def by_factors(group: dict[str, Any], factors: Mapping[int, tuple[float, ...] | None]) -> list[dict[str, Any]]:
+    """Divide a group of parameters into groups with one factor each of the learning rate, the decay and ε."""
+    parts: dict[tuple[float, ...], list[nn.Parameter]] = {}
+    for each in group["params"]:
+        parts.setdefault(factors.get(id(each)) or (1.0, 1.0, 1.0), []).append(each)
+    keys = ("lr", "weight_decay", "eps")
+    return [
+        group | {"params": part} | {key: group[key] * by for key, by in zip(keys, each, strict=True) if key in group}
+        for each, part in parts.items()
+    ]
+
+
+class DrawnWeights(TrainedWeights):
+    """The weights of a drawn network. They start as the user's function leaves them, and its optimiser changes them.
+
+    What a module keeps from call to call stays as the passes of the steps leave it.
+    """
+
+    def __init__(
+        self, rules: StepRules, forms: Forms, seed: int, sample: int, network: Weightless,
+        optimizer: Callable[[nn.Module], Any],
+    ) -> None:  # fmt: skip
+        super().__init__(rules, forms, seed, sample, network.dtype)
+        self.network, self.optimizer = network, optimizer
+        self.made: list[torch.optim.Optimizer] = []
+
+    def put(self, module: nn.Module) -> None:
+        if not self.made:
+            self.made = made_at(self.optimizer, module, self.rules)
+            self.network.state = State(module)
+        super().put(module)
+
+    def note_gradients(self, run: TrainedRun) -> dict[str, float]:
+        squares = super().note_gradients(run)
+        for name, each in self.own.items():  # what forward changes in place
+            self.entries[name].value = each.detach().clone()
+        self.network.state = State(self.network.module)
+        return squares
+
+    def step(self, squares: dict[str, float], scale: float, factor: float) -> None:
+        assert self.network.state is not None  # taken after the backward pass
+        self.network.state.restore()  # later passes may have changed what the step reads
+        for name, parameter in self.own.items():
+            parameter.grad = self.gradients.get(name)
+        if self.rules.clip is not None:
+            nn.utils.clip_grad_norm_(self.own.values(), self.rules.clip)
+        step_at(self.made, factor)
+        for name, parameter in self.own.items():
+            one = self.entries[name]
+            one.still = one.still and torch.equal(one.value, parameter.detach())
+            one.value, parameter.grad = parameter.detach().clone(), None
+        self.gradients, self.network.state = {}, State(self.network.module)
+
+
+class EffectsOfUpdates(TorchFunctionMode):
+    """A mode that notes what the updates of a module's own matrices add to the outputs of linear maps."""
+
+    def __init__(self, trained: TrainedWeights) -> None:
+        super().__init__()
+        self.trained = trained
+        self.names = {storage(each): name for name, each in trained.own.items() if each.dim() == 2}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call `func`, and note the effect if it is a linear map by one of the matrices, its transpose or a slice."""
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if not self.names:
+            return out
+        if func is functional.linear:
+            x, matrix = (kwargs.get(key, *args[k : k + 1]) for k, key in enumerate(("input", "weight")))
+        elif func in PRODUCTS and not kwargs:
+            x, matrix = args[-2:]
+        else:
+            return out
+        name = self.names.get(plain_storage(matrix))
+        if name is not None and plain_storage(x) and matrix.dim() == 2:
+            with torch.no_grad():  # a checkpoint counts the tensors that autograd saves
+                self.note(name, x, matrix, func is functional.linear)
+            self.trained.last = name, out.detach().clone()  # the code may change it in place
+        return out
+
+    def note(self, name: str, x: Tensor, matrix: Tensor, transpose: bool) -> None:
+        """Note the effect of x W, or x Wᵀ, where W is a view of the matrix `name`."""
+        moved = self.trained.entries[name].moved.contiguous()
+        if matrix.dtype != moved.dtype or not bool(x.isfinite().all()):
+            return
+        moved = moved.as_strided(matrix.shape, matrix.stride(), matrix.storage_offset())
+        self.trained.note_effect(name, x @ (moved.mT if transpose else moved))
+
+
+def plain_storage(tensor: Any) -> int:
+    """Return `storage`, or 0 for what has none: sparse and nested tensors, and those inside `torch.func`."""
+    if not isinstance(tensor, Tensor) or isinstance(tensor, Implicit) or tensor.layout != torch.strided:
+        return 0
+    try:
+        return storage(tensor)
+    except (NotImplementedError, RuntimeError):
+        return 0

@@ -43,9 +43,15 @@ class TensorUpdate:
         elif rule.weight_decay:
             gradient = gradient + rule.weight_decay * value
         if rule.kind == SGD:
-            return value - rate * self.with_momentum(gradient)
+            if rule.momentum:  # it begins with the first gradient, without dampening
+                fresh = 1.0 - rule.dampening
+                self.first = gradient if self.first is None else rule.momentum * self.first + fresh * gradient
+                gradient = gradient + rule.momentum * self.first if rule.nesterov else self.first
+            return value - rate * gradient
         if rule.kind == MUON:
-            update = self.nesterov(gradient)
+            known = self.first if self.first is not None else torch.zeros_like(gradient)
+            self.first = known.lerp(gradient, 1.0 - rule.momentum)
+            update = gradient.lerp(self.first, rule.momentum) if rule.nesterov else self.first
             every = update if update.dim() == 3 else update.reshape(1, len(update), -1)
             changed = torch.stack([muon_update(each, rule, (each.shape[0], each.shape[1])) for each in every])
             return value - rate * changed.reshape(value.shape)
@@ -61,21 +67,6 @@ class TensorUpdate:
         self.second = second.mul_(b2).add_(gradient.square().mul_(1.0 - b2))
         change, size = self.first / (1.0 - b1**self.steps), self.second / (1.0 - b2**self.steps)
         return value - change.mul_(rate).div_(size.sqrt_().add_(rule.eps))
-
-    def with_momentum(self, gradient: Tensor) -> Tensor:
-        """Return SGD's direction; its momentum begins with the first gradient, without dampening."""
-        rule = self.rule
-        if not rule.momentum:
-            return gradient
-        known = self.first
-        self.first = gradient if known is None else rule.momentum * known + (1.0 - rule.dampening) * gradient
-        return gradient + rule.momentum * self.first if rule.nesterov else self.first
-
-    def nesterov(self, gradient: Tensor) -> Tensor:
-        """Return Muon's mean of gradients."""
-        known = self.first if self.first is not None else torch.zeros_like(gradient)
-        self.first = known.lerp(gradient, 1.0 - self.rule.momentum)
-        return gradient.lerp(self.first, self.rule.momentum) if self.rule.nesterov else self.first
 
 
 class CoreUpdate:

@@ -59,7 +59,10 @@ class Forms:
         Undrawn products cost less than a drawn matrix while their number is well below the matrix's size.
         """
         if weight.name not in self.forms:
-            rows, columns = matrix_shape(weight)
+            # Of one of stacked matrices, and of a kernel (out, in · positions).
+            stacked = len(weight.shape) == 3 and weight.shape[0]
+            rows, *rest = weight.shape[1:] if stacked else weight.shape
+            columns = math.prod(rest)
             known = min(tokens * self.passes, rows) + min(tokens * self.steps, columns)
             gaussian = weight.law.kind == NORMAL and weight.law.shift == 0.0
             cheaper = known * (rows + columns) < rows * columns
@@ -107,12 +110,6 @@ class Forms:
         )
         self.taken += self.bytes_of(weight)
         self.forms[weight.name], self.reasons[weight.name] = ENTRIES, reason
-
-
-def matrix_shape(weight: RandomWeight) -> tuple[int, int]:
-    """Return the shape of a weight as a matrix: of one of stacked matrices, and of a kernel (out, in · positions)."""
-    shape = weight.shape[1:] if len(weight.shape) == 3 and weight.shape[0] else weight.shape
-    return shape[0], math.prod(shape[1:])
 
 
 class TrainedMatrix:
@@ -171,8 +168,11 @@ class TrainedMatrix:
             return None
         lefts, rights = [left for left, _ in self.uses], [right for _, right in self.uses]
         if self.core is not None:
-            lefts = [padded_to(each, len(self.initial.left.basis)) for each in lefts]
-            rights = [padded_to(each, len(self.initial.right.basis)) for each in rights]
+            sizes = len(self.initial.left.basis), len(self.initial.right.basis)  # bases have grown
+            lefts, rights = (
+                [nn.functional.pad(each, (0, size - each.shape[1])) for each in some]
+                for some, size in zip((lefts, rights), sizes, strict=True)
+            )
         return torch.cat(lefts), torch.cat(rights)
 
     def squared_gradient(self) -> float:
@@ -200,11 +200,6 @@ class TrainedMatrix:
             values = torch.linalg.svdvals(self.core.core.double()) if self.core.core.numel() else torch.zeros(1)
             return float(values.square().sum().sqrt()), float(values.max())
         return (math.sqrt(self.history.squared()), math.nan) if self.history is not None else (0.0, 0.0)
-
-
-def padded_to(coefficients: Tensor, size: int) -> Tensor:
-    """Fill up the coefficients of a basis that has grown."""
-    return nn.functional.pad(coefficients, (0, size - coefficients.shape[1]))
 
 
 class TrainedRows:
