@@ -18,8 +18,7 @@ from limitformer.checking.conditions import agreement, size_by_group
 from limitformer.checking.curves import band, curves, place_of
 from limitformer.checking.folder import listed
 from limitformer.checking.module import measure_module, settle_module
-from limitformer.checking.network import CheckedNetwork
-from limitformer.checking.report import Report
+from limitformer.checking.report import CheckedNetwork, Report
 from limitformer.checking.subject import Subject, about_loss, inputs_for, readout, subject_of, task_and_config
 from limitformer.checking.thresholds import FINE, GRADES, thresholds_with
 from limitformer.checking.verdicts import TRAINED, Verdict, verdicts

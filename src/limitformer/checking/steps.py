@@ -17,9 +17,8 @@ import xarray as xr
 from limitformer.base.errors import require, require_count
 from limitformer.base.files import check_writable, local_path, write_whole
 from limitformer.base.foreign import readable_name
-from limitformer.checking.network import frozen_in_words
-from limitformer.checking.remote import has_code, with_code
-from limitformer.checking.report import finite_values, wrapped
+from limitformer.checking.folder import has_code, with_code
+from limitformer.checking.report import finite_values, frozen_in_words, wrapped
 from limitformer.checking.step_verdicts import GIVEN, by_rate, step_verdicts
 from limitformer.checking.subject import Subject, inputs_for, with_fields
 from limitformer.checking.thresholds import (

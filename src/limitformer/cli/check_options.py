@@ -1,4 +1,4 @@
-"""Options that `limitformer check` and `limitformer design` share, and their validation without torch."""
+"""Options that `check`, `steps`, `transfer` and `design` share, and their validation without torch."""
 
 import json
 from pathlib import Path
@@ -90,3 +90,10 @@ def one_of(name: str, known: tuple[str, ...], what: str) -> None:
 def quicker(option: str, samples: int) -> str:
     """Suggest half of the samples; an empty text for a single sample."""
     return f"{option} {samples // 2} takes about half." if samples > 1 else ""
+
+
+def complete_shape(incomplete: str) -> list[str]:
+    """Return the public shapes that begin so, for the shell."""
+    from limitformer.weightless.shapes import SHAPES
+
+    return [name for name in SHAPES if name.startswith(incomplete)]

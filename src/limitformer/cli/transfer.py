@@ -14,12 +14,12 @@ from limitformer.cli.check_options import (
     Text,
     WitnessOption,
     assignments,
+    complete_shape,
     require_known,
     require_readable,
     witness_of,
 )
 from limitformer.cli.endings import INTERRUPTED, begin_work
-from limitformer.cli.names import complete_shape
 from limitformer.cli.report import errors, errors_in_one_line, print_plain
 from limitformer.cli.user_code import names_code, user_loss, user_object
 

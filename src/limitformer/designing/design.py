@@ -12,11 +12,10 @@ import numpy as np
 from limitformer.base.errors import InputError, require, require_count, require_real
 from limitformer.base.version import package_version
 from limitformer.checking.subject import holds_weights, subject_of
-from limitformer.designing.designed import Design
+from limitformer.designing.designed import Design, Outcome, Risk
 from limitformer.designing.grid import choose, distances_on, region_of
 from limitformer.designing.knobs import SHAPED, NoKnobError, axes_of
 from limitformer.designing.objective import Objective, Values
-from limitformer.designing.outcome import Outcome, Risk
 from limitformer.designing.trials import Setting, ShapedTrials, StockTrials, Trials
 from limitformer.results.datasets import stamp
 from limitformer.sweep.run import SweepInterrupted

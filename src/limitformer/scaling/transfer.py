@@ -286,7 +286,7 @@ class Transfer:
         Raises:
             InputError: the folder cannot be written.
         """
-        from limitformer.scaling.picture import draw
+        from limitformer.scaling.page import draw
 
         place = local_path(folder)
         check_writable(place)
