@@ -226,13 +226,9 @@ def with_code(path: Path, weights: bool) -> Blueprint | nn.Module:
             module, report = maker.from_pretrained(folder, config=config, output_loading_info=True, **options)
             missing = sorted(report["missing_keys"])
             require(not missing, f"{name} lacks the weight {''.join(missing[:1])}.")
-            return as_module(module)
+            loaded: nn.Module = module
+            return loaded
         make = partial(maker.from_config, config, trust_remote_code=True)
         with torch.device("meta"):
             kind: Any = type(make())
     return Blueprint(make, name, task_of(kind, config), config, kind=kind)
-
-
-def as_module(module: Any) -> nn.Module:
-    result: nn.Module = module
-    return result

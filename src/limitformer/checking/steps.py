@@ -310,14 +310,9 @@ def steps(
         clip: the largest norm of all gradients together; None does not clip.
         warmup: number of steps over which the learning rate rises linearly.
         schedule: a function of the step, or numbers, that multiply the learning rates.
-        overrides: laws that replace the module's: {pattern of names: standard deviation or `Law`}.
-        settings: fields of the configuration to change: {"initializer_range": 0.01}.
+        overrides, settings, batch_dim, blocks, trust_remote_code, progress: as for `limitformer.check`.
         draw: whether Gaussian matrices are drawn: "never", "always", or "auto", whichever costs less.
         dtype: torch.float32 or torch.float64.
-        batch_dim: the dimension of the inputs in which sequences lie.
-        blocks: the modules to measure, as for `limitformer.check`.
-        trust_remote_code: whether the Python code in the folder of a configuration (`auto_map`) may run.
-        progress: whether the terminal shows work of more than two seconds.
         witness: whether two steps of the first network are compared with the user's own module and optimiser in plain
             PyTorch; "full" for any size. If they differ, or the optimiser is not understood, the module's own code
             draws the networks, and the optimiser trains them.

@@ -8,10 +8,14 @@ import typer
 
 from limitformer.base.errors import InputError, require, require_count
 from limitformer.cli.check_options import (
+    Blocks,
+    InputsOption,
     LossOption,
+    NoWitness,
     Settings,
     Text,
     Tokens,
+    TrustRemoteCode,
     WitnessOption,
     assignments,
     complete_shape,
@@ -45,10 +49,7 @@ def check(
         ),
     ],
     text: Text = None,
-    inputs: Annotated[
-        str | None,
-        typer.Option(metavar="WHAT", help="Instead of --text: a number of tokens, a file of text, or FILE.py:NAME."),
-    ] = None,
+    inputs: InputsOption = None,
     tokens: Tokens = 128,
     samples: Annotated[int, typer.Option(help="Networks of the law.")] = 8,
     settings: Settings = None,
@@ -78,12 +79,8 @@ def check(
         typer.Option(metavar="PATH", help="Folder for check.html, .png, .nc and .json; for several, compare.*."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the law's samples.")] = 0,
-    blocks: Annotated[
-        list[str] | None, typer.Option(metavar="PATTERN", help="Measure the modules of these names, such as 'h.*'.")
-    ] = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run the Python code in the folder of a configuration.")
-    ] = False,
+    blocks: Blocks = None,
+    trust_remote_code: TrustRemoteCode = False,
     recipe: Annotated[
         str | None,
         typer.Option(
@@ -93,7 +90,7 @@ def check(
         ),
     ] = None,
     witness: WitnessOption = "auto",
-    no_witness: Annotated[bool, typer.Option("--no-witness", help="The same as --witness no.")] = False,
+    no_witness: NoWitness = False,
 ) -> None:
     """Tell whether a Transformer collapses, explodes or freezes: the exact law at initialisation, or a checkpoint.
 
@@ -103,7 +100,10 @@ def check(
     """
     with errors_in_one_line():
         if what == ["list"]:
-            show_shapes()
+            from limitformer.weightless.shapes import shapes
+
+            for name, shape in shapes().items():
+                print_plain(f"{name:18} {shape['source']}")
             return
         several = variants(vary)
         require(not ((several or len(what) > 1) and against), "--against is for one network. Nearest: one more WHAT.")
@@ -182,14 +182,6 @@ def checked_options(
         "shaping": shaping_options(shaped),
         "thresholds": thresholds,
     }
-
-
-def show_shapes() -> None:
-    """Print the names of the public shapes, and where their numbers are published."""
-    from limitformer.weightless.shapes import shapes
-
-    for name, shape in shapes().items():
-        print_plain(f"{name:18} {shape['source']}")
 
 
 def shaping_options(text: str | None) -> dict[str, Any] | None:

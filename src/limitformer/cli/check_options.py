@@ -10,6 +10,19 @@ from limitformer.base.errors import nearest, require
 
 Text = Annotated[Path | None, typer.Option(help="File whose words are the tokens.", show_default="unrelated tokens")]
 Tokens = Annotated[int, typer.Option(help="Number of tokens.")]
+InputsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--inputs", metavar="WHAT", help="Instead of --text: a number of tokens, a file of text, or FILE.py:NAME."
+    ),
+]
+Blocks = Annotated[
+    list[str] | None, typer.Option(metavar="PATTERN", help="Measure the modules of these names, such as 'h.*'.")
+]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run the Python code in the folder of a configuration.")
+]
+NoWitness = Annotated[bool, typer.Option("--no-witness", help="The same as --witness no.")]
 LossOption = Annotated[
     str | None,
     typer.Option(

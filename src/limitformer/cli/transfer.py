@@ -10,6 +10,7 @@ import typer
 from limitformer.base.errors import InputError, require, require_count
 from limitformer.cli.check_options import (
     LossOption,
+    NoWitness,
     Settings,
     Text,
     WitnessOption,
@@ -72,7 +73,7 @@ def transfer(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the networks.")] = 0,
     witness: WitnessOption = "auto",
-    no_witness: Annotated[bool, typer.Option("--no-witness", help="The same as --witness no.")] = False,
+    no_witness: NoWitness = False,
     out: Annotated[
         str | None, typer.Option(metavar="PATH", help="Folder for transfer.html, .json, .csv, .nc and .png.")
     ] = None,

@@ -249,7 +249,8 @@ class Effect:
         partner = partners([name for name in base if name], [name for name, _ in self.module.named_modules() if name])
         for path, part in self.module.named_modules():
             other = base.get(partner.get(path, ""))
-            if other is None or not is_attention(part):
+            kind = type(part).__name__.lower()
+            if other is None or not ("attention" in kind or "attn" in kind):
                 continue
             any_attention, ratio = True, head_ratio(part, other)
             seen = seen or ratio is not None
@@ -299,10 +300,6 @@ class Effect:
 def text_part(blueprint: Blueprint) -> Any:
     config: Any = blueprint.config
     return config.get_text_config()
-
-
-def is_attention(part: nn.Module) -> bool:
-    return "attention" in type(part).__name__.lower() or "attn" in type(part).__name__.lower()
 
 
 def head_ratio(part: nn.Module, base: nn.Module) -> float | None:

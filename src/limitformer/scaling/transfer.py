@@ -84,11 +84,6 @@ class Transfer:
         return said.replace("witnessed:", f"witnessed at {self.over} {self.sizes[0]}:", 1)
 
     @property
-    def size_free(self) -> list[str]:
-        """The measures that do not depend on the size."""
-        return [name for name, each in self.exponents.items() if is_size_free(each) is True]
-
-    @property
     def deciding(self) -> dict[str, Exponent]:
         """The exponents that decide whether the rate transfers: of effects of updates, and of the stream's change."""
         return {name: each for name, each in self.exponents.items() if name.startswith((EFFECT, STREAM))}
