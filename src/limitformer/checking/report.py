@@ -1,19 +1,17 @@
 """The result of a check: verdicts first, then curves; as text, a page, a picture and data."""
 
-import json
 import math
 import re
 import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from limitformer.base.files import check_writable, local_path, write_whole
+from limitformer.base.files import Paged, local_path, write_texts, write_whole
 from limitformer.checking.curves import CURVES, TABLE, inside, over_heads, place_of, surprises, typical
 from limitformer.checking.metrics import Metric, metrics_of
 from limitformer.checking.thresholds import FINE, Threshold, failing
@@ -230,7 +228,7 @@ COLUMNS = 80  # characters of a line of the text
 
 
 @dataclass(frozen=True)
-class Report(CheckedNetwork):
+class Report(Paged, CheckedNetwork):
     """The result of `limitformer.check`.
 
     Attributes:
@@ -337,21 +335,15 @@ class Report(CheckedNetwork):
         from limitformer.plot import style
 
         place = local_path(folder)
-        check_writable(place)
-        html, picture, record = (place / f"check.{ending}" for ending in ("html", "png", "json"))
-        write_whole(html, lambda path: path.write_text(self.page(), encoding="utf-8"))
+        picture = place / "check.png"
+        (html,) = write_texts(place, {"check.html": self.page()})
         with style():
             figure = draw(self, self.against)
             write_whole(picture, lambda path: figure.savefig(path))
-        text = json.dumps(self.record(), indent=2, ensure_ascii=False, allow_nan=False)
-        write_whole(record, lambda path: path.write_text(text, encoding="utf-8"))
+        (record,) = write_texts(place, {"check.json": self.record()})
         names = [f"check-{re.sub('[^A-Za-z0-9._-]+', '_', each.name)}.nc" for each in self.stacks]
         others = [save(dataset_of(each), place / name) for each, name in zip(self.stacks, names, strict=True)]
         return [html, picture, save(self.dataset(), place / "check.nc"), *others, record]
-
-    def _repr_html_(self) -> str:
-        """Return the page in a frame, for notebooks."""
-        return f'<iframe srcdoc="{escape(self.page())}" width="100%" height="900" style="border:0"></iframe>'
 
 
 def rows(network: CheckedNetwork) -> list[str]:

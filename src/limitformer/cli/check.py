@@ -207,10 +207,7 @@ def shaping_of(values: dict[str, Any]) -> Any:
         raise InputError(f"--shaped: {str(error).replace('residual_gamma', 'gamma')}") from error
 
 
-Settings = dict[str, Any]
-
-
-def variants(pairs: list[str] | None) -> list[Settings]:
+def variants(pairs: list[str] | None) -> list[dict[str, Any]]:
     """Read NAME=V1,V2,… and return the settings of all combinations."""
     if not pairs:
         return []
@@ -225,7 +222,7 @@ def variants(pairs: list[str] | None) -> list[Settings]:
 
 
 def check_several(
-    what: list[str], settings: list[Settings], given: Any, options: dict[str, Any], place: Path | None
+    what: list[str], settings: list[dict[str, Any]], given: Any, options: dict[str, Any], place: Path | None
 ) -> "Comparison":
     """Check each network with each of the settings; print and save one comparison."""
     from limitformer.checking import Comparison

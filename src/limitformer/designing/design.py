@@ -52,7 +52,8 @@ def design(
     All of this is about networks before training; it says nothing about what training makes of them.
 
     Args:
-        what, text, tokens, progress: as for `limitformer.check`; `what` has no weights.
+        what, text, tokens, progress: as for `limitformer.check`. `what` has no weights; it may be the JSON of a
+            `limitformer.Transformer`.
         knobs: one or two of initializer_range, embedding, output, logits and patterns of weights' names (`knobs`);
             gamma and tau0 for a `Transformer`. None: initializer_range, and output if it is a knob; gamma and tau0.
         objective: the objective; None: `Objective()`, for a `Transformer` only its correlation and stream. A mapping
