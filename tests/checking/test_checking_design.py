@@ -18,9 +18,9 @@ from limitformer.checking.curves import gradient_of_matrices, gradient_ratio
 from limitformer.cli.app import app
 from limitformer.designing import Objective
 from limitformer.designing.design import trials_of
+from limitformer.designing.designed import Risk
 from limitformer.designing.grid import choose, distances_on, region_of
 from limitformer.designing.objective import outside
-from limitformer.designing.outcome import Risk
 from limitformer.sweep import SweepInterrupted
 from limitformer.weightless.losses import chosen_loss
 from weightless_families import CONFIGS

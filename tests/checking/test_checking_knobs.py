@@ -131,6 +131,6 @@ def test_unread_field_is_not_a_knob(monkeypatch):
     from limitformer.designing import trials
 
     config = CONFIGS["gpt2"]()
-    monkeypatch.setattr(trials, "subject_at", lambda what, fields: blueprint_of(what))
+    monkeypatch.setattr(trials, "with_fields", lambda what, fields: what)
     with pytest.raises(lf.InputError, match="draws the same weights whatever its initializer_range"):
         knobs(config, "initializer_range")

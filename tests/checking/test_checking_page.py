@@ -21,8 +21,8 @@ import limitformer as lf
 from chromium import launched
 from limitformer.checking import check
 from limitformer.checking.curves import BY_HEAD, CURVES, curves
-from limitformer.checking.page import grids, svg
 from limitformer.checking.page import page as pages
+from limitformer.checking.page import svg
 from limitformer.checking.report import Report
 from limitformer.checking.thresholds import THRESHOLDS
 from limitformer.checking.verdicts import Verdict
@@ -312,7 +312,7 @@ def test_page_of_a_large_network_is_below_three_megabytes():
     text = large().page()
     one = data_of(text)["matrices"][0]
     assert len(text.encode()) < 3e6
-    assert len(one["layers"]) == grids.DEPTHS
+    assert len(one["layers"]) == pages.DEPTHS
     assert (one["layers"][0], one["layers"][-1]) == (0, 126)
     assert (len(one["tokens"]), one["of"]) == (128, 200)
     assert (one["tokens"][0], one["tokens"][-1]) == (1, 200)
@@ -329,16 +329,16 @@ def test_heads_hold_medians_by_block(network, network_page):
 
 def test_unknown_cells_are_null(network):
     values = network.curves["logit_std"].where(network.curves["block"] != 2)
-    result = grids.grids([replace(network, curves=network.curves.assign(logit_std=values))])
+    result = pages.grids([replace(network, curves=network.curves.assign(logit_std=values))])
     assert [row[1] for row in result["heads"][0]["cells"]] == [None] * 4
     covariance = network.data["covariance"].where(network.data["layer"] != 1)
-    result = grids.matrices(replace(network, data=network.data.assign(covariance=covariance)))
-    assert set(base64.b64decode(result["rows"][1])) == {grids.UNKNOWN % 256}
+    result = pages.matrices(replace(network, data=network.data.assign(covariance=covariance)))
+    assert set(base64.b64decode(result["rows"][1])) == {pages.UNKNOWN % 256}
 
 
 def test_matrices_show_only_the_first_sequence(network):
     sequence = np.repeat([0, 1], [5, network.data.sizes["token"] - 5])
-    result = grids.matrices(replace(network, data=network.data.assign_coords(sequence=("token", sequence))))
+    result = pages.matrices(replace(network, data=network.data.assign_coords(sequence=("token", sequence))))
     assert result["tokens"] == [1, 2, 3, 4, 5]
 
 

@@ -17,8 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 import limitformer as lf
 from checkpoint_folders import BIN, REFUSED, SAFE, as_bin, as_roberta, config, resaved, save, sharded, small, tensors
-from limitformer.checking.folder import load
-from limitformer.checking.tokenizer import FolderTokenizer
+from limitformer.checking.folder import FolderTokenizer, load
 from limitformer.hf import Shaping, load_shaped, shape_model
 from limitformer.weightless.configurations import config_from
 

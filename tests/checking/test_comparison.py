@@ -15,7 +15,7 @@ import limitformer as lf
 from limitformer.checking.metrics import Metric, scalars
 from limitformer.checking.trainer import monitors_of
 from limitformer.cli.app import app
-from limitformer.cli.check_several import variants
+from limitformer.cli.check import variants
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 99,

@@ -13,8 +13,7 @@ from rich.console import Console
 
 import limitformer as lf
 from limitformer.base.errors import InputError
-from limitformer.cli.phase import ROWS
-from limitformer.cli.sphere_options import LARGEST_COUNT, parse_counts, parse_grid
+from limitformer.cli.phase import LARGEST_COUNT, ROWS, parse_counts, parse_grid
 from limitformer.sweep.phase import phase_diagram
 
 SMALL = ("--layers", "20", "--horizon", "2", "--samples", "40", "--threads", "1")

@@ -12,8 +12,8 @@ from scipy.stats import chi2, ks_2samp, kstest
 from torch import nn
 
 import limitformer as lf
-from limitformer.initialisation.lines import line_p_values
 from limitformer.initialisation.summary import summarise
+from limitformer.initialisation.two_builds import line_p_values
 from limitformer.initialisation.weight_by_weight import check_initialisation
 from limitformer.initialisation.weight_tests import cdf, p_values
 from limitformer.weightless import laws, run

@@ -1,12 +1,16 @@
 """Paths from users, and files that are written completely or not at all."""
 
 import errno
+import json
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
+from html import escape
 from pathlib import Path
+from typing import Any
 
 from limitformer.base.errors import InputError, require
 
@@ -17,6 +21,32 @@ SHOWN = (
 
 
 WRITTEN: dict[Path, int] = {}  # the files and folders that this command has written, with their inodes
+
+
+class Paged:
+    """A report with a page, which notebooks show in a frame."""
+
+    def page(self) -> str:
+        """Return the report as one HTML page that needs no other file."""
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        """Return the page in a frame, for notebooks."""
+        return f'<iframe srcdoc="{escape(self.page())}" width="100%" height="900" style="border:0"></iframe>'
+
+
+def write_texts(folder: str | Path, texts: Mapping[str, Any]) -> list[Path]:
+    """Write texts, and anything else as JSON, by name into a folder, each whole or not at all; return paths.
+
+    Raises:
+        InputError: the folder cannot be written.
+    """
+    place = local_path(folder)
+    check_writable(place)
+    for name, each in texts.items():
+        text = each if isinstance(each, str) else json.dumps(each, indent=2, ensure_ascii=False, allow_nan=False)
+        write_whole(place / name, partial(Path.write_text, data=text, encoding="utf-8"))
+    return [place / name for name in texts]
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:

@@ -18,8 +18,7 @@ from limitformer.checking.conditions import agreement, size_by_group
 from limitformer.checking.curves import band, curves, place_of
 from limitformer.checking.folder import listed
 from limitformer.checking.module import measure_module, settle_module
-from limitformer.checking.network import CheckedNetwork
-from limitformer.checking.report import Report
+from limitformer.checking.report import CheckedNetwork, Report
 from limitformer.checking.subject import Subject, about_loss, inputs_for, readout, subject_of, task_and_config
 from limitformer.checking.thresholds import FINE, GRADES, thresholds_with
 from limitformer.checking.verdicts import TRAINED, Verdict, verdicts
@@ -253,11 +252,18 @@ def summarise(subject: Subject, measured: Measured) -> Report:
     about = {**data.attrs, **({} if measured.law is None else measured.law.attrs), **measured.about}
     if subject.unread:
         about["unread"] = listed(list(subject.unread))
+    every = dict[str, xr.Dataset]()
+    for name, part in parts.items():
+        every[name] = curves(part).assign_attrs({**tokens_of(part), **measured.about})
+        if (groups := measured.group_size(part)) is not None:
+            every[name] = every[name].assign(group_size=groups)
+    if measured.agreement is not None:
+        every[name] = every[name].assign(agreement=measured.agreement)
     *others, last = (
         CheckedNetwork(
             name=name,
             exists=measured.module is not None,
-            curves=all_curves(part, measured, name == list(parts)[-1]),
+            curves=every[name],
             band=band_of(laws.get(name)),
             data=part,
             laws=None,
@@ -279,14 +285,6 @@ def summarise(subject: Subject, measured: Measured) -> Report:
         recipe=measured.recipe,
         witness=measured.witness,
     )
-
-
-def all_curves(data: xr.Dataset, measured: Measured, last: bool) -> xr.Dataset:
-    """Return the curves of a stack; those of the last one tell how its output depends on conditions."""
-    result = curves(data).assign_attrs({**tokens_of(data), **measured.about})
-    groups = measured.group_size(data)
-    result = result if groups is None else result.assign(group_size=groups)
-    return result.assign(agreement=measured.agreement) if last and measured.agreement is not None else result
 
 
 def tokens_of(data: xr.Dataset) -> dict[str, int]:

@@ -2,10 +2,8 @@
 
 import csv
 import io
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from html import escape
 from pathlib import Path
 from textwrap import wrap
@@ -15,7 +13,7 @@ import numpy as np
 import xarray as xr
 
 from limitformer.base.errors import require
-from limitformer.base.files import check_writable, local_path, write_whole
+from limitformer.base.files import Paged, local_path, write_texts
 from limitformer.checking.check import check
 from limitformer.checking.curves import CURVES, LAYERWISE, layer_numbers, typical
 from limitformer.checking.page.page import document, paragraph, region, section, swatch
@@ -50,7 +48,7 @@ LINES = 8  # different lines of a plot
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Paged):
     """The result of `limitformer.compare`.
 
     Attributes:
@@ -175,17 +173,8 @@ class Comparison:
         Raises:
             InputError: the folder cannot be written.
         """
-        place = local_path(folder)
-        check_writable(place)
-        record = json.dumps(self.record(), indent=2, ensure_ascii=False, allow_nan=False)
-        texts = {"compare.html": self.page(), "compare.csv": self.csv(), "compare.json": record}
-        for name, text in texts.items():
-            write_whole(place / name, partial(Path.write_text, data=text, encoding="utf-8"))
-        return [*(place / name for name in texts), save(self.dataset(), place / "compare.nc")]
-
-    def _repr_html_(self) -> str:
-        """Return the page in a frame, for notebooks."""
-        return f'<iframe srcdoc="{escape(self.page())}" width="100%" height="900" style="border:0"></iframe>'
+        texts = {"compare.html": self.page(), "compare.csv": self.csv(), "compare.json": self.record()}
+        return [*write_texts(folder, texts), save(self.dataset(), local_path(folder) / "compare.nc")]
 
 
 def compare(models: Any, text: Any = None, **options: Any) -> Comparison:

@@ -119,20 +119,15 @@ def other_ids(ids: Tensor, config: Any, chance: np.random.Generator) -> Tensor:
     """Return ids of words that do not occur, as far as the vocabulary has any; placeholders and special ids stay."""
     size = vocabulary(config)
     assert size is not None  # else ids are no candidates
-    fixed = special_ids(config)
+    names = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
+    found = [lookup(config, (name,)) for name in (*names, *(each for part in PLACEHOLDERS.values() for each in part))]
+    flat = [one for each in found for one in (each if isinstance(each, list | tuple) else [each])]
+    fixed = {one for one in flat if isinstance(one, int)}  # ids that stand for something else than a word
     present = set(ids.unique().tolist())
     free = [k for k in range(size) if k not in fixed and k not in present] or [k for k in range(size) if k not in fixed]
     drawn = torch.tensor(chance.choice(free, tuple(ids.shape)), dtype=ids.dtype)
     stays = torch.isin(ids, torch.tensor(sorted(fixed), dtype=ids.dtype)) if fixed else torch.zeros_like(ids).bool()
     return torch.where(stays, ids, drawn)
-
-
-def special_ids(config: Any) -> set[int]:
-    """Return the ids of the configuration that stand for something else than a word."""
-    names = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
-    found = [lookup(config, (name,)) for name in (*names, *(each for part in PLACEHOLDERS.values() for each in part))]
-    flat = [one for each in found for one in (each if isinstance(each, list | tuple) else [each])]
-    return {one for one in flat if isinstance(one, int)}
 
 
 def agreement_of(v: NDArray[np.float64], whole: bool = False) -> float | None:

@@ -2,22 +2,28 @@
 
 Transformers builds the class and sets the weights. It receives tensors and a configuration, but not the folder. A
 missing weight, which transformers would draw, and whole numbers, which it would take for weights, are errors here.
+
+Python code of a folder, which its configuration names (`auto_map`), runs only if the user allows it.
 """
 
+import json
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 
 from limitformer.base.errors import InputError, require
 from limitformer.base.foreign import escaped_errors, one_line, readable_name
 from limitformer.hf import load_shaped
+from limitformer.models.text import prefixes
 from limitformer.weightless.checkpoints import check_numbers, weights_in
-from limitformer.weightless.classes import family_classes, named_class
+from limitformer.weightless.classes import AUTO_CLASSES, family_classes, named_class, task_of
 from limitformer.weightless.configurations import config_from, quiet_transformers, values_in
-from limitformer.weightless.models import as_plain_formulas, require_room, size_of
+from limitformer.weightless.models import Blueprint, as_plain_formulas, require_room, size_of
 
 LISTED = 3  # names in a message
 
@@ -111,3 +117,116 @@ def names_of_heads(config: Any) -> set[str]:
         result.update(names)
         result.update(f"{kind.base_model_prefix}.{name}" for name in names)
     return result
+
+
+CONFIGURATION = "tokenizer_config.json"
+VOCABULARY = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "sentencepiece.model",
+    "spm.model",
+)
+OF_BYTES = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")  # these need no vocabulary
+CHARACTERS = 64  # of a text, for each token, in the first attempt
+
+
+@dataclass
+class FolderTokenizer:
+    """The tokenizer of a checkpoint, loaded when the first text is encoded.
+
+    Attributes:
+        folder: the checkpoint's folder.
+    """
+
+    folder: Path
+    loaded: Any = field(default=None, repr=False)
+
+    def ids(self, text: str | Path, count: int) -> list[int]:
+        """Return the first `count` ids of a text, or of the file it is in; fewer if it is shorter.
+
+        Only as much of the text is read as decides them: a longer part must begin with the same ids.
+
+        Raises:
+            InputError: the folder holds no usable tokenizer, or the text cannot be read.
+        """
+        before: list[int] = []
+        for part, whole in prefixes(text, CHARACTERS * count):
+            now = self.encode(part)
+            if whole or (len(before) > count and before[:count] == now[:count]):
+                break
+            before = now
+        return now[:count]
+
+    def encode(self, text: str) -> list[int]:
+        if self.loaded is None:
+            self.loaded = tokenizer_in(self.folder)
+        with one_line(f"the tokenizer in {readable_name(self.folder)} cannot encode the text"):
+            ids = self.loaded(text)["input_ids"]
+        valid = isinstance(ids, list) and all(isinstance(each, int) for each in ids)
+        require(valid, f"the tokenizer in {self.folder} gives no ids.")
+        return list(ids)
+
+
+def folder_tokenizer(folder: Path) -> FolderTokenizer | None:
+    """Return the tokenizer of a checkpoint, or None if its folder has none."""
+    return FolderTokenizer(folder) if any((folder / name).exists() for name in (*VOCABULARY, CONFIGURATION)) else None
+
+
+@escaped_errors()
+def tokenizer_in(folder: Path) -> Any:
+    """Load the tokenizer.
+
+    Raises:
+        InputError: transformers cannot build one from the files of the folder.
+    """
+    from transformers import AutoTokenizer
+
+    with quiet_transformers(), one_line(f"the tokenizer in {readable_name(folder)} cannot be read"):
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        kind = type(tokenizer).__name__.removesuffix("Fast")
+    require(
+        any((folder / name).exists() for name in VOCABULARY) or kind in OF_BYTES,
+        f"The tokenizer in {folder} has no vocabulary: there is no tokenizer.json, nor any of "
+        f"{', '.join(VOCABULARY[1:])}. Nearest: tokenizer.save_pretrained into the folder, or token ids for a text.",
+    )
+    return tokenizer
+
+
+def has_code(path: Path) -> bool:
+    """Whether a folder, or its config.json, names code of its own."""
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        return isinstance(json.loads(file.read_text(encoding="utf-8")).get("auto_map"), dict)
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def with_code(path: Path, weights: bool) -> Blueprint | nn.Module:
+    """Return how the code in a folder makes its network, or the network of its weights.
+
+    Raises:
+        InputError: it names no class of a model, cannot be built, or its files lack weights.
+    """
+    folder = path if path.is_dir() else path.parent
+    name, options = readable_name(folder.absolute()), {"trust_remote_code": True, "local_files_only": True}
+    with quiet_transformers(), one_line(f"the code in {name} cannot be run"):
+        config: Any = as_plain_formulas(transformers.AutoConfig.from_pretrained(folder, **options))
+        auto = next((each for _, each, _ in AUTO_CLASSES if each in config.auto_map), None)
+        if auto is None:
+            raise InputError(f"auto_map of {name} must name a class for a task, such as 'AutoModelForCausalLM'.")
+        maker: Any = getattr(transformers, auto)
+        if weights:
+            module, report = maker.from_pretrained(folder, config=config, output_loading_info=True, **options)
+            missing = sorted(report["missing_keys"])
+            require(not missing, f"{name} lacks the weight {''.join(missing[:1])}.")
+            loaded: nn.Module = module
+            return loaded
+        make = partial(maker.from_config, config, trust_remote_code=True)
+        with torch.device("meta"):
+            kind: Any = type(make())
+    return Blueprint(make, name, task_of(kind, config), config, kind=kind)

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from limitformer.checking.curves import CURVES, LOG, PANELS, SPAN, layer_numbers, over_heads, typical
-from limitformer.checking.network import CheckedNetwork, stack_like
+from limitformer.checking.report import CheckedNetwork, stack_like
 from limitformer.plot import BLUE, ORANGE, RED, panels
 
 

@@ -235,8 +235,10 @@ def sound_verdict(table: xr.Dataset, place: int, count: int, what: str, why: str
         change = number_text(float(table["stream_change"][place]))
         parts.append(f"there the stream changes by {change} times its size")
     parts += [
-        f"at {rate_text(table, k)} in {int(table['falls'][k])} of {count}{unseen_ruined(table, k)}"
+        f"at {rate_text(table, k)} in {int(table['falls'][k])} of {count}"
+        + (f" (in {more} more that of an unseen batch explodes)" if more else "")
         for k in (*above, *below)
+        for more in (int(table["falls_alone"][k] - table["falls"][k]),)
     ]
     parts += ["no larger rate was tried"] if edge else []
     again = [rate_text(table, k) for k in order[at + 1 :] if falling(table)[k]]
@@ -268,12 +270,6 @@ def counted(table: xr.Dataset, place: int, count: int) -> str:
     low, high = float(table["low"][place]), float(table["high"][place])
     networks = f"network{'' if count == 1 else 's'}"
     return f"{int(table['falls'][place])} of {count} {networks} (95 %: {100 * low:.0f} to {100 * high:.0f} %)"
-
-
-def unseen_ruined(table: xr.Dataset, place: int) -> str:
-    """Return in how many more networks the loss falls, but that of an unseen batch explodes; "" if in none."""
-    more = int(table["falls_alone"][place] - table["falls"][place])
-    return f" (in {more} more that of an unseen batch explodes)" if more else ""
 
 
 def too_few(count: int) -> str:

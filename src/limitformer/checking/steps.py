@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,10 @@ import torch
 import xarray as xr
 
 from limitformer.base.errors import require, require_count
-from limitformer.base.files import check_writable, local_path, write_whole
+from limitformer.base.files import Paged, local_path, write_texts
 from limitformer.base.foreign import readable_name
-from limitformer.checking.network import frozen_in_words
-from limitformer.checking.remote import has_code, with_code
-from limitformer.checking.report import finite_values, wrapped
+from limitformer.checking.folder import has_code, with_code
+from limitformer.checking.report import finite_values, frozen_in_words, wrapped
 from limitformer.checking.step_verdicts import GIVEN, by_rate, step_verdicts
 from limitformer.checking.subject import Subject, inputs_for, with_fields
 from limitformer.checking.thresholds import (
@@ -71,7 +69,7 @@ SHOWN = ("falls", "explodes", "loss_first", "loss_last", "unseen_first", "unseen
 
 
 @dataclass(frozen=True)
-class StepsReport:
+class StepsReport(Paged):
     """The result of `limitformer.steps`.
 
     Attributes:
@@ -218,13 +216,8 @@ class StepsReport:
         Raises:
             InputError: the folder cannot be written.
         """
-        place = local_path(folder)
-        check_writable(place)
-        record = json.dumps(self.record(), indent=2, ensure_ascii=False, allow_nan=False)
-        texts = {"steps.html": self.page(), "steps.csv": self.csv(), "steps.json": record}
-        for name, text in texts.items():
-            write_whole(place / name, partial(Path.write_text, data=text, encoding="utf-8"))
-        return [*(place / name for name in texts), save(self.dataset(), place / "steps.nc")]
+        texts = {"steps.html": self.page(), "steps.csv": self.csv(), "steps.json": self.record()}
+        return [*write_texts(folder, texts), save(self.dataset(), local_path(folder) / "steps.nc")]
 
     def dataset(self) -> xr.Dataset:
         """Return the data as NetCDF holds them, with the provenance."""
@@ -232,10 +225,6 @@ class StepsReport:
         flags = {name: each.astype(np.int8) for name, each in data.variables.items() if each.dtype == bool}
         data = data.assign_coords({name: (each.dims, each.values) for name, each in flags.items()})
         return data.assign_attrs(finite_values(self.about))
-
-    def _repr_html_(self) -> str:
-        """Return the page in a frame, for notebooks."""
-        return f'<iframe srcdoc="{escape(self.page())}" width="100%" height="900" style="border:0"></iframe>'
 
 
 class StepsInterrupted(Interrupted):
@@ -310,14 +299,9 @@ def steps(
         clip: the largest norm of all gradients together; None does not clip.
         warmup: number of steps over which the learning rate rises linearly.
         schedule: a function of the step, or numbers, that multiply the learning rates.
-        overrides: laws that replace the module's: {pattern of names: standard deviation or `Law`}.
-        settings: fields of the configuration to change: {"initializer_range": 0.01}.
+        overrides, settings, batch_dim, blocks, trust_remote_code, progress: as for `limitformer.check`.
         draw: whether Gaussian matrices are drawn: "never", "always", or "auto", whichever costs less.
         dtype: torch.float32 or torch.float64.
-        batch_dim: the dimension of the inputs in which sequences lie.
-        blocks: the modules to measure, as for `limitformer.check`.
-        trust_remote_code: whether the Python code in the folder of a configuration (`auto_map`) may run.
-        progress: whether the terminal shows work of more than two seconds.
         witness: whether two steps of the first network are compared with the user's own module and optimiser in plain
             PyTorch; "full" for any size. If they differ, or the optimiser is not understood, the module's own code
             draws the networks, and the optimiser trains them.

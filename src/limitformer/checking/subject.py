@@ -12,9 +12,7 @@ from transformers import PreTrainedModel
 
 from limitformer.base.errors import InputError, nearest, require
 from limitformer.base.foreign import readable_name
-from limitformer.checking.folder import load
-from limitformer.checking.remote import has_code, with_code
-from limitformer.checking.tokenizer import FolderTokenizer, folder_tokenizer
+from limitformer.checking.folder import FolderTokenizer, folder_tokenizer, has_code, load, with_code
 from limitformer.hf import Shaping, shape_model
 from limitformer.hf.shaping import require_shaping
 from limitformer.initialisation.builds import unwrapped

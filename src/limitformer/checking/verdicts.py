@@ -84,11 +84,6 @@ class Verdict:
     rate: float = np.nan
 
     @property
-    def serious(self) -> bool:
-        """Whether the grade is broken."""
-        return self.grade == BROKEN
-
-    @property
     def sign(self) -> str:
         """✓ for fine, ! for watch, ✗ for broken, · for a note, a trained network and weights that wait."""
         return "·" if self.name in (TRAINED, WAITS) else SIGNS[self.grade]

@@ -1,18 +1,24 @@
 """`limitformer check`: will this Transformer collapse? A verdict, curves, and a page."""
 
+from itertools import product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from limitformer.base.errors import InputError, require, require_count
 from limitformer.cli.check_options import (
+    Blocks,
+    InputsOption,
     LossOption,
+    NoWitness,
     Settings,
     Text,
     Tokens,
+    TrustRemoteCode,
     WitnessOption,
     assignments,
+    complete_shape,
     numbers,
     one_of,
     quicker,
@@ -20,12 +26,12 @@ from limitformer.cli.check_options import (
     require_readable,
     witness_of,
 )
-from limitformer.cli.check_report import next_command, print_report
-from limitformer.cli.check_several import check_several, variants
 from limitformer.cli.endings import begin_work
-from limitformer.cli.names import complete_shape
-from limitformer.cli.report import errors_in_one_line, print_plain
+from limitformer.cli.report import errors_in_one_line, next_command, print_plain, print_report
 from limitformer.cli.user_code import names_code, user_inputs, user_loss, user_object, user_recipe
+
+if TYPE_CHECKING:
+    from limitformer.checking import Comparison
 
 FAILED = 1
 SHAPED = ("gamma", "tau0", "gamma1", "gamma2", "shaped_relu", "per_head", "trained", "float32")  # of hf.Shaping
@@ -43,10 +49,7 @@ def check(
         ),
     ],
     text: Text = None,
-    inputs: Annotated[
-        str | None,
-        typer.Option(metavar="WHAT", help="Instead of --text: a number of tokens, a file of text, or FILE.py:NAME."),
-    ] = None,
+    inputs: InputsOption = None,
     tokens: Tokens = 128,
     samples: Annotated[int, typer.Option(help="Networks of the law.")] = 8,
     settings: Settings = None,
@@ -76,12 +79,8 @@ def check(
         typer.Option(metavar="PATH", help="Folder for check.html, .png, .nc and .json; for several, compare.*."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the law's samples.")] = 0,
-    blocks: Annotated[
-        list[str] | None, typer.Option(metavar="PATTERN", help="Measure the modules of these names, such as 'h.*'.")
-    ] = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run the Python code in the folder of a configuration.")
-    ] = False,
+    blocks: Blocks = None,
+    trust_remote_code: TrustRemoteCode = False,
     recipe: Annotated[
         str | None,
         typer.Option(
@@ -91,7 +90,7 @@ def check(
         ),
     ] = None,
     witness: WitnessOption = "auto",
-    no_witness: Annotated[bool, typer.Option("--no-witness", help="The same as --witness no.")] = False,
+    no_witness: NoWitness = False,
 ) -> None:
     """Tell whether a Transformer collapses, explodes or freezes: the exact law at initialisation, or a checkpoint.
 
@@ -101,7 +100,10 @@ def check(
     """
     with errors_in_one_line():
         if what == ["list"]:
-            show_shapes()
+            from limitformer.weightless.shapes import shapes
+
+            for name, shape in shapes().items():
+                print_plain(f"{name:18} {shape['source']}")
             return
         several = variants(vary)
         require(not ((several or len(what) > 1) and against), "--against is for one network. Nearest: one more WHAT.")
@@ -182,14 +184,6 @@ def checked_options(
     }
 
 
-def show_shapes() -> None:
-    """Print the names of the public shapes, and where their numbers are published."""
-    from limitformer.weightless.shapes import shapes
-
-    for name, shape in shapes().items():
-        print_plain(f"{name:18} {shape['source']}")
-
-
 def shaping_options(text: str | None) -> dict[str, Any] | None:
     """Read gamma=…,tau0=… as options of `limitformer.hf.Shaping`; gamma is its residual_gamma."""
     if text is None:
@@ -211,3 +205,43 @@ def shaping_of(values: dict[str, Any]) -> Any:
         return Shaping(**values)
     except InputError as error:
         raise InputError(f"--shaped: {str(error).replace('residual_gamma', 'gamma')}") from error
+
+
+def variants(pairs: list[str] | None) -> list[dict[str, Any]]:
+    """Read NAME=V1,V2,… and return the settings of all combinations."""
+    if not pairs:
+        return []
+    values = {}
+    for name, each in assignments(pairs, "--vary").items():
+        several = each if isinstance(each, list) else [each]
+        if isinstance(each, str):
+            several = [one for part in each.split(",") for one in assignments([f"{name}={part}"], "--vary").values()]
+        require(len(several) > 1, f"--vary takes NAME=VALUE,VALUE,…; got {name}={each}. Nearest: --set {name}={each}")
+        values[name] = several
+    return [dict(zip(values, combination, strict=True)) for combination in product(*values.values())]
+
+
+def check_several(
+    what: list[str], settings: list[dict[str, Any]], given: Any, options: dict[str, Any], place: Path | None
+) -> "Comparison":
+    """Check each network with each of the settings; print and save one comparison."""
+    from limitformer.checking import Comparison
+    from limitformer.checking import check as run_check
+    from limitformer.checking.comparison import distinct
+
+    common, reports = options.pop("settings") or {}, dict[str, Any]()
+    both = sorted({name for changes in settings for name in changes} & common.keys())
+    require(not both, f"--set and --vary both give {', '.join(both)}.")
+    for one in what:
+        for changes in settings or [{}]:
+            subject = user_object(one, "WHAT") if names_code(one) else one
+            try:
+                report = run_check(subject, given, settings=common | changes, **options)
+            except InputError as error:
+                raise InputError(f"{one}: {error}") from error
+            reports[distinct(report.name, reports)] = report
+    result = Comparison(reports)
+    print_report(result)
+    if place is not None:
+        print_plain("Wrote " + ", ".join(map(str, result.save(place))))
+    return result

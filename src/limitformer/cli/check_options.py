@@ -1,4 +1,4 @@
-"""Options that `limitformer check` and `limitformer design` share, and their validation without torch."""
+"""Options that `check`, `steps`, `transfer` and `design` share, and their validation without torch."""
 
 import json
 from pathlib import Path
@@ -10,6 +10,19 @@ from limitformer.base.errors import nearest, require
 
 Text = Annotated[Path | None, typer.Option(help="File whose words are the tokens.", show_default="unrelated tokens")]
 Tokens = Annotated[int, typer.Option(help="Number of tokens.")]
+InputsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--inputs", metavar="WHAT", help="Instead of --text: a number of tokens, a file of text, or FILE.py:NAME."
+    ),
+]
+Blocks = Annotated[
+    list[str] | None, typer.Option(metavar="PATTERN", help="Measure the modules of these names, such as 'h.*'.")
+]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run the Python code in the folder of a configuration.")
+]
+NoWitness = Annotated[bool, typer.Option("--no-witness", help="The same as --witness no.")]
 LossOption = Annotated[
     str | None,
     typer.Option(
@@ -90,3 +103,10 @@ def one_of(name: str, known: tuple[str, ...], what: str) -> None:
 def quicker(option: str, samples: int) -> str:
     """Suggest half of the samples; an empty text for a single sample."""
     return f"{option} {samples // 2} takes about half." if samples > 1 else ""
+
+
+def complete_shape(incomplete: str) -> list[str]:
+    """Return the public shapes that begin so, for the shell."""
+    from limitformer.weightless.shapes import SHAPES
+
+    return [name for name in SHAPES if name.startswith(incomplete)]

@@ -11,12 +11,12 @@ from limitformer.cli.check_options import (
     Text,
     Tokens,
     assignments,
+    complete_shape,
     one_of,
     require_known,
     require_readable,
 )
 from limitformer.cli.endings import begin_work
-from limitformer.cli.names import complete_shape
 from limitformer.cli.report import errors_in_one_line, print_plain
 
 USUAL = ("initializer_range", "output", "gamma", "tau0")  # without --knobs

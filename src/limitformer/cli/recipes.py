@@ -4,9 +4,15 @@ from typing import Annotated
 
 import typer
 
-from limitformer.cli.names import complete_recipe
 from limitformer.cli.report import errors_in_one_line, print_plain
 from limitformer.cli.user_code import user_recipe
+
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """Return the published recipes that begin so, for the shell."""
+    from limitformer.initialisation.recipes.recipe import recipes as known
+
+    return [name for name in known() if name.startswith(incomplete)]
 
 
 def recipes(

@@ -9,20 +9,23 @@ import typer
 
 from limitformer.base.errors import InputError, require, require_count
 from limitformer.cli.check_options import (
+    Blocks,
+    InputsOption,
     LossOption,
+    NoWitness,
     Settings,
     Text,
     Tokens,
+    TrustRemoteCode,
     WitnessOption,
     assignments,
+    complete_shape,
     require_known,
     require_readable,
     witness_of,
 )
-from limitformer.cli.check_report import print_report
 from limitformer.cli.endings import INTERRUPTED, begin_work
-from limitformer.cli.names import complete_shape
-from limitformer.cli.report import errors, errors_in_one_line, print_plain
+from limitformer.cli.report import errors, errors_in_one_line, print_plain, print_report
 from limitformer.cli.user_code import names_code, user_inputs, user_loss, user_object
 
 if TYPE_CHECKING:
@@ -65,10 +68,7 @@ def steps(
     samples: Annotated[int, typer.Option(help="Networks; 35 can show that a loss falls in nine of ten.")] = 8,
     tokens: Tokens = 32,
     text: Text = None,
-    inputs: Annotated[
-        str | None,
-        typer.Option(metavar="WHAT", help="Instead of --text: a number of tokens, a file of text, or FILE.py:NAME."),
-    ] = None,
+    inputs: InputsOption = None,
     settings: Settings = None,
     loss: LossOption = None,
     clip: Annotated[
@@ -90,14 +90,10 @@ def steps(
     ] = None,
     out: Annotated[str | None, typer.Option(metavar="DIR", help="Folder for steps.html, .csv, .json and .nc.")] = None,
     seed: Annotated[int, typer.Option(help="Seed; the same seed gives the same numbers.")] = 0,
-    blocks: Annotated[
-        list[str] | None, typer.Option(metavar="PATTERN", help="Measure the modules of these names, such as 'h.*'.")
-    ] = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run the Python code in the folder of a configuration.")
-    ] = False,
+    blocks: Blocks = None,
+    trust_remote_code: TrustRemoteCode = False,
     witness: WitnessOption = "auto",
-    no_witness: Annotated[bool, typer.Option("--no-witness", help="The same as --witness no.")] = False,
+    no_witness: NoWitness = False,
 ) -> None:
     """Compute the first training steps in law: which learning rates a network takes, and what moves.
 

@@ -10,16 +10,17 @@ import typer
 from limitformer.base.errors import InputError, require, require_count
 from limitformer.cli.check_options import (
     LossOption,
+    NoWitness,
     Settings,
     Text,
     WitnessOption,
     assignments,
+    complete_shape,
     require_known,
     require_readable,
     witness_of,
 )
 from limitformer.cli.endings import INTERRUPTED, begin_work
-from limitformer.cli.names import complete_shape
 from limitformer.cli.report import errors, errors_in_one_line, print_plain
 from limitformer.cli.user_code import names_code, user_loss, user_object
 
@@ -72,7 +73,7 @@ def transfer(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the networks.")] = 0,
     witness: WitnessOption = "auto",
-    no_witness: Annotated[bool, typer.Option("--no-witness", help="The same as --witness no.")] = False,
+    no_witness: NoWitness = False,
     out: Annotated[
         str | None, typer.Option(metavar="PATH", help="Folder for transfer.html, .json, .csv, .nc and .png.")
     ] = None,

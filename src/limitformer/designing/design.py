@@ -12,11 +12,10 @@ import numpy as np
 from limitformer.base.errors import InputError, require, require_count, require_real
 from limitformer.base.version import package_version
 from limitformer.checking.subject import holds_weights, subject_of
-from limitformer.designing.designed import Design
+from limitformer.designing.designed import Design, Outcome, Risk
 from limitformer.designing.grid import choose, distances_on, region_of
 from limitformer.designing.knobs import SHAPED, NoKnobError, axes_of
 from limitformer.designing.objective import Objective, Values
-from limitformer.designing.outcome import Outcome, Risk
 from limitformer.designing.trials import Setting, ShapedTrials, StockTrials, Trials
 from limitformer.results.datasets import stamp
 from limitformer.sweep.run import SweepInterrupted
@@ -53,23 +52,20 @@ def design(
     All of this is about networks before training; it says nothing about what training makes of them.
 
     Args:
-        what: the name of a public shape (`limitformer.shapes()`), a configuration of transformers, its JSON or folder,
-            or a `limitformer.Transformer` or its JSON.
-        text: one or several texts, ids, images or named tensors; a start for a `Transformer`. None: unrelated tokens.
+        what, text, tokens, progress: as for `limitformer.check`. `what` has no weights; it may be the JSON of a
+            `limitformer.Transformer`.
         knobs: one or two of initializer_range, embedding, output, logits and patterns of weights' names (`knobs`);
             gamma and tau0 for a `Transformer`. None: initializer_range, and output if it is a knob; gamma and tau0.
         objective: the objective; None: `Objective()`, for a `Transformer` only its correlation and stream. A mapping
             changes some of these bands.
         risk: allowed probability that a network misses the objective, in (0, 1).
-        tokens: number of tokens.
         samples: networks that evaluate a setting; None: 64, for a `Transformer` 1,000.
         scan: networks in each cell of the grid; None: 16, for a `Transformer` 200.
         grid: values of a knob; without them its present value times 1/16, 1/4, 1, 4, 16.
-        settings: fields of the configuration to change first, such as its depth.
+        settings: fields of the configuration to change first, such as its depth: {"n_layer": 48}.
         seed: the same seed gives the same design.
         store: a folder that keeps each finished cell, so that an interrupted design resumes, with the same bits; cells
             serve any objective and risk. None keeps nothing.
-        progress: whether the terminal shows the progress of work of more than two seconds.
 
     Raises:
         InputError: an argument cannot be used, the family lacks a knob, a network cannot run, or another process uses

@@ -71,21 +71,17 @@ def knobs_of(names: Iterable[str], network: Weightless) -> list[Knob]:
     Raises:
         InputError: its family does not have a knob of that name, or two knobs set the same weight.
     """
-    every = [knob_of(name, network) for name in distinct(names)]
+    every = []
+    for name in distinct(names):
+        if name != FIELD and name not in SCALES and not is_pattern(name):
+            raise no_knob(name, (FIELD, *SCALES))
+        every.append(field_knob(network) if name == FIELD else factor_knob(name, network))
     owners: dict[str, str] = {}
     for knob in every:
         for weight in knob.weights:
             other = owners.setdefault(weight, knob.name)
             require(other == knob.name, f"{other} and {knob.name} both set {weight}.")
     return every
-
-
-def knob_of(name: str, network: Weightless) -> Knob:
-    if name == FIELD:
-        return field_knob(network)
-    if name in SCALES or is_pattern(name):
-        return factor_knob(name, network)
-    raise no_knob(name, (FIELD, *SCALES))
 
 
 def field_knob(network: Weightless) -> Knob:

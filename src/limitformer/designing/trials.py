@@ -32,6 +32,7 @@ from limitformer.models import Transformer
 from limitformer.simulation.simulate import simulate as simulate_chain
 from limitformer.weightless.arrays import Arrays, dataset
 from limitformer.weightless.losses import chosen_loss
+from limitformer.weightless.models import blueprint_of
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.simulate import (
     SideBySide,
@@ -74,7 +75,7 @@ class StockTrials:
         value = setting[self.field.name] if self.field else None
         if value not in self.built:
             assert self.field is not None
-            self.built[value] = weightless_of(subject_at(self.what, {str(self.field.field): value}))
+            self.built[value] = weightless_of(blueprint_of(with_fields(self.what, {str(self.field.field): value})))
         network = self.built[value]
         scale_laws(network, factors_at(self.knobs, setting))
         return network
@@ -206,12 +207,6 @@ def limit_of(model: Transformer) -> CovarianceLimit | None:
     except NoLimitError:
         return None
     return process if isinstance(process, CovarianceLimit) else None
-
-
-def subject_at(config: Any, fields: Mapping[str, Any]) -> Any:
-    from limitformer.weightless.models import blueprint_of
-
-    return blueprint_of(with_fields(config, fields))
 
 
 def check_field(trials: StockTrials, knob: Knob, first: Weightless) -> None:

@@ -10,6 +10,7 @@ The law of a random parameter is read from the code (`limitformer.weightless`). 
 build follow it, so that an error of that reading cannot become a finding.
 """
 
+import hashlib
 import re
 import sys
 import warnings
@@ -21,21 +22,86 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from limitformer.base.errors import InputError, first_line, printable, require
 from limitformer.base.foreign import one_line
 from limitformer.base.memory import SHARE, available_memory, readable
-from limitformer.initialisation.empty_memory import FINITE, NAN, EmptyMemory
 from limitformer.initialisation.sharding import in_one_process, joined_module, unequal_replicas
 from limitformer.initialisation.summary import TensorSummary, summarise
 from limitformer.initialisation.two_builds import p_of_law
-from limitformer.weightless import laws
+from limitformer.weightless import checkpoints, laws
 from limitformer.weightless.building import Limited, build_twice, build_watched, drawn_module
-from limitformer.weightless.checkpoints import holds_weights, tensors_in, weights_in
+from limitformer.weightless.checkpoints import holds_weights, weights_in
 from limitformer.weightless.laws import Law
 from limitformer.weightless.models import Blueprint, blueprint_of, size_of
 from limitformer.weightless.reachable import stray_tensors
-from limitformer.weightless.tensors import storage
+from limitformer.weightless.tensors import storage, tensors_in
+
+ALLOCATIONS = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
+FINITE, NAN = 0, 1  # the two fills
+NUMBERS = {FINITE: 1.6180339887, NAN: float("nan")}  # of floating types; other types hold 0 or 1
+MOST_NOTED = 2**16  # entries of a tensor whose values are noted
+
+
+class EmptyMemory(TorchDispatchMode):
+    """A mode in which uninitialised memory holds a known number, and that notes what small tensors held."""
+
+    def __init__(self, fill: int) -> None:
+        super().__init__()
+        self.fill = fill
+        self.history: dict[int, list[bytes]] = {}  # by storage: digests of its values, in order
+        self.alive: list[Any] = []  # storages, so that no address is reused
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call `func`, and fill what it allocates."""
+        name, kwargs = func.overloadpacket.__name__, kwargs or {}
+        if name == "resize_" and args[0].layout == torch.strided:
+            return self.resize(func, args, kwargs)
+        written = tensors_in(args[0]) if args and name.rstrip("_") != name else tensors_in(kwargs.get("out", ()))
+        self.note(written, first=True)
+        out = func(*args, **kwargs)
+        if name in ALLOCATIONS:
+            self.write(out)
+        self.note(written)
+        return out
+
+    def resize(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Fill the memory that is new, behind the entries that were there."""
+        before = args[0].untyped_storage().nbytes() // args[0].element_size()
+        out = func(*args, **kwargs)
+        after = out.untyped_storage().nbytes() // out.element_size()
+        if not out.is_meta and after > before:
+            self.write(out.detach().as_strided((after - before,), (1,), before))
+        return out
+
+    def write(self, tensor: Tensor) -> None:
+        """Write the fill to a tensor; types that cannot be filled stay as they are."""
+        if tensor.is_meta or not tensor.numel():
+            return
+        floating = tensor.is_floating_point() or tensor.is_complex()
+        with torch.no_grad():
+            try:
+                tensor.fill_(NUMBERS[self.fill] if floating else self.fill)
+            except RuntimeError:  # such as quantised types
+                return
+
+    def note(self, tensors: list[Tensor], first: bool = False) -> None:
+        """Note the values of small tensors on the CPU; `first`: only of those without a note."""
+        for tensor in tensors:
+            plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
+            if not plain or tensor.device.type != "cpu" or tensor.untyped_storage().nbytes() > 8 * MOST_NOTED:
+                continue
+            if not (first and storage(tensor) in self.history):
+                self.alive.append(tensor.untyped_storage())
+                self.history.setdefault(storage(tensor), []).append(digest(tensor))
+
+
+def digest(tensor: Tensor) -> bytes:
+    """Return a short text of a tensor's storage, equal for equal bytes."""
+    entries = torch.empty(0, dtype=torch.uint8).set_(tensor.detach().untyped_storage())
+    return hashlib.sha256(entries.numpy().tobytes()).digest()
+
 
 PARAMETER, BUFFER, ATTRIBUTE = "parameter", "buffer", "tensor attribute"
 WRAPPERS = re.compile(r"(^|\.)(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?=\.|$)")
@@ -131,7 +197,7 @@ def build_of(what: Any, side: str) -> Build:
     """
     if isinstance(what, str | Path) and (Path(what).suffix == ".safetensors" or holds_weights(what)):
         with one_line(f"{what} cannot be read"):
-            tensors = weights_in(Path(what)) if Path(what).is_dir() else tensors_in(Path(what))
+            tensors = weights_in(Path(what)) if Path(what).is_dir() else checkpoints.tensors_in(Path(what))
         return build_of_numbers(Path(what).name, tensors)
     if isinstance(what, Mapping) and what and all(isinstance(each, Tensor) for each in what.values()):
         return build_of_numbers("state dict", dict(what))

@@ -29,8 +29,8 @@ from limitformer.initialisation.builds import (
     build_of,
     build_of_ranks,
     comparable,
+    digest,
 )
-from limitformer.initialisation.empty_memory import digest
 from limitformer.initialisation.like_layers import listed, pattern
 from limitformer.initialisation.report import buffer_text
 from limitformer.initialisation.sharding import Estimate, Shards, equal_shards, shards_of, slice_of

@@ -111,7 +111,7 @@ def interval(
     value, samples = float(each.mean()), len(each)
     centred = x - x.mean()
     if samples > 1:
-        error, freedom = standard_error(each), samples - 1
+        error, freedom = float(each.std(ddof=1) / np.sqrt(samples)), samples - 1
     elif sizes > LEAST_SIZES:
         residuals = y[0] - y[0].mean() - value * centred
         freedom = sizes - 2
@@ -120,10 +120,6 @@ def interval(
         return value, -inf, inf
     half = error * float(stdtrit(freedom, (1 + LEVEL) / 2))
     return value, value - half, value + half
-
-
-def standard_error(each: NDArray[np.float64]) -> float:
-    return float(each.std(ddof=1) / np.sqrt(len(each)))
 
 
 def is_power(x: NDArray[np.float64], y: NDArray[np.float64]) -> bool | None:

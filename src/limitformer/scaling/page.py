@@ -5,6 +5,8 @@ It is made of the parts of the pages of `check` and `steps`, and needs no script
 
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +16,6 @@ from limitformer.checking.page.steps import HIGH, LOW, keys
 from limitformer.checking.page.svg import Line, Panel, number, plot, rows_as_html
 from limitformer.checking.thresholds import BROKEN, FINE, WATCH
 from limitformer.checking.verdicts import SIGNS
-from limitformer.scaling.picture import LEAST_SPAN
 
 if TYPE_CHECKING:
     from limitformer.scaling.transfer import Transfer
@@ -92,3 +93,36 @@ def facts(result: "Transfer") -> dict[str, str]:
     known = {name: str(every[-1][name]) for name in names if every and name in every[-1]}
     seconds = sum(float(each.get("wall_seconds", 0.0)) for each in every)
     return {"optimizer": result.optimizer, "rule": result.rule, **known, "seconds": number(seconds, 3)}
+
+
+COLUMNS = 4
+LEAST_SPAN = 10.0  # of a panel, largest over smallest, so that what does not depend on the size looks flat
+TITLE = 34  # characters of a line
+
+
+def draw(result: "Transfer", path: Path) -> None:
+    """Write a PNG with a panel for each measure: all networks, their mean, and the exponent."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    names = list(result.exponents)
+    rows = -(-len(names) // COLUMNS)
+    figure = Figure(figsize=(3.4 * COLUMNS, 2.7 * rows), layout="constrained")
+    FigureCanvasAgg(figure)
+    for k, name in enumerate(names):
+        axes = figure.add_subplot(rows, COLUMNS, k + 1)
+        values = result.positive(name)
+        axes.loglog(result.sizes, values.T, color="0.7", linewidth=0.8)
+        axes.loglog(result.sizes, np.exp(np.log(values).mean(0)), color="C0", marker="o")
+        title = "\n".join(wrap(name, TITLE))
+        axes.set_title(f"{title}\n{result.over}^({result.exponents[name]})", fontsize=8)
+        middle, half = np.sqrt(values.min() * values.max()), np.sqrt(max(LEAST_SPAN, 1.3 * values.max() / values.min()))
+        axes.set_ylim(middle / half, middle * half)
+        axes.xaxis.set_major_locator(FixedLocator(result.sizes))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xticklabels([str(size) for size in result.sizes], fontsize=7)
+        axes.tick_params(axis="y", which="both", labelsize=7)
+        if k >= len(names) - COLUMNS:
+            axes.set_xlabel(result.over, fontsize=8)
+    figure.savefig(path, dpi=130, format="png")

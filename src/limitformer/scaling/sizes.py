@@ -258,7 +258,8 @@ def main_field(config: Any, over: str) -> tuple[Any, str, int]:
             value = vars(part).get(field)
             if isinstance(value, int) and not isinstance(value, bool):
                 return part, field, value
-        known = [name for part in parts for name in number_fields(part)]
+        every = [(name, value) for part in parts for name, value in vars(part).items()]
+        known = [name for name, value in every if isinstance(value, int) and not isinstance(value, bool)]
         close = nearest(over, [WIDTH, DEPTH, *known]) or f" Nearest: {WIDTH} or {DEPTH}."
         raise InputError(f"{config.model_type} has no size {over!r}.{close}")
     names = SIZES[over]
@@ -272,10 +273,6 @@ def main_field(config: Any, over: str) -> tuple[Any, str, int]:
         f"{config.model_type} has no one field for its {over} ({', '.join(names[:3])} …). "
         f"Nearest: a function of the {over} that returns the module or the configuration."
     )
-
-
-def number_fields(config: Any) -> list[str]:
-    return [name for name, value in vars(config).items() if isinstance(value, int) and not isinstance(value, bool)]
 
 
 def parts_that_grow(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from limitformer.base.errors import InputError, require, require_count
-from limitformer.base.files import check_writable, local_path, write_whole
+from limitformer.base.files import Paged, local_path, write_texts, write_whole
 from limitformer.base.progress import PartOfBar, advance, progress_bar
 from limitformer.results.storage import save
 from limitformer.scaling.exponents import LEAST_SIZES, LEVEL, SIZE_FREE, Exponent, exponent, is_size_free
@@ -49,7 +48,7 @@ ABOUT = (
 
 
 @dataclass(frozen=True)
-class Transfer:
+class Transfer(Paged):
     """The result of `limitformer.transfer`.
 
     Attributes:
@@ -82,11 +81,6 @@ class Transfer:
             return ""
         said = self.witness.in_words(sum(each.sizes["sample"] for each in self.data.values()))
         return said.replace("witnessed:", f"witnessed at {self.over} {self.sizes[0]}:", 1)
-
-    @property
-    def size_free(self) -> list[str]:
-        """The measures that do not depend on the size."""
-        return [name for name, each in self.exponents.items() if is_size_free(each) is True]
 
     @property
     def deciding(self) -> dict[str, Exponent]:
@@ -276,27 +270,19 @@ class Transfer:
 
         return page(self)
 
-    def _repr_html_(self) -> str:
-        """Return the page in a frame, for notebooks."""
-        return f'<iframe srcdoc="{escape(self.page())}" width="100%" height="900" style="border:0"></iframe>'
-
     def save(self, folder: str | Path) -> list[Path]:
         """Write transfer.html, .json, .csv, .nc and .png into a folder, each whole or not at all; return paths.
 
         Raises:
             InputError: the folder cannot be written.
         """
-        from limitformer.scaling.picture import draw
+        from limitformer.scaling.page import draw
 
-        place = local_path(folder)
-        check_writable(place)
-        record = json.dumps(self.record(), indent=2, ensure_ascii=False, allow_nan=False)
-        texts = {"transfer.html": self.page(), "transfer.json": record, "transfer.csv": self.csv()}
-        for name, text in texts.items():
-            write_whole(place / name, partial(Path.write_text, data=text, encoding="utf-8"))
+        texts = {"transfer.html": self.page(), "transfer.json": self.record(), "transfer.csv": self.csv()}
+        place, written = local_path(folder), write_texts(folder, texts)
         data = save(self.dataset(), place / "transfer.nc")
         write_whole(place / "transfer.png", partial(draw, self))
-        return [*(place / name for name in texts), data, place / "transfer.png"]
+        return [*written, data, place / "transfer.png"]
 
     def __repr__(self) -> str:
         """Return what was varied and whether the rate transfers; `print` shows the measures."""

@@ -12,8 +12,8 @@ from rich.table import Column, Table
 
 from limitformer.base.errors import InputError, require, require_count
 from limitformer.cli.endings import begin_work
+from limitformer.cli.phase import parse_counts, parse_grid
 from limitformer.cli.report import errors, errors_in_one_line, screen
-from limitformer.cli.sphere_options import parse_counts, parse_grid
 
 if TYPE_CHECKING:
     from limitformer_papers.training.interrupts import Budget

@@ -13,11 +13,11 @@ import xarray as xr
 
 from limitformer.checking.comparison import LINES, kind_of
 from limitformer.checking.curves import place_of
-from limitformer.checking.page.grids import evenly
 from limitformer.checking.page.page import (
     asset,
     card,
     document,
+    evenly,
     pairs,
     paragraph,
     region,
