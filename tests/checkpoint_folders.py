@@ -124,6 +124,10 @@ REFUSED = {  # name: change of the folder of a small GPT-2, and words of the mes
         lambda f: save(f, tensors(f) | {"\x1b[31mevil\nname": torch.ones(3)}),
         "name that GPT2LMHeadModel does not have",
     ),
+    "one weight under two names": (
+        lambda f: save(f, tensors(f) | {"h.1.mlp.c_fc.weight": torch.ones(16, 64)}),
+        "holds transformer.h.1.mlp.c_fc.weight also without the first word",
+    ),
     "a layer too many": (lambda f: config(f, n_layer=1), "holds transformer.h.1."),
     "a pooler and more": (
         lambda f: (as_roberta(f), save(f, tensors(f) | {"roberta.more": torch.ones(3)})),

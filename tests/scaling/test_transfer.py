@@ -133,6 +133,7 @@ def test_conclusion_about_effects_that_fall_does_not_advise_to_make_them_smaller
         ({"breadth": [32, 64]}, {}, "breadth"),
         ({"width": [32, 64]}, {"rule": "mupp"}, "rule must be one of"),
         ({"width": [32, 64]}, {"rates": [0.1]}, "transfer has no option rates"),
+        ({"width": [32, 64]}, {"warm_up": 2}, "transfer has no option warm_up. Nearest: warmup"),
         ({"width": [32, 64]}, {"base": 0}, "base must be at least 1; got 0"),
         ({"width": [32, 64]}, {"base": -7}, "base must be at least 1; got -7"),
         ({"width": [32, 64]}, {"rate": 0.0}, "a learning rate must be above 0"),

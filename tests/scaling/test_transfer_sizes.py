@@ -111,6 +111,16 @@ def test_width_of_vocabulary_and_experts_stays():
     assert (wider.vocab_size, wider.num_local_experts, wider.num_hidden_layers) == (50, 4, 2)
 
 
+def test_size_that_does_not_grow_is_named():
+    """CTRL's dff has a name of its own; the router of Zaya keeps its hidden size, which a user may want to grow."""
+    ctrl = {"model_type": "ctrl", "n_layer": 2, "vocab_size": 60, "n_embd": 32, "n_head": 2, "dff": 128}
+    assert at_size(ctrl, "width", 64).changes["dff"] == (128, 256)
+    zaya = {"model_type": "zaya", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 60}
+    zaya |= {"num_attention_heads": 4, "num_key_value_heads": 2, "router_hidden_size": 48}
+    assert at_size(zaya, "width", 128).stays == ("router_hidden_size 48",)
+    assert at_size(zaya, "width", 64).stays == at_size(LLAMA, "width", 128).stays == ()
+
+
 def test_encoder_and_decoder_grow_together():
     config = {"model_type": "bart", "d_model": 64, "encoder_layers": 2, "decoder_layers": 3, "vocab_size": 50}
     config |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 96}

@@ -130,6 +130,7 @@ def test_dotted_names_are_fields_of_parts_and_of_the_start(read, over):
 
 REFUSED = {
     "not TOML": ("[model", " is not TOML: "),
+    "too deep": ("gamma = " + 5000 * "[" + 5000 * "]", " is not TOML: "),
     "not text": (b"\xff\xfe", " is not TOML: "),
     "no table": ("model = 3\n", ": A sweep's file needs the table [model]."),
     "keep is no table": ('keep = "all"\n' + ISSUE[: ISSUE.index("[keep]")], ": [keep] must be a table; got 'all'."),

@@ -74,6 +74,8 @@ def unshaped(
     config = as_plain_formulas(config)
     size = size_of(partial(kind, config), kind.__name__)
     check_numbers(tensors, size.names)
+    twice = sorted(tensors.keys() & {f"{kind.base_model_prefix}.{name}" for name in tensors})
+    require(not twice, f"{folder} holds {listed(twice)} also without the first word of the name: one would be lost.")
     require_room(size.whole, f"The network in {folder}", dtype.itemsize)
     with quiet_transformers(), one_line(f"{readable_name(folder)} cannot be loaded"):
         module, report = kind.from_pretrained(

@@ -74,11 +74,13 @@ def design(
     """
     risk = require_real("risk", risk)
     require(0 < risk < 1, f"risk must lie in (0, 1); got {risk}.")
+    least = int(np.ceil(log(UNSAFE) / log(1 - risk)))
+    if samples is not None:  # before any network is built
+        require_enough(require_count("samples", samples), least, risk)
     trials, asked = trials_of(what, text, knobs, objective, settings, require_count("tokens", tokens, least=2))
     axes, present = axes_of(trials.knobs, grid), {knob.name: knob.present for knob in trials.knobs}
-    count = CONFIRMED[type(trials)] if samples is None else require_count("samples", samples)
-    least = int(np.ceil(log(UNSAFE) / log(1 - risk)))
-    require(count >= least, f"samples must be at least {least} to be sure of a risk of {risk:g}; got {count}.")
+    count = CONFIRMED[type(trials)] if samples is None else samples
+    require_enough(count, least, risk)
     scan = SCANNED[type(trials)] if scan is None else require_count("scan", scan)
     if isinstance(trials, StockTrials):
         trials.require_room(max(count, scan))
@@ -118,6 +120,10 @@ def design(
         changes=trials.patch(after.setting),
         kind="Transformer" if isinstance(trials, ShapedTrials) else "configuration",
     )
+
+
+def require_enough(count: int, least: int, risk: float) -> None:
+    require(count >= least, f"samples must be at least {least} to be sure of a risk of {risk:g}; got {count}.")
 
 
 def evaluate(trials: Trials, setting: Setting, objective: Objective, samples: int, seed: int) -> Outcome:

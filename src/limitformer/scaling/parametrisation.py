@@ -35,6 +35,8 @@ from limitformer.weightless.law import build_without_weights
 from limitformer.weightless.laws import CONSTANT, Law
 from limitformer.weightless.models import Blueprint, blueprint_of
 
+STAYS = "stays at every"  # begins a note on fields that keep their number
+
 
 @dataclass(frozen=True)
 class Parametrisation:
@@ -77,14 +79,16 @@ def parametrise(
     Raises:
         InputError: there is no such rule or size, or the rule has no entry for the optimiser.
     """
-    table, sized = rule_of(rule), at_size(model, over, size).model
-    blueprint = blueprint_of(sized)
+    table, at = rule_of(rule), at_size(model, over, size)
+    sized, blueprint = at.model, blueprint_of(at.model)
+    stays = [f"{STAYS} {over}: {', '.join(at.stays)}. If that should grow, write a function of the {over}"]
+    stays = stays if at.stays else []
     module, laws = build_without_weights(blueprint, torch.float32)
     names = [name for name, _ in module.named_parameters()]
     kinds = optimizers_of(table, optimizer_kind, names)
     if rule == "standard":
         ones = dict.fromkeys(names, 1.0)
-        return Parametrisation(sized, {}, ones, dict(ones), dict(ones), {}, {}, [])
+        return Parametrisation(sized, {}, ones, dict(ones), dict(ones), {}, {}, stays)
     require(
         blueprint.transformer is None,
         f"a Transformer of limitformer divides by √width in its code, which is another parametrisation than {rule}. "
@@ -102,7 +106,7 @@ def parametrise(
         factors[name] = step_factors(table.steps[kind], roles[name], ratio)
         if name in effect.folded:
             factors[name] = folded(factors[name], kind, effect.theta(name))
-    notes = [f"{table.name}: {table.source}", *([table.limits] if ratio != 1.0 else [])]
+    notes = [*stays, f"{table.name}: {table.source}", *([table.limits] if ratio != 1.0 else [])]
     notes += [note for kind, note in AS_ADAM.items() if kind in kinds.values()]
     rates, decays, epsilons = ({name: each[k] for name, each in factors.items()} for k in range(3))
     return Parametrisation(

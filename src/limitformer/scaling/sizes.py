@@ -7,6 +7,7 @@ the configuration, and nothing else changes. Who needs other fields writes the f
 """
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -49,6 +50,10 @@ GROWS = {  # all fields that grow
         *("cross_attention_hidden_size", "encoder_hidden_size", "attention_hidden_size", "linear_num_heads"),
         *("num_encoder_attention_heads", "num_decoder_attention_heads", "num_sliding_attention_heads"),
         *("embedding_dim", "input_embedding_size", "output_embedding_size", "dense_intermediate_size"),
+        *("dff", "dim_ff", "feed_forward_size", "moe_hidden_size", "shared_experts_intermediate_size"),
+        *("share_expert_dim", "intra_bottleneck_size", "time_step_rank", "adapter_rank"),
+        *("encoder_num_attention_heads", "decoder_num_attention_heads", "encoder_num_key_value_heads"),
+        *("decoder_num_key_value_heads", "num_key_value_attention_heads", "num_global_key_value_heads"),
     },
     DEPTH: {
         *SIZES[DEPTH],
@@ -67,7 +72,12 @@ SHARES_LAYERS = ("albert", "hrm_text", "perceiver")  # types whose layers share 
 
 # Parts of a composite configuration that read or write text. If there is one, the others keep their size.
 TEXT_PARTS = ("text_config", "text_encoder", "encoder", "decoder", "generator", "question_encoder", "thinker_config")
+IS_SIZE = re.compile("dim|size|width|rank|inner|dff|_ff|latent")
+IS_FIXED = re.compile(
+    "^num_|headdim|vocab|head_dim|head_size|patch|image|position|state|kernel|window|conv|expand|num_labels"
+)
 Changes = dict[str, tuple[Any, Any]]
+Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -78,10 +88,12 @@ class Sized:
         model: what `limitformer.weightless.simulate` takes.
         changes: old and new value by the name of a field or argument; a field inside another configuration has both
             names, such as `text_config.hidden_size`.
+        stays: names and numbers of fields that stay, though they may be meant to grow (`fields_that_stay`).
     """
 
     model: Any
     changes: Changes
+    stays: tuple[str, ...] = ()
 
 
 def sizes_over(over: Any) -> tuple[str, tuple[int, ...]]:
@@ -126,12 +138,10 @@ def at_size(model: Any, over: str, size: int) -> Sized:
     if isinstance(model, Blueprint) and model.config is not None and model.kind is not None:
         config, changes = config_at(model.config, over, size)
         grown = replace(model, config=config, factory=partial(model.kind, config))
-        check_growth(model, grown, over, size)
-        return Sized(grown, changes)
+        return Sized(grown, changes, check_growth(model, grown, over, size, model.config, changes))
     if is_config(model):
         new, changes = config_at(model, over, size)
-        check_growth(model, new, over, size)
-        return Sized(new, changes)
+        return Sized(new, changes, check_growth(model, new, over, size, model, changes))
     factory = model.factory if isinstance(model, Blueprint) else model
     if not callable(factory):
         blueprint_of(model)  # raises the error for what is not a model
@@ -349,20 +359,20 @@ def repeats(values: list[Any], start: int, period: int) -> bool:
     return all(values[k] == values[k - period] for k in range(start + period, len(values)))
 
 
-def shapes_of(model: Any) -> dict[str, tuple[int, ...]]:
+def shapes_of(model: Any) -> Shapes:
     """Return the shape of each parameter of a model, by all its names, without memory for them."""
     blueprint = blueprint_of(model)
     return size_of(blueprint.factory, blueprint.name).names
 
 
-def check_growth(before: Any, after: Any, over: str, size: int) -> None:
-    """Raise `InputError` unless parameters grow as they should.
+def check_growth(before: Any, after: Any, over: str, size: int, config: Any, changes: Changes) -> tuple[str, ...]:
+    """Raise `InputError` unless parameters grow as they should; return the fields that stay and perhaps should not.
 
     Over width each dimension stays, grows in proportion, or less where a part of a joined matrix stays. Over depth
     there are more parameters, unless layers share them.
     """
     if over not in (WIDTH, DEPTH):
-        return
+        return ()
     old, new = shapes_of(before), shapes_of(after)
     name, present = blueprint_of(before).name, present_size(before, over)
     own = f"Nearest: a function of the {over} that returns the configuration."
@@ -370,7 +380,7 @@ def check_growth(before: Any, after: Any, over: str, size: int) -> None:
     if over == DEPTH:
         grows = len(new) != len(old) or size == present or name in SHARES_LAYERS
         require(grows, f"{name} has the same layers at depth {size}. {own}")
-        return
+        return ()
     ratio = Fraction(size, present)
     for key, shape in old.items():
         require(key in new and len(new[key]) == len(shape), f"{name} has no parameter {key} at width {size}. {own}")
@@ -381,3 +391,22 @@ def check_growth(before: Any, after: Any, over: str, size: int) -> None:
             f"{name} does not grow in proportion: {key} is {shape} at {present}, and {new[key]} at width {size}. {own}",
         )
     require(size == present or old != new, f"{name} has the same parameters at width {size}.")
+    return fields_that_stay(config, changes, old, new)
+
+
+def fields_that_stay(config: Any, changes: Changes, old: Shapes, new: Shapes) -> tuple[str, ...]:
+    """Return numbers of heads that stay, and sizes that a side of a matrix keeps while its other side grows."""
+    if old == new:
+        return ()
+    kept = {
+        a for key, shape in old.items() if shape != new[key] for a, b in zip(shape, new[key], strict=True) if a == b
+    }
+    every = [(f"{prefix}{name}", v) for prefix, part in parts_that_grow(config) for name, v in vars(part).items()]
+    return tuple(
+        f"{name} {value}"
+        for name, value in every
+        if name not in changes
+        and type(value) is int
+        and value > 1
+        and ("heads" in name or (value in kept and IS_SIZE.search(name) and not IS_FIXED.search(name)))
+    )

@@ -1,6 +1,7 @@
 """`transfer`: the first training steps at several sizes, and which measures of them depend on the size."""
 
 import csv
+import inspect
 import io
 import json
 import math
@@ -17,12 +18,12 @@ import torch
 import xarray as xr
 from numpy.typing import NDArray
 
-from limitformer.base.errors import InputError, require, require_count
+from limitformer.base.errors import InputError, nearest, require, require_count
 from limitformer.base.files import Paged, local_path, write_texts, write_whole
 from limitformer.base.progress import PartOfBar, advance, progress_bar
 from limitformer.results.storage import save
 from limitformer.scaling.exponents import LEAST_SIZES, LEVEL, SIZE_FREE, Exponent, exponent, is_size_free
-from limitformer.scaling.parametrisation import Parametrisation, parametrise
+from limitformer.scaling.parametrisation import STAYS, Parametrisation, parametrise
 from limitformer.scaling.roles import kind_of
 from limitformer.scaling.rules import ADAM, ADAMW
 from limitformer.scaling.sizes import DEPTH, WIDTH, at_size, sizes_over
@@ -380,6 +381,9 @@ def transfer(
     name, sizes = sizes_over(over)
     taken = {"rates", "factors", "overrides"} & options.keys()
     require(not taken, f"transfer has no option {', '.join(sorted(taken))}: the rule sets it.")
+    known = set(inspect.signature(training_of).parameters) | {"progress"}
+    strange = sorted(options.keys() - known)
+    require(not strange, f"transfer has no option {', '.join(strange)}.{nearest(''.join(strange[:1]), sorted(known))}")
     require_count("samples", samples)
     base = sizes[0] if base is None else require_count("base", base)
     models, factor, proof = {}, 1.0, None
@@ -392,7 +396,8 @@ def transfer(
             of_base = models[base][2] if base in models else read_at(model, name, base, optimizer, steps, rule)[0]
         require(of_base.base > 0, f"the optimiser's own learning rate at {name} {base} is 0, so that none scales it.")
         factor = rate / of_base.base
-    notes = list(models[sizes[-1]][0].notes)
+    stays = [note for size in sizes for note in models[size][0].notes if note.startswith(STAYS)]
+    notes = list(dict.fromkeys([*stays, *models[sizes[-1]][0].notes]))
     bar = progress_bar(BAR, samples * len(sizes), 0.0) if options.pop("progress", True) else None
     entries = np.array([count for _, count, _ in models.values()], float)
     works = samples * len(sizes) * entries / entries.sum()  # networks of the mean size that take as long
