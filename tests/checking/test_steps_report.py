@@ -424,7 +424,7 @@ def test_verdict_names_and_thresholds_are_complete():
     assert failing("rate, watch", STEP_VERDICTS) == ("rate", "watch")
     assert failing(None, STEP_VERDICTS) == ()
     data = changed(still_data(), "largest_logit", np.s_[:, :, 1], 200.0)
-    data = changed(data, "loss_unseen", np.s_[1, :, -1], 9.0)
+    data = changed(data, "loss_unseen", np.s_[1, :, -1], 9.0).assign_attrs(muon_outside="wte.weight")
     assert [one.name for one in step_verdicts(data)] == [name for name in STEP_VERDICTS if name != "fastest"]
     assert all(each.source for each in STEP_THRESHOLDS.values())
     assert all((each.watch is None) != (each.broken is None) for each in STEP_THRESHOLDS.values())

@@ -311,7 +311,7 @@ def test_appendix_c4_proves_proposition_1():
     text = "".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py")))
     assert "Lemma 1]" not in text
     assert "Lemmas 1" not in text
-    assert text.count("Prop. 1]") == 3
+    assert text.count("Prop. 1]") == 2
 
 
 def test_tokens_of_the_hybrid_model_that_start_antipodal_or_together_stay():

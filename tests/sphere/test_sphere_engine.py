@@ -379,7 +379,7 @@ def test_ctrl_c_before_the_first_chunk_returns_no_samples(monkeypatch, name, tmp
 COUNT_MISSES = """
 import limitformer as lf
 from limitformer.sphere.pair import chain as pair
-from limitformer.sphere.tokens import run
+from limitformer.sphere.tokens import process as run
 options = {"tokens": 2, "dim": 4, "beta": 2.0, "layers_per_unit_time": 10}
 for model in (lf.StochasticTransformer(**options), lf.HybridTransformer(**options, epsilon=1.0)):
     for method in ("overlap", "gram", "coordinates"):

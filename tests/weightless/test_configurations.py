@@ -70,7 +70,7 @@ def test_large_recordings_are_refused_before_any_pass(monkeypatch):
 
 
 def test_other_fields_are_accepted():
-    """An old name of a size, a size for each layer, and a field that is no size."""
+    """An old name of a size, a size for each layer, and a field that is not a size."""
     table = lf.weightless.law({"model_type": "bloom", "n_embed": 16, "n_head": 2, "n_layer": 2, "vocab_size": 60})
     assert table.shapes["transformer.word_embeddings.weight"] == (60, 16)
     config = transformers.AutoConfig.for_model("gemma3n_text")

@@ -24,6 +24,7 @@ from limitformer.checking.thresholds import (
     FASTEST,
     FINE,
     LOGITS,
+    MUON,
     NOTE,
     RATE,
     STEP_THRESHOLDS,
@@ -185,6 +186,7 @@ def step_verdicts(data: xr.Dataset) -> list[Verdict]:
     at, rate = data.isel(rate=place), float(table["rate"][place])
     found = [rate_verdict(data, table), unseen_verdict(data, table)]
     found += [rule(at, rate) for rule in (fastest_verdict, still_verdict, logits_verdict)]
+    found.append(muon_verdict(data))
     return [each for each in found if each is not None]
 
 
@@ -413,4 +415,17 @@ def logits_verdict(data: xr.Dataset, rate: float) -> Verdict | None:
         float(most[step, block]), "logit", layer=block + 1, rate=rate,
         why="Softmax then picks one token, and its gradient is near zero.",
         mends="A smaller rate for queries and keys, norms of queries and keys, or QK-clip.",
+    )  # fmt: skip
+
+
+def muon_verdict(data: xr.Dataset) -> Verdict | None:
+    """Return the tables and heads that Muon updates."""
+    names = str(data.attrs.get("muon_outside", ""))
+    if not names:
+        return None
+    return Verdict(
+        MUON, WATCH, f"Muon updates {names}, which look up tokens or give the output",
+        value=float(len(names.split(", "))),
+        why="Muon is made for hidden matrices; tables and heads belong to AdamW (github.com/KellerJordan/Muon).",
+        mends="A second optimiser, AdamW, for them.",
     )  # fmt: skip

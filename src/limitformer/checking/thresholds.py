@@ -21,7 +21,7 @@ VERDICTS = (  # the names in `verdicts.RULES`; a test compares them
     *("not finite", "loss", "dead", WAITS, "collapsed", "grows", "dies", "frozen", "uniform", "vanishing"),
     *("exploding", "router", "memory", "deaf", "constant", "equal", "faint", "uneven", "swamped", "range"),
 )
-RATE, UNSEEN, FASTEST, STILL, LOGITS = STEP_VERDICTS = ("rate", "unseen", "fastest", "still", "logits")
+RATE, UNSEEN, FASTEST, STILL, LOGITS, MUON = STEP_VERDICTS = ("rate", "unseen", "fastest", "still", "logits", "muon")
 ANY = "any"
 
 

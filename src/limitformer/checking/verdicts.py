@@ -56,7 +56,7 @@ class Verdict:
     Attributes:
         name: fine, or what is wrong: loss, dead, collapsed, grows, dies, frozen, uniform, swamped, vanishing,
             exploding, range, not finite, …; waits for zeros, which is not a fault; or trained, for a network whose
-            weights are no longer its initial ones. On training steps: rate, unseen, fastest, still or logits.
+            weights are no longer its initial ones. On training steps: rate, unseen, fastest, still, logits, muon.
         grade: fine, note (it describes only), watch (outside what `design` calls safe) or broken.
         said: the sentence.
         value: the median over samples of what was measured.

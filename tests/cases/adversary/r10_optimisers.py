@@ -3,8 +3,6 @@
 Right: each trains drawn networks itself, with the reason; the same classes without the change are simulated.
 """
 
-import re
-
 import pytest
 import torch
 from torch import nn
@@ -67,6 +65,7 @@ def hooking(module):
 
 
 def hooking_module(module):
+    """Hooks that change no gradient change nothing."""
     module.blocks[1].register_full_backward_hook(lambda *_: None)
     return torch.optim.SGD(module.parameters(), lr=1.0)
 
@@ -84,15 +83,14 @@ def scheduled(module):
 
 
 NOT_UNDERSTOOD = {
-    lambda module: Lion(module.parameters()): r"step 1 of .*Lion is not that of the lion that is understood",
-    patched: "step of this SGD is replaced",
-    scheduled: "step of this SGD is replaced, as by a scheduler.*schedule= multiplies",
-    zeroing: r"changes blocks.0.w, blocks.1.w, blocks.2.w of the module.*in the function that builds it",
-    data_zeroing: "changes e.weight of the module",
-    replacing: "changes e.weight of the module",
-    freezing: "changes e.weight of the module",
-    hooking: "changes blocks.0.w of the module",
-    hooking_module: "changes the hooks of blocks.1 of the module",
+    lambda module: Lion(module.parameters()): "the optimiser Lion is not understood",
+    patched: "SGD has a step that is replaced, as by a scheduler",
+    scheduled: "SGD has a step that is replaced, as by a scheduler",
+    zeroing: "the output of blocks.0 differs",
+    data_zeroing: "the output of e differs",
+    replacing: "the output of e differs",
+    freezing: "the gradient of e.weight is only in the simulation",
+    hooking: "the gradient of blocks.0.w differs",
     with_state: "SGD has a state already",
 }
 
@@ -112,7 +110,7 @@ def verify():
     for optimizer, reason in NOT_UNDERSTOOD.items():
         report = lf.steps(Stack, IDS, optimizer=optimizer, **options)
         assert report.witness.status == "drawn"
-        assert re.search(reason.partition(".*in the function")[0].partition(".*schedule=")[0], report.witness.reason)
+        assert reason in report.witness.reason
         assert report.data.loss.values[0, 0].tolist() == pytest.approx(trained(optimizer), rel=1e-5)
-    understood = lf.steps(Stack, IDS, optimizer=lambda module: torch.optim.SGD(module.parameters(), lr=1.0), **options)
-    assert understood.witness.status == "witnessed"
+    for optimizer in (lambda module: torch.optim.SGD(module.parameters(), lr=1.0), hooking_module):
+        assert lf.steps(Stack, IDS, optimizer=optimizer, **options).witness.status == "witnessed"

@@ -26,8 +26,15 @@ from limitformer.weightless.models import blueprint_of
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.run import ALWAYS, AUTO, NEVER, POSITIONS
 from limitformer.weightless.simulate import named_errors, provenance, settle
-from limitformer.weightless.steps.optimizers import base_rate, factors_of, made_by, read_optimizer, valid_clip
-from limitformer.weightless.steps.rules import Factors, StepRules, groups_of, in_words
+from limitformer.weightless.steps.optimizers import (
+    base_rate,
+    factors_of,
+    hidden_matrices,
+    made_by,
+    read_optimizer,
+    valid_clip,
+)
+from limitformer.weightless.steps.rules import MUON, Factors, StepRules, groups_of, in_words
 from limitformer.weightless.steps.trajectory import StepBatches, Trajectory
 from limitformer.weightless.steps.weights import Forms
 
@@ -119,6 +126,10 @@ def simulate_steps(
             **provenance(network), "description": "training steps in law", "seed": seed, "samples": len(parts),
             "sequences": first.rows, "draw": draw, "inputs": str(first), "optimizer": in_words(every),
             "groups": json.dumps(groups_of(every)),
+            "muon_outside": ", ".join(
+                name for name, rule in every[0].rules.items()
+                if rule.kind == MUON and name not in hidden_matrices(network.module)
+            ),
             "batches": batches if isinstance(batches, str) else "given", "loss": training.loss.name,
             "frozen": sum(not each.requires_grad for each in network.module.parameters()),
             "weights": ", ".join(f"{number} {form}" for form, number in sorted(Counter(forms.forms.values()).items())),
