@@ -49,7 +49,7 @@ def draw(
         band = objective.bands["correlation"]
         others[0].plot([last, last], band, color=BLACK, linewidth=4, alpha=0.5, label="asked")
     others[0].legend(loc="best")
-    figure.suptitle(title)
+    figure.suptitle(title.rstrip(":"))
     return figure
 
 
