@@ -9,8 +9,9 @@ import pytest
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.pop("COLUMNS", None)  # it would fix the width of consoles in every test
 
-# A shell ignores Ctrl-C for background jobs; tests send it to processes that they start.
+# A shell ignores Ctrl-C for background jobs, and nohup SIGHUP; tests send both to processes that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_configure(config):

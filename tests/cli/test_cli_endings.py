@@ -129,7 +129,7 @@ def sent(process, tmp_path):
         (signal.SIGINT, "numpy", ("check", "gpt2")),
         (signal.SIGINT, "numba", ("phase",)),
         (signal.SIGTERM, "numpy", ("check", "gpt2")),
-        (signal.SIGHUP, "xarray", ("check", "gpt2")),
+        (signal.SIGHUP, "rich.console", ("check", "gpt2")),
     ],
 )
 def test_signal_in_an_import_is_one_line(sent, number, module, arguments):
