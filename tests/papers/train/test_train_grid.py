@@ -72,7 +72,6 @@ def checkpoint(folder: Path) -> int:
 def test_ctrl_c_while_workers_start_saves_their_runs(tmp_path):
     process = begun(tmp_path)
     assert [process.stdout.readline() for _ in range(2)] == ["made\n"] * 2
-    time.sleep(1.0)  # both have started, and still import
     os.killpg(process.pid, signal.SIGINT)
     _, output = process.communicate(timeout=300)
     assert output.count("Finishing the steps in work; Ctrl-C again to stop at once.") == 1
