@@ -119,6 +119,9 @@ def test_size_that_does_not_grow_is_named():
     zaya |= {"num_attention_heads": 4, "num_key_value_heads": 2, "router_hidden_size": 48}
     assert at_size(zaya, "width", 128).stays == ("router_hidden_size 48",)
     assert at_size(zaya, "width", 64).stays == at_size(LLAMA, "width", 128).stays == ()
+    options = {"optimizer": "sgd", "rate": 1e-3, "steps": 1, "samples": 1, "seed": 0, "progress": False}
+    notes = lf.transfer(zaya, {"width": [64, 128]}, 4, **options).notes
+    assert "stays at every width: router_hidden_size 48. If that should grow, write a function of the width" in notes
 
 
 def test_encoder_and_decoder_grow_together():

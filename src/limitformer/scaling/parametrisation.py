@@ -35,8 +35,6 @@ from limitformer.weightless.law import build_without_weights
 from limitformer.weightless.laws import CONSTANT, Law
 from limitformer.weightless.models import Blueprint, blueprint_of
 
-STAYS = "stays at every"  # begins a note on fields that keep their number
-
 
 @dataclass(frozen=True)
 class Parametrisation:
@@ -51,6 +49,7 @@ class Parametrisation:
         multipliers: what was put into effect in the forward pass: factors by module or place.
         roles: input, hidden, output, vector or fixed, by the name of a parameter.
         notes: what the rule assumes, and what this model does not allow.
+        stays: fields that stay, though they may be meant to grow (`sizes.fields_that_stay`).
     """
 
     model: Any
@@ -61,6 +60,7 @@ class Parametrisation:
     multipliers: dict[str, float]
     roles: dict[str, str]
     notes: list[str]
+    stays: tuple[str, ...]
 
 
 def parametrise(
@@ -81,14 +81,12 @@ def parametrise(
     """
     table, at = rule_of(rule), at_size(model, over, size)
     sized, blueprint = at.model, blueprint_of(at.model)
-    stays = [f"{STAYS} {over}: {', '.join(at.stays)}. If that should grow, write a function of the {over}"]
-    stays = stays if at.stays else []
     module, laws = build_without_weights(blueprint, torch.float32)
     names = [name for name, _ in module.named_parameters()]
     kinds = optimizers_of(table, optimizer_kind, names)
     if rule == "standard":
         ones = dict.fromkeys(names, 1.0)
-        return Parametrisation(sized, {}, ones, dict(ones), dict(ones), {}, {}, stays)
+        return Parametrisation(sized, {}, ones, dict(ones), dict(ones), {}, {}, [], at.stays)
     require(
         blueprint.transformer is None,
         f"a Transformer of limitformer divides by √width in its code, which is another parametrisation than {rule}. "
@@ -106,7 +104,7 @@ def parametrise(
         factors[name] = step_factors(table.steps[kind], roles[name], ratio)
         if name in effect.folded:
             factors[name] = folded(factors[name], kind, effect.theta(name))
-    notes = [*stays, f"{table.name}: {table.source}", *([table.limits] if ratio != 1.0 else [])]
+    notes = [f"{table.name}: {table.source}", *([table.limits] if ratio != 1.0 else [])]
     notes += [note for kind, note in AS_ADAM.items() if kind in kinds.values()]
     rates, decays, epsilons = ({name: each[k] for name, each in factors.items()} for k in range(3))
     return Parametrisation(
@@ -118,6 +116,7 @@ def parametrise(
         effect.multipliers,
         {name: each.role for name, each in roles.items()},
         [*notes, *(f"at {over} {size}: {note}" for note in effect.notes), *law_notes, *tie_notes(module, roles)],
+        at.stays,
     )
 
 

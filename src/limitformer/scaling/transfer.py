@@ -23,7 +23,7 @@ from limitformer.base.files import Paged, local_path, write_texts, write_whole
 from limitformer.base.progress import PartOfBar, advance, progress_bar
 from limitformer.results.storage import save
 from limitformer.scaling.exponents import LEAST_SIZES, LEVEL, SIZE_FREE, Exponent, exponent, is_size_free
-from limitformer.scaling.parametrisation import STAYS, Parametrisation, parametrise
+from limitformer.scaling.parametrisation import Parametrisation, parametrise
 from limitformer.scaling.roles import kind_of
 from limitformer.scaling.rules import ADAM, ADAMW
 from limitformer.scaling.sizes import DEPTH, WIDTH, at_size, sizes_over
@@ -396,8 +396,12 @@ def transfer(
             of_base = models[base][2] if base in models else read_at(model, name, base, optimizer, steps, rule)[0]
         require(of_base.base > 0, f"the optimiser's own learning rate at {name} {base} is 0, so that none scales it.")
         factor = rate / of_base.base
-    stays = [note for size in sizes for note in models[size][0].notes if note.startswith(STAYS)]
-    notes = list(dict.fromkeys([*stays, *models[sizes[-1]][0].notes]))
+    notes = list(models[sizes[-1]][0].notes)
+    stays = dict.fromkeys(field for put, _, _ in models.values() for field in put.stays)  # none at the present size
+    if stays:
+        notes.insert(
+            0, f"stays at every {name}: {', '.join(stays)}. If that should grow, write a function of the {name}"
+        )
     bar = progress_bar(BAR, samples * len(sizes), 0.0) if options.pop("progress", True) else None
     entries = np.array([count for _, count, _ in models.values()], float)
     works = samples * len(sizes) * entries / entries.sum()  # networks of the mean size that take as long
