@@ -107,6 +107,11 @@ def test_freeze_reads_keyword_defaults_and_tuples():
     assert freeze(function).digest != digest
 
 
+def test_digests_differ_where_a_set_in_the_code_does():
+    first, second, third = (lambda x: x in {1, 2}), (lambda x: x in {1, 3}), (lambda x: x in {2, 1})
+    assert freeze(first).digest == freeze(third).digest != freeze(second).digest
+
+
 def test_chain_and_gain_use_the_same_function(monkeypatch):
     """E V stays 1 at γ = 1 with the gain of the compiled function; the twin has the gain for K = 2."""
     stale = lf.Elementwise(bent).gain_at(8)

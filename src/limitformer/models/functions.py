@@ -125,6 +125,8 @@ def text_of(value: Any) -> str:
     """Return a text, equal in every process, that differs where numbers, texts or arrays do; the name of others."""
     if isinstance(value, tuple):
         return repr([text_of(one) for one in value])
+    if isinstance(value, frozenset):  # `x in {1, 2}`; its order is another one in each process
+        return repr({"set": sorted(map(text_of, value))})
     if isinstance(value, np.ndarray | np.void):
         return f"array {value.shape} {value.dtype} {hashlib.sha256(value.tobytes()).hexdigest()}"
     return repr(value) if isinstance(value, PLAIN) else str(getattr(value, "__qualname__", type(value).__name__))
