@@ -16,7 +16,7 @@ from sweep_grids import wait_until
 
 @pytest.fixture
 def places(monkeypatch, tmp_path):
-    """A chosen folder, and a cache of the user beside a read-only source."""
+    """A chosen folder, and the user's cache for a package that cannot be written to."""
     monkeypatch.setattr(kernels, "PACKAGE", kernels.Path("/dev/null"))
     monkeypatch.setattr(kernels, "fingerprint", lambda: "1")
     monkeypatch.setattr(kernels.config, "CACHE_DIR", str(tmp_path / "chosen"))
