@@ -14,9 +14,9 @@ import torch
 import transformers
 
 from limitformer.checking.module import measure_module
-from limitformer.weightless.inputs import inputs_of
-from limitformer.weightless.losses import chosen_loss
-from limitformer.weightless.models import blueprint_of
+from limitformer.subjects.inputs import inputs_of
+from limitformer.subjects.losses import chosen_loss
+from limitformer.subjects.subject import resolve
 
 REPEATS = 5
 
@@ -26,7 +26,7 @@ def measure() -> list[tuple[str, float, str]]:
     config = transformers.GPT2Config(n_layer=4, vocab_size=16_752, bos_token_id=0, eos_token_id=0)
     model: Any = transformers.AutoModelForCausalLM.from_config(config).eval()
     ids = torch.randint(0, 16_752, (4, 128), generator=torch.Generator().manual_seed(0))
-    inputs, loss = inputs_of(ids, blueprint_of(config)), chosen_loss(None, "causal")
+    inputs, loss = inputs_of(ids, resolve(config)), chosen_loss(None, "causal")
     weights = list(model.parameters())
 
     def plain() -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 import transformers
 
-from limitformer.weightless.inputs import inputs_of
-from limitformer.weightless.losses import chosen_loss
-from limitformer.weightless.models import blueprint_of
+from limitformer.subjects.inputs import inputs_of
+from limitformer.subjects.losses import chosen_loss
+from limitformer.subjects.subject import resolve
 from limitformer.weightless.network import Weightless
 
 TOKENS, SAMPLES = 128, 5
@@ -36,12 +36,12 @@ def measure() -> list[tuple[str, float, str]]:
 
 def ways(gradients: bool) -> dict[str, Callable[[int], None]]:
     """Return functions that compute the sample of a given number."""
-    blueprint = blueprint_of("gpt2")
-    network, given = Weightless(blueprint, torch.float32, torch.device("cpu")), inputs_of(TOKENS, blueprint)
-    loss, ids = chosen_loss(None, blueprint.task) if gradients else None, given.fixed["input_ids"]
+    subject = resolve("gpt2")
+    network, given = Weightless(subject, torch.float32, torch.device("cpu")), inputs_of(TOKENS, subject)
+    loss, ids = chosen_loss(None, subject.task) if gradients else None, given.fixed["input_ids"]
 
     def made() -> Any:
-        return transformers.AutoModelForCausalLM.from_config(blueprint.config).eval()
+        return transformers.AutoModelForCausalLM.from_config(subject.config).eval()
 
     kept = made()
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.weightless import taking_turns
-from limitformer.weightless.inputs import inputs_of
-from limitformer.weightless.losses import chosen_loss
-from limitformer.weightless.models import blueprint_of
+from limitformer.subjects.inputs import inputs_of
+from limitformer.subjects.losses import chosen_loss
+from limitformer.subjects.subject import resolve
 from limitformer.weightless.network import Weightless
 
 
@@ -90,9 +90,9 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 def ways(factory: Callable[[], nn.Module], x: Tensor) -> dict[str, Callable[[int], None]]:
     """Return functions that compute the sample of a given number with its gradients."""
-    blueprint = blueprint_of(factory)
-    network, given = Weightless(blueprint, torch.float32, torch.device("cpu")), inputs_of(x, blueprint)
-    loss = chosen_loss(None, blueprint.task)
+    subject = resolve(factory)
+    network, given = Weightless(subject, torch.float32, torch.device("cpu")), inputs_of(x, subject)
+    loss = chosen_loss(None, subject.task)
 
     def weightless(sample: int) -> None:
         network.run(0, range(sample, sample + 1), given, "auto", loss)

@@ -13,10 +13,10 @@ import xarray as xr
 
 from limitformer.checking.curves import band, curves, inside
 from limitformer.checking.module import measure_module
+from limitformer.subjects.inputs import inputs_of
+from limitformer.subjects.losses import chosen_loss
+from limitformer.subjects.subject import resolve
 from limitformer.weightless import simulate
-from limitformer.weightless.inputs import inputs_of
-from limitformer.weightless.losses import chosen_loss
-from limitformer.weightless.models import blueprint_of
 from weightless_families import CONFIGS, draw_again, inputs_for
 
 FAMILIES = ("gpt2", "bert", "vit", "llama", "qwen3", "gemma2", "olmo2", "gpt_neox")
@@ -29,10 +29,10 @@ def coverage(family, networks=NETWORKS, twin=1.0):
     law = band(curves(simulate(config, inputs_for(family), samples=LAW, seed=2, gradients=True, progress=False)))
     other = copy.deepcopy(config)
     other.initializer_range *= twin
-    blueprint = blueprint_of(other)
-    inputs, loss = inputs_of(inputs_for(family), blueprint), chosen_loss(None, blueprint.task)
+    subject = resolve(other)
+    inputs, loss = inputs_of(inputs_for(family), subject), chosen_loss(None, subject.task)
     torch.manual_seed(3)
-    model = blueprint.factory()
+    model = subject.factory()
     parts = []
     for _ in range(networks):
         draw_again(model)

@@ -12,8 +12,8 @@ from scipy.stats import binom
 from torch import nn
 
 from limitformer.initialisation.weight_by_weight import check_initialisation
+from limitformer.subjects.subject import resolve
 from limitformer.weightless.law import build_without_weights, table_of
-from limitformer.weightless.models import blueprint_of
 from weightless_families import CONFIGS
 
 SEEDS, LEVEL, BOUND = 200, 0.01, 0.005
@@ -30,7 +30,7 @@ def in_sixteen_bits():
     return torchs_own().bfloat16().apply(lambda part: getattr(part, "reset_parameters", lambda: None)())
 
 
-SOUND = {name: lambda name=name: blueprint_of(CONFIGS[name]()).factory() for name in CONFIGS}
+SOUND = {name: lambda name=name: resolve(CONFIGS[name]()).factory() for name in CONFIGS}
 SOUND |= {"torch": torchs_own, "torch, bfloat16": in_sixteen_bits}
 
 
@@ -43,9 +43,9 @@ def sound_models(name, seeds):
 
 def law_and_reference(name):
     what = CONFIGS[name]() if name in CONFIGS else torchs_own
-    blueprint = blueprint_of(what)
-    reference, result = build_without_weights(blueprint, torch.float32)
-    return table_of(blueprint, reference, result), reference
+    subject = resolve(what)
+    reference, result = build_without_weights(subject, torch.float32)
+    return table_of(subject, reference, result), reference
 
 
 def alarms(name, seeds, dtype=torch.float32, level=LEVEL):

@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn import functional
 
 import limitformer as lf
-from limitformer.weightless.inputs import inputs_of
-from limitformer.weightless.losses import chosen_loss, output_of
-from limitformer.weightless.models import blueprint_of
+from limitformer.subjects.inputs import inputs_of
+from limitformer.subjects.losses import chosen_loss, output_of
+from limitformer.subjects.subject import resolve
 from weightless_families import CONFIGS, SIZE, draw_again
 
 BATCHES = [[3, 7, 3, 9, 5], [8, 7, 4, 4, 11], [3, 12, 9, 6, 5]]  # ids that are equal, in one batch and in several
@@ -131,10 +131,10 @@ def trained_by_torch(model, optimizer, samples, seed=0):
     torch.manual_seed(seed)
     make, stream, inner = MODELS[model]
     factory, clip = OPTIMIZERS[optimizer]
-    blueprint = blueprint_of(make())
-    module = blueprint.factory().double().eval()
-    loss = chosen_loss(None, blueprint.task)
-    batches = [inputs_of(each, blueprint).of(0, range(1), torch.float64) for each in [*BATCHES, UNSEEN]]
+    subject = resolve(make())
+    module = subject.factory().double().eval()
+    loss = chosen_loss(None, subject.task)
+    batches = [inputs_of(each, subject).of(0, range(1), torch.float64) for each in [*BATCHES, UNSEEN]]
     rows = []
     for _ in range(samples):
         draw_again(module)

@@ -15,7 +15,7 @@ from torch import nn
 
 from limitformer.initialisation.builds import Build, build_of
 from limitformer.initialisation.comparison import TwoBuilds, compare
-from limitformer.weightless.models import blueprint_of
+from limitformer.subjects.subject import resolve
 from weightless_families import CONFIGS
 
 SEEDS, LEVEL = 5, 1e-4
@@ -246,13 +246,13 @@ ERRORS = {  # kind: the two builds of a model, and the pattern of the names that
 def drawn(name, seed):
     """Return a model of a family, drawn from a seed."""
     torch.manual_seed(1000 * list(CONFIGS).index(name) + seed)
-    return blueprint_of(CONFIGS[name]()).factory()
+    return resolve(CONFIGS[name]()).factory()
 
 
 def loading(name, seed, meta):
     """Return a function that builds a model and loads the weights of another one."""
     state = drawn(name, seed).state_dict()
-    factory = blueprint_of(CONFIGS[name]()).factory
+    factory = resolve(CONFIGS[name]()).factory
 
     def loaded():
         model = materialised(factory)() if meta else factory()
@@ -280,7 +280,7 @@ SOUND = {
 
 
 def pair(name):
-    factory = blueprint_of(CONFIGS[name]()).factory
+    factory = resolve(CONFIGS[name]()).factory
     return factory, materialised(factory)
 
 

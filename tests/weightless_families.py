@@ -8,9 +8,9 @@ from torch import nn
 
 import limitformer as lf
 from drawn_networks import statistics
-from limitformer.weightless.inputs import inputs_of
-from limitformer.weightless.losses import chosen_loss
-from limitformer.weightless.models import blueprint_of
+from limitformer.subjects.inputs import inputs_of
+from limitformer.subjects.losses import chosen_loss
+from limitformer.subjects.subject import resolve
 from many_networks import parts_found_once
 
 SIZE = {
@@ -79,15 +79,15 @@ def weightless(family, samples, seed=1, inputs=None, **options):
 def drawn(family, samples, seed=0):
     """Run a model of transformers whose initialisation is repeated for each sample."""
     torch.manual_seed(seed)
-    blueprint = blueprint_of(CONFIGS[family]())
-    arguments = inputs_of(inputs_for(family), blueprint)
-    model = blueprint.factory().double().eval()
+    subject = resolve(CONFIGS[family]())
+    arguments = inputs_of(inputs_for(family), subject)
+    model = subject.factory().double().eval()
     networks = []
     with parts_found_once():
         for _ in range(samples):
             draw_again(model)
             networks.append(
-                statistics(model, arguments.of(0, range(1), torch.float64), chosen_loss(None, blueprint.task))
+                statistics(model, arguments.of(0, range(1), torch.float64), chosen_loss(None, subject.task))
             )
     return networks
 

@@ -12,6 +12,7 @@ from benchmarks.zoo.examine import ABSENT, FAILS, REFUSED, WORKS, one_line
 from limitformer import InputError
 from limitformer.scaling.parametrisation import parametrise
 from limitformer.scaling.sizes import DEPTH, WIDTH, at_size, present_size, shapes_of
+from limitformer.subjects.subject import resolve
 
 TOKENS = 8
 RULES = {WIDTH: "mup", DEPTH: "completep"}
@@ -22,7 +23,7 @@ def scale(kind: str) -> dict[str, Any]:
     row: dict[str, Any] = {"type": kind}
     try:
         config = small_config(kind)
-        shapes_of(config)
+        shapes_of(resolve(config))
     except Exception as error:  # a configuration or model of transformers may raise anything  # noqa: BLE001
         return row | {"verdict": ABSENT, "reason": one_line(error)}
     for over, rule in RULES.items():

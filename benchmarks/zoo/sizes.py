@@ -14,7 +14,7 @@ from benchmarks.zoo.configurations import TASKS, all_types, task_of
 from benchmarks.zoo.examine import ABSENT, FAILS, REFUSED, one_line
 from limitformer import InputError
 from limitformer.base.errors import first_line
-from limitformer.weightless.classes import parameters_of
+from limitformer.subjects.classes import parameters_of
 
 TOKENS = 32
 SECONDS, GIGABYTES = 60, 8  # of CPU time, and of resident memory at its peak

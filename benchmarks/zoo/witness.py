@@ -11,9 +11,9 @@ from benchmarks.zoo.configurations import small_config, task_of
 from benchmarks.zoo.examine import inputs_that_run, one_line
 from benchmarks.zoo.inputs import TOKENS
 from limitformer import InputError
-from limitformer.weightless.inputs import inputs_of
-from limitformer.weightless.losses import chosen_loss
-from limitformer.weightless.models import blueprint_of
+from limitformer.subjects.inputs import inputs_of
+from limitformer.subjects.losses import chosen_loss
+from limitformer.subjects.subject import resolve
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.run import AUTO, NEVER
 from limitformer.weightless.simulate import settle
@@ -26,16 +26,16 @@ def witness_type(kind: str) -> dict[str, Any]:
     try:
         config = small_config(kind)
         task, auto = task_of(config)
-        blueprint = blueprint_of(config)
-        images = task == "image" and getattr(blueprint.kind, "main_input_name", "") == "pixel_values"
+        subject = resolve(config)
+        images = task == "image" and getattr(subject.kind, "main_input_name", "") == "pixel_values"
         network = weightless(config)
         given: Any = 1 if images else TOKENS
         try:
-            inputs = settle(inputs_of(given, network.blueprint).with_batch_dim(0), network, 3, own_loss=True)
+            inputs = settle(inputs_of(given, network.subject).with_batch_dim(0), network, 3, own_loss=True)
         except InputError:
             torch.manual_seed(0)
             given = inputs_that_run(config, getattr(transformers, auto).from_config(config).eval())
-            inputs = settle(inputs_of(given, network.blueprint).with_batch_dim(0), network, 3, own_loss=True)
+            inputs = settle(inputs_of(given, network.subject).with_batch_dim(0), network, 3, own_loss=True)
     except Exception as error:  # a model of transformers may raise anything  # noqa: BLE001
         return row | {"verdict": "none", "reason": one_line(error)}
     for draw in (AUTO, NEVER):
@@ -54,7 +54,7 @@ def two_steps(config: Any, given: Any, loss: Any) -> Any:
 
 
 def weightless(config: Any) -> Weightless:
-    return Weightless(blueprint_of(config), torch.float32, torch.device("cpu"))
+    return Weightless(resolve(config), torch.float32, torch.device("cpu"))
 
 
 def told(key: str, call: Any) -> dict[str, Any]:

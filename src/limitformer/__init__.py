@@ -65,13 +65,13 @@ if TYPE_CHECKING:
     from limitformer.sphere.limit import TokenLimit as TokenLimit
     from limitformer.sphere.overlap import OverlapDiffusion as OverlapDiffusion
     from limitformer.sphere.overlap import overlap as overlap
+    from limitformer.subjects.shapes import shapes as shapes
     from limitformer.sweep import Sweep as Sweep
     from limitformer.sweep import compute_sweep as compute_sweep
     from limitformer.sweep import load_sweep as load_sweep
     from limitformer.sweep import read_sweep as read_sweep
     from limitformer.sweep import run_sweep as run_sweep
     from limitformer.sweep.phase import phase_diagram as phase_diagram
-    from limitformer.weightless.shapes import shapes as shapes
 
     __version__: str
 
@@ -157,7 +157,7 @@ HOMES = {
     "checking.steps": ("steps",),
     "initialisation.recipes.recipe": ("recipes",),
     "scaling.transfer": ("transfer",),
-    "weightless.shapes": ("shapes",),
+    "subjects.shapes": ("shapes",),
 }
 MODULES = ("checking", "designing", "hf", "initialisation", "models", "nn", "plot", "weightless")
 

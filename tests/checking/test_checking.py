@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 import xarray as xr
+from limitformer.subjects.resolve import start_of
 from torch import nn
 from typer.testing import CliRunner
 
@@ -15,15 +16,14 @@ import limitformer as lf
 from limitformer.checking import THRESHOLDS
 from limitformer.checking.curves import band, by_kind, curves, inside, place_of, surprises
 from limitformer.checking.module import measure_module
-from limitformer.checking.subject import start_of
 from limitformer.checking.thresholds import VERDICTS, WAITS, failing, thresholds_with
 from limitformer.checking.verdicts import CERTAIN, RULES, WORDS, failed, number_text, verdicts
 from limitformer.cli.app import app
 from limitformer.designing.objective import Objective
 from limitformer.designing.trials import ShapedTrials
-from limitformer.weightless.inputs import inputs_of
-from limitformer.weightless.losses import chosen_loss, same_token
-from limitformer.weightless.models import blueprint_of
+from limitformer.subjects.inputs import inputs_of
+from limitformer.subjects.losses import chosen_loss, same_token
+from limitformer.subjects.subject import resolve
 from weightless_families import CONFIGS
 
 SMALL = {"vocab_size": 60, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 24, "bos_token_id": 1}
@@ -157,7 +157,7 @@ def test_band_covers_90_percent_of_new_networks():
 
 def shares(models, law):
     """Return the mean share of each curve of drawn models that lies in the band."""
-    inputs = inputs_of(12, blueprint_of(models[0]))
+    inputs = inputs_of(12, resolve(models[0]))
     result = [curves(measure_module(model, inputs, chosen_loss(None, "causal"))) for model in models]
     parts = [inside(each, law) for each in result]
     names = ("size", "correlation", "effective_rank", "logit_std", "effective_tokens", "stream_gradient", "gradient")

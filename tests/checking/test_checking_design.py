@@ -21,8 +21,8 @@ from limitformer.designing.design import trials_of
 from limitformer.designing.designed import Risk
 from limitformer.designing.grid import choose, distances_on, region_of
 from limitformer.designing.objective import outside
+from limitformer.subjects.losses import chosen_loss
 from limitformer.sweep import SweepInterrupted
-from limitformer.weightless.losses import chosen_loss
 from weightless_families import CONFIGS
 
 GPT2 = {"vocab_size": 60, "n_embd": 24, "n_layer": 3, "n_head": 4, "n_positions": 24, "initializer_range": 0.2}

@@ -17,9 +17,9 @@ from limitformer.initialisation.bugs import BUGS
 from limitformer.initialisation.summary import summarise
 from limitformer.initialisation.weight_by_weight import check_initialisation, initialisation
 from limitformer.initialisation.weight_tests import p_values
+from limitformer.subjects.subject import resolve
 from limitformer.weightless import laws
 from limitformer.weightless.law import build_without_weights, table_of
-from limitformer.weightless.models import blueprint_of
 
 TITLES = {bug.key: bug.title for bug in BUGS}
 SIZE = {"vocab_size": 96, "hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 80}
@@ -38,16 +38,16 @@ FAMILIES = {
 @functools.cache
 def law_of(family):
     """Return the law of a family, read before any test changes its initialisation."""
-    blueprint = blueprint_of(FAMILIES[family]())
-    reference, result = build_without_weights(blueprint, torch.float32)
-    return table_of(blueprint, reference, result), reference
+    subject = resolve(FAMILIES[family]())
+    reference, result = build_without_weights(subject, torch.float32)
+    return table_of(subject, reference, result), reference
 
 
 def built(family, seed=0):
     """Return a model of the family as transformers draws it."""
     law_of(family)
     torch.manual_seed(seed)
-    return blueprint_of(FAMILIES[family]()).factory()
+    return resolve(FAMILIES[family]()).factory()
 
 
 @functools.cache
@@ -348,7 +348,7 @@ def test_common_factor_is_one_finding():
     config = FAMILIES["llama"]()
     config.initializer_range = 0.026
     torch.manual_seed(0)
-    report = checked("llama", blueprint_of(config).factory())
+    report = checked("llama", resolve(config).factory())
     (finding,) = report.findings
     assert finding.kind == "scale"
     assert finding.entries.startswith("std 1.3")

@@ -10,9 +10,9 @@ from limitformer.designing import Objective
 from limitformer.designing.design import trials_of
 from limitformer.designing.designed import PYTHON, block
 from limitformer.designing.knobs import factor_knob, patterns_of
+from limitformer.subjects.subject import resolve
 from limitformer.weightless.law import LawTable
 from limitformer.weightless.laws import normal
-from limitformer.weightless.models import blueprint_of
 from limitformer.weightless.network import Weightless
 from weightless_families import CONFIGS
 
@@ -23,7 +23,7 @@ def knobs(config, *names):
 
 
 def weights_of(name, family):
-    result = Weightless(blueprint_of(CONFIGS[family]()), torch.float32, torch.device("cpu"))
+    result = Weightless(resolve(CONFIGS[family]()), torch.float32, torch.device("cpu"))
     return factor_knob(name, result).weights
 
 
@@ -131,6 +131,6 @@ def test_unread_field_is_not_a_knob(monkeypatch):
     from limitformer.designing import trials
 
     config = CONFIGS["gpt2"]()
-    monkeypatch.setattr(trials, "with_fields", lambda what, fields: what)
+    monkeypatch.setattr(trials, "resolve", lambda what, settings: what)
     with pytest.raises(lf.InputError, match="draws the same weights whatever its initializer_range"):
         knobs(config, "initializer_range")

@@ -8,7 +8,7 @@ import transformers
 from transformers.utils import logging
 
 import limitformer as lf
-from limitformer.weightless.configurations import config_from, quiet_transformers
+from limitformer.subjects.configurations import config_from, quiet_transformers
 
 SMALL = {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 30, "n_positions": 16}
 CODE = """

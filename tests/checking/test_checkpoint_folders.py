@@ -17,9 +17,9 @@ from transformers import PreTrainedTokenizerFast
 
 import limitformer as lf
 from checkpoint_folders import BIN, REFUSED, SAFE, as_bin, as_roberta, config, resaved, save, sharded, small, tensors
-from limitformer.checking.folder import FolderTokenizer, load
 from limitformer.hf import Shaping, load_shaped, shape_model
-from limitformer.weightless.configurations import config_from
+from limitformer.subjects.configurations import config_from
+from limitformer.subjects.folder import FolderTokenizer, load
 
 
 @pytest.fixture(scope="session")
@@ -126,7 +126,7 @@ def test_other_real_types_load_without_loss(dtype, folder):
 def test_weights_are_mapped_and_not_read(tmp_path):
     """A file of 256 MiB raises the memory of a process that lists its weights by less than a tenth of that."""
     save_file({"weight": torch.zeros(2**26)}, tmp_path / SAFE)
-    code = "import sys, resource; from pathlib import Path; from limitformer.weightless.checkpoints import weights_in\n"
+    code = "import sys, resource; from pathlib import Path; from limitformer.subjects.checkpoints import weights_in\n"
     code += "used = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\nbefore = used()\n"
     code += "x = weights_in(Path(sys.argv[1])); print(used() - before)"
     command = [sys.executable, "-c", code, str(tmp_path)]

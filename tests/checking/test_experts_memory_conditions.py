@@ -13,9 +13,9 @@ from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 import limitformer as lf
 from limitformer.checking.conditions import agreement_of, candidates, other_ids, with_other
 from limitformer.checking.module import settle_module
+from limitformer.subjects.inputs import Inputs, inputs_of
+from limitformer.subjects.subject import resolve
 from limitformer.weightless.block_parts import expert_counts, half_lives, load_of_experts, unrelated_experts
-from limitformer.weightless.inputs import Inputs, inputs_of
-from limitformer.weightless.models import blueprint_of
 
 MIXTRAL = {
     "model_type": "mixtral", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -297,7 +297,7 @@ def test_other_ids_keep_placeholders():
 
 def test_group_sizes_are_those_of_words_and_images():
     config = small_config("llava")
-    inputs = inputs_of(16, blueprint_of(config))
+    inputs = inputs_of(16, resolve(config))
     model = transformers.LlavaForConditionalGeneration(config).eval()
     inputs = settle_module(model, inputs, own_loss=False).fixed
     report = lf.check(model, inputs, law=False, progress=False)

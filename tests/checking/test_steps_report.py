@@ -431,7 +431,7 @@ def test_verdict_names_and_thresholds_are_complete():
 
 
 def test_interruption_gives_the_report_of_finished_networks(monkeypatch):
-    from limitformer.weightless.steps.trajectory import Trajectory
+    from limitformer.stepping.trajectory import Trajectory
 
     def arrays(self, real=Trajectory.arrays):
         if self.sample == 2:

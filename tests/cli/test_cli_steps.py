@@ -8,7 +8,7 @@ import pytest
 import limitformer as lf
 from limitformer.cli.steps import optimizer_of, rates_of
 from limitformer.cli.user_code import user_object
-from limitformer.weightless.steps.trajectory import Trajectory
+from limitformer.stepping.trajectory import Trajectory
 
 SMALL = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 30, "n_positions": 16}
 CODE = """
@@ -163,7 +163,7 @@ def test_rates_are_read(text, expected):
 def test_optimizers_are_those_that_are_understood():
     from limitformer.checking.thresholds import LARGEST_RATE
     from limitformer.cli.steps import OPTIMIZERS
-    from limitformer.weightless.steps.optimizers import DEFAULTS, MOST_RATE
+    from limitformer.stepping.optimizers import DEFAULTS, MOST_RATE
 
     assert tuple(DEFAULTS) == OPTIMIZERS
     assert LARGEST_RATE == MOST_RATE

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import limitformer as lf
-from limitformer.weightless.steps.trajectory import Trajectory
+from limitformer.stepping.trajectory import Trajectory
 
 SMALL = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 30, "n_positions": 16}
 QUICK = ("--steps", "1", "--samples", "2", "--tokens", "6")

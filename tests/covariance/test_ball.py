@@ -12,7 +12,7 @@ from scipy.special import ndtr
 
 import limitformer as lf
 from limitformer.covariance.limit.ball import variance_at
-from limitformer.paths.exits import INSIDE, LEFT_BALL
+from limitformer.sampling.exits import INSIDE, LEFT_BALL
 
 SHAPED = lf.ShapedAttention(tau0=0.6)
 STRAIGHT = lf.ShapedReLU(c_plus=1.0, c_minus=1.0)  # no kink, so that V is a martingale without attention

@@ -14,7 +14,7 @@ from drawn_gradients import ACTIVATIONS, gradients_of
 from limitformer.base import memory
 from limitformer.models.activations import DERIVATIVES, derivative_of
 from limitformer.numerics.watch import DONE, WHOLE, halt, new_watch
-from limitformer.paths import replicas
+from limitformer.sampling import replicas
 from limitformer.simulation.processes import process_of
 from statistics_checks import ALPHA, least_p
 

@@ -6,8 +6,8 @@ import transformers
 from torch import nn
 
 from limitformer.initialisation.recipes.roles import attribute, places_of
+from limitformer.subjects.subject import resolve
 from limitformer.weightless.law import build_without_weights, table_of
-from limitformer.weightless.models import blueprint_of
 
 IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 BASE = {"vocab_size": 96, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, **IDS}
@@ -88,9 +88,9 @@ FAMILIES = {
 
 def places(model, config=None):
     """Return the places of a model's parameters."""
-    blueprint = blueprint_of(model)
-    module, known = build_without_weights(blueprint, torch.float32)
-    return places_of(module, table_of(blueprint, module, known).shapes, {}, config)
+    subject = resolve(model)
+    module, known = build_without_weights(subject, torch.float32)
+    return places_of(module, table_of(subject, module, known).shapes, {}, config)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

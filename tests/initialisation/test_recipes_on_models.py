@@ -14,7 +14,7 @@ import transformers
 from limitformer.base.errors import InputError
 from limitformer.checking.check import check
 from limitformer.initialisation.recipes import compare_with_recipe
-from limitformer.weightless.models import blueprint_of
+from limitformer.subjects.subject import resolve
 
 IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 LLAMA = {"vocab_size": 96, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 80}
@@ -210,7 +210,7 @@ def test_differences_are_those_of_drawn_models(family, recipe):
 
 def entries(family, ending, seed):
     torch.manual_seed(seed)
-    model = blueprint_of(MODELS[family]()).factory()
+    model = resolve(MODELS[family]()).factory()
     every = model.named_parameters(remove_duplicate=False)  # a tied head has a name of its own
     return torch.cat([each.detach().flatten() for name, each in every if name.endswith(ending)]).double()
 
@@ -224,7 +224,7 @@ def relative_error(numbers):
 
 def test_weights_of_a_drawn_rwkv_are_those_of_its_law():
     torch.manual_seed(0)
-    model = blueprint_of(MODELS["rwkv"]()).factory()
+    model = resolve(MODELS["rwkv"]()).factory()
     first = model.get_parameter("rwkv.blocks.0.attention.time_first").detach()
     assert torch.equal(first, torch.ones(64))
     recipe = torch.tensor([math.log(0.3) + ((i + 1) % 3 - 1) * 0.5 for i in range(64)])

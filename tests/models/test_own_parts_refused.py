@@ -21,7 +21,7 @@ from limitformer.covariance.chain.own import mixing_address
 from limitformer.models.functions import freeze, import_function, is_path, path_of
 from limitformer.models.serial import describe, from_record
 from limitformer.nn.drawn.own import torch_elementwise, torch_mixing
-from limitformer.paths.exits import INSIDE, LEFT_BALL, NO_NUMBER
+from limitformer.sampling.exits import INSIDE, LEFT_BALL, NO_NUMBER
 
 START = {"tokens": 2, "correlation": 0.2}
 V0 = np.array([[1.0, 0.3], [0.3, 1.5]])

@@ -7,7 +7,7 @@ import pytest
 
 import limitformer as lf
 from limitformer.numerics.watch import DONE, HALT, WHOLE, halt, new_watch
-from limitformer.paths import replicas
+from limitformer.sampling import replicas
 from limitformer.simulation.processes import process_of
 from limitformer.sphere.pair.chain import BLOCK
 

@@ -8,8 +8,9 @@ import pytest
 from limitformer.covariance.limit.path import check_cone
 from limitformer.models import GELU, ShapedAttention, ShapedReLU, SoftmaxAttention, Transformer
 from limitformer.numerics.lanes import LANES
-from limitformer.paths.arrays import as_result_array
-from limitformer.paths.exits import (
+from limitformer.results.datasets import CAUSE_CODES
+from limitformer.sampling.arrays import as_result_array
+from limitformer.sampling.exits import (
     CAUSES,
     INSIDE,
     LEFT_BALL,
@@ -22,8 +23,7 @@ from limitformer.paths.exits import (
     open_ledger,
     record_exit,
 )
-from limitformer.paths.recording import OutputArrays, write, write_factor
-from limitformer.results.datasets import CAUSE_CODES
+from limitformer.sampling.recording import OutputArrays, write, write_factor
 from limitformer.simulation.limit import limit
 from limitformer.simulation.simulate import simulate
 

@@ -11,7 +11,7 @@ import limitformer as lf
 import widths_of_gpt
 from limitformer.base.errors import InputError
 from limitformer.scaling.transfer import Transfer
-from limitformer.weightless.losses import square
+from limitformer.subjects.losses import square
 
 WIDTHS = [64, 128, 256]
 SMALL = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 40}
@@ -164,7 +164,7 @@ def test_one_bar_shows_all_sizes_and_weighs_them_by_their_parameters(monkeypatch
     monkeypatch.setattr(
         "limitformer.scaling.transfer.progress_bar", lambda *settings: bars.append(BarThatNotes(*settings)) or bars[-1]
     )
-    monkeypatch.setattr("limitformer.weightless.steps.simulate.progress_bar", lambda *_: pytest.fail("a second bar"))
+    monkeypatch.setattr("limitformer.stepping.simulate.progress_bar", lambda *_: pytest.fail("a second bar"))
     lf.transfer(SMALL, {"width": [16, 32, 64]}, 6, optimizer="sgd", steps=1, samples=2, seed=0)
     (bar,) = bars
     entries = [parameters_of_llama(width) for width in (16, 32, 64)]
@@ -181,7 +181,7 @@ def parameters_of_llama(width):
 
     from limitformer.scaling.sizes import at_size
 
-    config = at_size(SMALL, "width", width).model
+    config = at_size(SMALL, "width", width).model.config
     assert config.hidden_size == width
     fields = {key: value for key, value in config.to_dict().items() if key != "model_type"}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **fields))
@@ -190,7 +190,7 @@ def parameters_of_llama(width):
 
 def test_interrupted_transfer_keeps_networks_that_every_size_has(monkeypatch):
     from limitformer.scaling.transfer import TransferInterrupted
-    from limitformer.weightless.steps.trajectory import Trajectory
+    from limitformer.stepping.trajectory import Trajectory
 
     options = {"optimizer": "sgd", "steps": 1, "seed": 0, "progress": False}
     whole = lf.transfer(SMALL, {"width": [16, 32, 64]}, 6, samples=2, **options)

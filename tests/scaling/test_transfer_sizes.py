@@ -10,7 +10,7 @@ from torch import nn
 import limitformer as lf
 from limitformer import InputError
 from limitformer.scaling.sizes import at_size, continued, present_size, shapes_of, sizes_over
-from limitformer.weightless.shapes import SHAPES
+from limitformer.subjects.shapes import SHAPES
 
 LLAMA = {
     "model_type": "llama",
@@ -54,7 +54,7 @@ def test_depth_continues_lists_by_layer_in_their_period():
     config |= {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64, "head_dim": 16}
     deeper = at_size(config, "depth", 12)
     assert deeper.changes["layer_types"][1] == 3 * kinds
-    assert deeper.model.num_hidden_layers == 12
+    assert deeper.model.config.num_hidden_layers == 12
     assert at_size(config, "depth", 4).changes["layer_types"][1] == kinds
 
 
@@ -74,7 +74,7 @@ def test_function_may_return_a_configuration():
         return AutoConfig.for_model(**LLAMA | grown | {"num_key_value_heads": 2})
 
     sized = at_size(build, "width", 96)
-    assert (sized.changes, sized.model.num_attention_heads) == ({"width": (None, 96)}, 6)
+    assert (sized.changes, sized.model.config.num_attention_heads) == ({"width": (None, 96)}, 6)
     assert shapes_of(sized.model)["model.layers.0.mlp.up_proj.weight"] == (384, 96)
 
 
@@ -107,7 +107,7 @@ def test_public_shapes_grow_in_proportion(name):
 
 def test_width_of_vocabulary_and_experts_stays():
     config = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4}
-    wider = at_size(config, "width", 128).model
+    wider = at_size(config, "width", 128).model.config
     assert (wider.vocab_size, wider.num_local_experts, wider.num_hidden_layers) == (50, 4, 2)
 
 
@@ -146,9 +146,9 @@ def test_exact_field_changes_alone():
 def test_factory_is_called_with_its_argument():
     sized = at_size(network, "width", 48)
     assert sized.changes == {"width": (None, 48)}
-    assert sized.model()[0].weight.shape == (30, 48)
+    assert sized.model.factory()[0].weight.shape == (30, 48)
     assert at_size(partial(network, 8), "vocab", 40).changes == {"vocab": (30, 40)}
-    assert at_size(lambda **sizes: network(**sizes), "width", 8).model()[0].weight.shape == (30, 8)
+    assert at_size(lambda **sizes: network(**sizes), "width", 8).model.factory()[0].weight.shape == (30, 8)
 
 
 def test_configuration_file_name_and_module_have_sizes(tmp_path):
@@ -170,8 +170,8 @@ def test_transformer_has_width_and_depth():
     )
     wider = at_size(model, "width", 64)
     assert wider.changes == {"width": (32, 64), "attention.heads": (4, 8), "feedforward.hidden": (64, 128)}
-    assert (wider.model.attention.heads, wider.model.feedforward.hidden) == (8, 128)
-    assert at_size(model, "depth", 9).model.depth == 9
+    assert (wider.model.transformer.attention.heads, wider.model.transformer.feedforward.hidden) == (8, 128)
+    assert at_size(model, "depth", 9).model.transformer.depth == 9
     assert present_size(model, "depth") == 4
     with pytest.raises(InputError, match=r"has no size 'dept'; it has width and depth. Nearest: depth"):
         at_size(model, "dept", 9)

@@ -29,8 +29,8 @@ from limitformer.models import (
     to_json,
 )
 from limitformer.numerics.lanes import LANES
-from limitformer.paths import replicas
 from limitformer.results.storage import load, save
+from limitformer.sampling import replicas
 from limitformer.simulation import simulate as engine
 from limitformer.simulation.limit import limit
 from limitformer.simulation.simulate import Interrupted, simulate

@@ -16,7 +16,7 @@ import limitformer as lf
 from interruptions import InterruptAfter, interrupt, pool_that_runs
 from limitformer.numerics.lanes import LANES
 from limitformer.numerics.watch import new_watch
-from limitformer.paths import replicas
+from limitformer.sampling import replicas
 from limitformer.simulation.processes import process_of
 from limitformer.simulation.simulate import Interrupted
 from limitformer.sphere.outcome import LABELS

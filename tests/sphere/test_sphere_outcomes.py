@@ -9,9 +9,9 @@ from scipy.stats import binomtest
 import limitformer as lf
 from limitformer.base.errors import InputError
 from limitformer.numerics.lanes import LANES
-from limitformer.paths.arrays import all_pairs, as_result_array
 from limitformer.results.datasets import tokens_of
 from limitformer.results.outcomes import OUTCOMES, wilson
+from limitformer.sampling.arrays import all_pairs, as_result_array
 from limitformer.sphere.near.near_tree import open_near_tree
 from limitformer.sphere.outcome import LABELS, outcomes_of_overlaps
 from limitformer.sphere.tokens.record import Record, record_workspace, write_point

@@ -9,9 +9,9 @@ import pytest
 import limitformer as lf
 from limitformer.base import memory
 from limitformer.base.errors import InputError
-from limitformer.paths.arrays import all_pairs, bytes_of, checked_dtype, checked_pairs, pairs_of
 from limitformer.results.datasets import tokens_of
 from limitformer.results.outcomes import labels_of
+from limitformer.sampling.arrays import all_pairs, bytes_of, checked_dtype, checked_pairs, pairs_of
 from limitformer.simulation.processes import process_of
 from limitformer.sphere.outcome import outcomes_of_overlaps
 from sphere_naive import tokens_at

@@ -8,7 +8,7 @@ import pytest
 import transformers
 
 import limitformer as lf
-from limitformer.weightless.configurations import config_from
+from limitformer.subjects.configurations import config_from
 
 GPT2 = {"model_type": "gpt2", "vocab_size": 60, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 24}
 LLAMA = {"model_type": "llama"}
@@ -37,7 +37,7 @@ REFUSED = {  # words of the message, and a configuration
 
 @pytest.mark.parametrize("message", REFUSED)
 def test_configuration_is_refused(message, monkeypatch):
-    monkeypatch.setattr("limitformer.weightless.models.available_memory", lambda: 2**34)
+    monkeypatch.setattr("limitformer.subjects.size.available_memory", lambda: 2**34)
     with pytest.raises(lf.InputError) as caught:
         lf.weightless.law(REFUSED[message])
     assert message in str(caught.value)
@@ -52,7 +52,7 @@ def test_impossible_standard_deviation_is_refused(command, value):
 
 
 def test_experts_are_counted_while_they_are_built(monkeypatch):
-    monkeypatch.setattr("limitformer.weightless.models.MOST_MODULES", 100)
+    monkeypatch.setattr("limitformer.subjects.size.MOST_MODULES", 100)
     with pytest.raises(lf.InputError, match="gpt2 has more than 100 modules"):
         lf.weightless.law(GPT2 | {"n_layer": 50})
 
@@ -88,6 +88,6 @@ def test_files_are_refused_with_the_folder_that_is_meant(tmp_path, monkeypatch):
     with pytest.raises(lf.InputError, match=r"is a file of weights\. Nearest: its folder"):
         lf.check(str(tmp_path / "weights.gguf"))
     shutil.copy(tmp_path / "run" / "checkpoint-900" / "config.json", tmp_path)
-    monkeypatch.setattr("limitformer.weightless.configurations.MOST_JSON", 2**5)
+    monkeypatch.setattr("limitformer.subjects.configurations.MOST_JSON", 2**5)
     with pytest.raises(lf.InputError, match=r"has more than 32 bytes"):
         lf.check(str(tmp_path / "config.json"))

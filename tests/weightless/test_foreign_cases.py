@@ -10,11 +10,11 @@ from torch.nn import functional
 import limitformer as lf
 from cases import foreign
 from cases.foreign import ASKING, net_after, skipping_matrices_without_entries
-from limitformer.weightless.choices import CODEC_SAMPLES, SAMPLES, choices_of
+from limitformer.subjects.choices import CODEC_SAMPLES, SAMPLES, choices_of
+from limitformer.subjects.losses import output_of
+from limitformer.subjects.subject import resolve
 from limitformer.weightless.heads import heads_come_first
 from limitformer.weightless.layout import CHANNELS_FIRST, ROWS, form_of
-from limitformer.weightless.losses import output_of
-from limitformer.weightless.models import blueprint_of
 from limitformer.weightless.simulate import require_room_for
 
 WIDTH, WORDS, TOKENS = 16, 50, 10
@@ -671,7 +671,7 @@ def test_types_that_read_masks_as_boolean_have_torchs_attention():
     sound = torch.randn(1, 64, 16, generator=torch.Generator().manual_seed(0))
     outs = []
     for build in (
-        blueprint_of(config).factory,
+        resolve(config).factory,
         lambda: transformers.AutoModel.from_config(config, attn_implementation="sdpa"),
         lambda: transformers.AutoModel.from_config(config, attn_implementation="eager"),
     ):

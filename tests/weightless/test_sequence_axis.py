@@ -9,10 +9,10 @@ from torch import nn
 
 import limitformer as lf
 from limitformer.checking.module import measure_module
+from limitformer.subjects.inputs import inputs_of
+from limitformer.subjects.losses import square
+from limitformer.subjects.subject import resolve
 from limitformer.weightless.blocks import Entry, UnclearAxisError, grown_axes, stream_axis
-from limitformer.weightless.inputs import inputs_of
-from limitformer.weightless.losses import square
-from limitformer.weightless.models import blueprint_of
 
 WIDTH = 8
 
@@ -53,7 +53,7 @@ def both(module, tensors, batch_dim=0):
     )
     torch.manual_seed(0)
     module = module()
-    inputs = inputs_of(tensors, blueprint_of(lambda: module)).with_batch_dim(batch_dim)
+    inputs = inputs_of(tensors, resolve(lambda: module)).with_batch_dim(batch_dim)
     return law, measure_module(module, inputs, square)
 
 

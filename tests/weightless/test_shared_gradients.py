@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn import functional
 
 import limitformer as lf
+from limitformer.subjects.inputs import inputs_of
+from limitformer.subjects.losses import chosen_loss
+from limitformer.subjects.subject import resolve
 from limitformer.weightless import network, shared
-from limitformer.weightless.inputs import inputs_of
-from limitformer.weightless.losses import chosen_loss
-from limitformer.weightless.models import blueprint_of
 from weightless_families import CONFIGS, INPUTS
 
 WIDTH, SAMPLES = 6, 5
@@ -165,9 +165,9 @@ def test_gradients_side_by_side_equal_those_of_autograd(use, monkeypatch):
 
 def autograd(use, sample):
     """Return the norms of torch's gradients of a single sample."""
-    blueprint = blueprint_of(lambda: Used(use))
-    weightless = network.Weightless(blueprint, torch.float64, torch.device("cpu"))
-    prepared = inputs_of(inputs(), blueprint)
+    subject = resolve(lambda: Used(use))
+    weightless = network.Weightless(subject, torch.float64, torch.device("cpu"))
+    prepared = inputs_of(inputs(), subject)
     arrays = weightless.run(0, range(sample, sample + 1), prepared, "auto", chosen_loss(None, "hidden"))
     return dict(zip(weightless.trained, arrays["weight_gradient"][0], strict=True))
 
@@ -202,9 +202,9 @@ def test_dataset_has_every_trained_weight_of_a_stock_model():
 
 def test_shared_gradients_change_no_bit_of_states(monkeypatch):
     def arrays():
-        blueprint = blueprint_of(CONFIGS["bert"]())
-        weightless = network.Weightless(blueprint, torch.float64, torch.device("cpu"))
-        return weightless.run(0, range(4), inputs_of(INPUTS, blueprint), "auto", chosen_loss(None, "masked"))
+        subject = resolve(CONFIGS["bert"]())
+        weightless = network.Weightless(subject, torch.float64, torch.device("cpu"))
+        return weightless.run(0, range(4), inputs_of(INPUTS, subject), "auto", chosen_loss(None, "masked"))
 
     apart = arrays()
     monkeypatch.setattr(

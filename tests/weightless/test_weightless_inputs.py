@@ -13,11 +13,11 @@ from transformers.modeling_outputs import MaskedLMOutput
 
 import limitformer as lf
 from limitformer.base.errors import InputError
-from limitformer.weightless.choices import Choice, accepted_form, choices_of, pair, settled
-from limitformer.weightless.classes import parameters_of, task_of
-from limitformer.weightless.inputs import Inputs, call_with, inputs_of, with_targets
-from limitformer.weightless.losses import chosen_loss, decoder_token, output_of, own_loss, same_token
-from limitformer.weightless.models import blueprint_of
+from limitformer.subjects.choices import Choice, accepted_form, choices_of, pair, settled
+from limitformer.subjects.classes import parameters_of, task_of
+from limitformer.subjects.inputs import Inputs, call_with, inputs_of, with_targets
+from limitformer.subjects.losses import chosen_loss, decoder_token, output_of, own_loss, same_token
+from limitformer.subjects.subject import resolve
 from limitformer.weightless.network import Weightless
 from weightless_families import CONFIGS
 
@@ -80,7 +80,7 @@ def simulate(model, inputs, **options):
 
 
 def network_of(config):
-    return Weightless(blueprint_of(config), torch.float32, torch.device("cpu"))
+    return Weightless(resolve(config), torch.float32, torch.device("cpu"))
 
 
 # ---------------------------------------------------------------- tasks and their losses
@@ -112,7 +112,7 @@ def test_loss_of_a_decoder_named_conditional_generation_is_the_models_own():
     model = transformers.Gemma3ForConditionalGeneration(config).eval()
     with torch.no_grad():
         own, out = model(input_ids=ids, labels=ids).loss, model(input_ids=ids)
-    loss = chosen_loss(None, blueprint_of(config).task)(out, {"input_ids": ids})
+    loss = chosen_loss(None, resolve(config).task)(out, {"input_ids": ids})
     torch.testing.assert_close(loss, own[None])
     assert not torch.isclose(own, nn.functional.cross_entropy(out.logits[0], ids[0]))  # the token that is read
 
@@ -122,7 +122,7 @@ def test_decoder_may_have_another_length_than_its_encoder():
         d_model=32, d_kv=16, d_ff=48, num_layers=2, num_decoder_layers=2, num_heads=2, vocab_size=64
     )
     named = {"input_ids": torch.arange(9)[None], "decoder_input_ids": torch.arange(5)[None]}
-    inputs, network = inputs_of(named, blueprint_of(config)), network_of(config)
+    inputs, network = inputs_of(named, resolve(config)), network_of(config)
     assert inputs.rows == 1
     network.shapes(0, 0, inputs, "auto")  # the model's own code runs
     read, logits = torch.arange(5)[None], torch.randn(1, 5, 64)
@@ -251,7 +251,7 @@ def test_tuple_is_positional_arguments_and_a_mapping_at_its_end_is_named():
     def module(*args, **named):
         seen.append((args, named))
 
-    inputs = inputs_of((torch.arange(4)[None], None, torch.ones(1, 4), {"flag": True}), blueprint_of(Words))
+    inputs = inputs_of((torch.arange(4)[None], None, torch.ones(1, 4), {"flag": True}), resolve(Words))
     call_with(module, inputs.of(0, range(1), torch.float32))
     args, named = seen[0]
     assert [None if each is None else tuple(each.shape) for each in args] == [(1, 4), None, (1, 4)]
@@ -259,7 +259,7 @@ def test_tuple_is_positional_arguments_and_a_mapping_at_its_end_is_named():
 
 
 def test_targets_are_not_added_to_other_arguments():
-    inputs = inputs_of((torch.arange(4)[None], None), blueprint_of(Nano))
+    inputs = inputs_of((torch.arange(4)[None], None), resolve(Nano))
     same = with_targets(inputs, Nano())
     assert (same.fixed, same.options) == (inputs.fixed, {"targets": None})
 
@@ -278,7 +278,7 @@ def test_decoder_that_shifts_its_input_itself_has_the_loss_of_the_shifted_tokens
 
 def test_end_tokens_may_be_a_list():
     config = transformers.LlamaConfig(**TEXT, eos_token_id=[1, 2], pad_token_id=None, bos_token_id=0)
-    ids = inputs_of(4, blueprint_of(config)).fixed["input_ids"]
+    ids = inputs_of(4, resolve(config)).fixed["input_ids"]
     assert ids.tolist() == [[3, 4, 5, 6]]
 
 
@@ -328,15 +328,15 @@ def test_size_is_a_number_a_pair_or_a_mapping():
 
 def test_plain_text_has_one_choice_and_is_not_tried():
     config = transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2)
-    inputs = inputs_of(4, blueprint_of(config))
+    inputs = inputs_of(4, resolve(config))
     assert len(inputs.choices) == 1
     assert inputs.settled(pytest.fail, pytest.fail) is inputs
 
 
 def test_text_has_as_many_placeholders_as_the_image_has_features():
     config = llava()
-    blueprint, network = blueprint_of(config), network_of(config)
-    inputs = inputs_of(6, blueprint)
+    subject, network = resolve(config), network_of(config)
+    inputs = inputs_of(6, subject)
     chosen = inputs.settled(lambda each: network.shapes(0, 0, each, "auto"), lambda each: None)
     ids = chosen.fixed["input_ids"][0].tolist()
     assert ids.count(60) == 16  # (32/8)², without the class token
@@ -351,7 +351,7 @@ def test_choice_of_inputs_costs_two_passes(monkeypatch):
     monkeypatch.setattr(Weightless, "call", lambda *each: (call(*each), finished.append(1))[0])
     chosen = simulate(llava(), 6, samples=1)
     assert len(finished) == 2  # the one that shows the inputs and the blocks, and the simulation
-    choice = next(each for each in inputs_of(6, blueprint_of(llava())).choices if len(each.fixed) == 2)
+    choice = next(each for each in inputs_of(6, resolve(llava())).choices if len(each.fixed) == 2)
     again = simulate(llava(), choice.with_placeholders(16).fixed, samples=1)
     assert chosen.attrs["inputs"] == again.attrs["inputs"]
     assert np.array_equal(chosen.covariance, again.covariance, equal_nan=True)
@@ -364,7 +364,7 @@ def test_choice_of_inputs_costs_two_passes(monkeypatch):
 def test_hidden_states_are_captured_once_in_every_pass():
     config = transformers.CLIPVisionConfig(**VISION)
     network = network_of(config)
-    inputs = inputs_of({"pixel_values": torch.randn(1, 3, 32, 32)}, blueprint_of(config))
+    inputs = inputs_of({"pixel_values": torch.randn(1, 3, 32, 32)}, resolve(config))
     inputs = replace(inputs, options={"output_hidden_states": True})
 
     def states(run):
@@ -408,7 +408,7 @@ def test_sound_that_the_model_ignores_is_not_chosen():
 
 def test_inputs_of_an_image_model_refuse_text():
     with pytest.raises(InputError, match=r"reads no text\. Nearest: an array for its argument 'pixel_values'"):
-        inputs_of("some words", blueprint_of(transformers.ViTConfig(**VISION)))
+        inputs_of("some words", resolve(transformers.ViTConfig(**VISION)))
 
 
 def test_report_names_the_inputs_that_were_chosen():

@@ -12,9 +12,9 @@ from torch import nn
 import limitformer as lf
 from architectures import CASES, logits
 from cases.foreign import Layers, Residual, linear
+from limitformer.subjects.subject import resolve
 from limitformer.weightless import Law, laws, network
 from limitformer.weightless.building import build_twice
-from limitformer.weightless.models import blueprint_of
 from limitformer.weightless.numbers import entries as draw_entries
 from weightless_families import CONFIGS
 
@@ -24,7 +24,7 @@ from weightless_families import CONFIGS
 def test_law_has_the_moments_of_a_drawn_model(family):
     table, torch_state = lf.weightless.law(CONFIGS[family]()), torch.get_rng_state()
     torch.manual_seed(0)
-    model = blueprint_of(CONFIGS[family]()).factory()
+    model = resolve(CONFIGS[family]()).factory()
     torch.set_rng_state(torch_state)
     drawn = dict(model.named_parameters())
     assert set(table.laws) == set(drawn)
@@ -138,7 +138,7 @@ def test_entries_of_a_law_have_its_moments(law, mean, std):
 def test_every_public_shape_has_a_blueprint():
     for name, numbers in lf.weightless.shapes().items():
         assert numbers["source"]
-        assert blueprint_of(name).config.model_type == numbers["model_type"]
+        assert resolve(name).config.model_type == numbers["model_type"]
     assert len(lf.weightless.shapes()) >= 30
 
 
@@ -368,7 +368,7 @@ def test_code_that_asks_for_the_default_device_is_read_as_it_runs():
     def with_memory():
         with torch.device("meta"):
             assert torch.get_default_device().type == torch.tensor([]).device.type == "meta"
-            model = blueprint_of(CONFIGS["llama"]()).factory()
+            model = resolve(CONFIGS["llama"]()).factory()
         model.to_empty(device="cpu")
         model.init_weights()
         return model

@@ -8,13 +8,13 @@ import torch
 import limitformer as lf
 from cases.foreign import CASES, DRAWN_WHOLE, IDS
 from limitformer.nn.drawn.simulate import torch_seed
+from limitformer.stepping import weights
+from limitformer.subjects.inputs import inputs_of
+from limitformer.subjects.subject import resolve
 from limitformer.weightless.building import drawn_module
-from limitformer.weightless.inputs import inputs_of
-from limitformer.weightless.models import blueprint_of
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.run import ALWAYS, NEVER
 from limitformer.weightless.simulate import settle
-from limitformer.weightless.steps import weights
 from limitformer.witness import DRAWN, WITNESSED, witness_pass
 from training_networks import BATCHES, MODELS, OPTIMIZERS, UNSEEN, Custom, next_token
 
@@ -30,8 +30,8 @@ def loss(out, inputs):
 @pytest.mark.parametrize("name", CASES)
 def test_module_is_witnessed(name, draw, loss):
     build, given = CASES[name]
-    network = Weightless(blueprint_of(build), torch.float32, torch.device("cpu"))
-    inputs = settle(inputs_of(given, network.blueprint).with_batch_dim(0), network, SEED, own_loss=False)
+    network = Weightless(resolve(build), torch.float32, torch.device("cpu"))
+    inputs = settle(inputs_of(given, network.subject).with_batch_dim(0), network, SEED, own_loss=False)
     found = witness_pass(network, inputs, loss, SEED, draw)
     assert found.status == WITNESSED, found.reason
     assert (found.number_format, found.hidden) == ("float64", 0)

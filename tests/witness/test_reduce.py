@@ -5,8 +5,8 @@ import torch
 import transformers
 
 from limitformer.base.errors import InputError
-from limitformer.weightless.configurations import config_of
-from limitformer.weightless.models import blueprint_of_config
+from limitformer.subjects.configurations import config_of
+from limitformer.subjects.subject import subject_of_config
 from limitformer.witness.reduce import reduced
 
 SHAPES = ["gpt2-xl", "bert-large", "vit-huge", "modernbert-large", "llama-3-405b", "qwen2-72b", "gemma-2-27b"]
@@ -25,7 +25,7 @@ def test_reduced_keeps_heads_and_kinds_of_layers_of_a_public_shape(name):
     small = reduced(config)
     assert config.to_dict() == before
     with torch.device("meta"):
-        model = blueprint_of_config(small).factory()
+        model = subject_of_config(small).factory()
     assert sum(each.numel() for each in model.parameters()) <= 12_000_000
     assert head_sizes(small) == head_sizes(config)
     assert set(getattr(small, "layer_types", [])) == set(getattr(config, "layer_types", []))

@@ -35,6 +35,8 @@ def require_packages(extra: str, *packages: str) -> None:
 class LazyPackage(ModuleType):
     """A package that imports its public names at first use; `_HOMES` is {name: submodule}.
 
+    A home may also be the full name of a module elsewhere.
+
     Importing a submodule makes it an attribute of its package. Where a public name equals that of a submodule, such as
     `check` in `checking.check`, the attribute stays the public one.
     """
@@ -44,9 +46,10 @@ class LazyPackage(ModuleType):
     def __getattr__(self, name: str) -> object:
         """Import the public name, or the submodule of this name."""
         home = self._HOMES.get(name, name) if not name.startswith("_") else ""
-        if not home or find_spec(f"{self.__name__}.{home}") is None:
+        home = home if home.startswith("limitformer.") or not home else f"{self.__name__}.{home}"
+        if not home or find_spec(home) is None:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        module = import_module(f"{self.__name__}.{home}")
+        module = import_module(home)
         return self.__dict__.setdefault(name, getattr(module, name) if name in self._HOMES else module)
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -1,12 +1,14 @@
-"""Folders and files of unknown origin: no name leads out of a folder, and every error about them is one line.
+"""Folders, files and configurations of others: no name leads out of a folder, and every error is one line.
 
 Files may be links within their folder, or into the `blobs` of Hugging Face's cache, whose snapshots are made of links.
 Other links out of the folder are refused: a downloaded folder must not choose which of the user's files are read.
+Fields of configurations have other names and places in each family: `lookup` finds them.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from limitformer.base.errors import InputError, MissingExtraError, printable, require
 
@@ -61,3 +63,30 @@ def file_in(folder: Path, name: object) -> Path:
     require(inside, f"{name!r} in {folder} is a link out of the folder. Nearest: a copy of that file.")
     require(path.is_file(), f"There is no file {name!r} in {folder}.")
     return path
+
+
+def lookup(config: Any, names: tuple[str, ...], kind: tuple[str, ...] = ()) -> Any:
+    """Return the first of these fields that a configuration has: in its parts of this kind, itself, or other parts."""
+    for part in sorted(parts_of(config), key=lambda part: not any(word in part[0] for word in kind)):
+        for name in names:
+            value = getattr(part[1], name, None)
+            if value is not None:
+                return value
+    return None
+
+
+def parts_of(config: Any, name: str = "", level: int = 0) -> Iterator[tuple[str, Any]]:
+    """Yield a configuration and all that it holds, with their names."""
+    yield name, config
+    for key, value in vars(config).items() if level < 4 else ():
+        if hasattr(value, "model_type") and hasattr(value, "to_dict"):
+            yield from parts_of(value, f"{name}.{key}", level + 1)
+
+
+def pair(value: Any, default: int) -> tuple[int, int]:
+    """Return (height, width) of a size that is one number, two, a dictionary, or missing."""
+    if isinstance(value, dict):
+        value = [value.get("height"), value.get("width")]
+    if isinstance(value, list | tuple) and value and all(isinstance(each, int) for each in value):
+        return (value[-2], value[-1]) if len(value) > 1 else (value[0], value[0])
+    return (value, value) if isinstance(value, int) and value > 0 else (default, default)

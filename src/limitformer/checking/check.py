@@ -16,10 +16,8 @@ from torch import nn
 from limitformer.base.errors import require, require_count
 from limitformer.checking.conditions import agreement, size_by_group
 from limitformer.checking.curves import band, curves, place_of
-from limitformer.checking.folder import listed
 from limitformer.checking.module import measure_module, settle_module
 from limitformer.checking.report import CheckedNetwork, Report
-from limitformer.checking.subject import Subject, about_loss, inputs_for, readout, subject_of, task_and_config
 from limitformer.checking.thresholds import FINE, GRADES, thresholds_with
 from limitformer.checking.verdicts import TRAINED, Verdict, verdicts
 from limitformer.hf import Shaping
@@ -29,13 +27,15 @@ from limitformer.initialisation.recipes.law import ComparedLaw
 from limitformer.initialisation.report import InitialisationReport
 from limitformer.initialisation.weight_by_weight import check_initialisation
 from limitformer.nn.drawn.simulate import resolve_device
+from limitformer.subjects.folder import listed
+from limitformer.subjects.inputs import Inputs
+from limitformer.subjects.losses import TASKS, ChosenLoss, Loss, chosen_loss, readout
+from limitformer.subjects.subject import Subject, resolve
+from limitformer.subjects.texts import inputs_for
 from limitformer.weightless.arrays import split_stacks
-from limitformer.weightless.inputs import Inputs
 from limitformer.weightless.law import LawTable
 from limitformer.weightless.laws import CONSTANT
 from limitformer.weightless.layout import Chosen
-from limitformer.weightless.losses import ChosenLoss, Loss, chosen_loss
-from limitformer.weightless.models import Blueprint
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.simulate import run_passes, settle
 from limitformer.witness import DRAWN, FULL, Witness, witness_pass
@@ -155,8 +155,8 @@ def check(
     limits = thresholds_with(thresholds)
     require(witness in (True, False, FULL), f"witness must be True, False or {FULL!r}; got {witness!r}.")
     published = None if recipe is None else recipe_of(recipe)
-    subject = subject_of(what, settings, shaping, trust_remote_code)
-    other = None if against is None else subject_of(against, trust_remote_code=trust_remote_code)
+    subject = resolve(what, settings, shaping=shaping, trust_remote_code=trust_remote_code, loads=True)
+    other = None if against is None else resolve(against, trust_remote_code=trust_remote_code, loads=True)
     options = Options(
         text=text,
         tokens=tokens,
@@ -189,32 +189,32 @@ def check(
 
 def measure(subject: Subject, options: Options) -> Measured:
     """Measure the network, if it exists, and samples of its law, if that is known."""
-    blueprint = task_and_config(subject)
     inputs = inputs_for(subject, options.text, options.tokens).with_batch_dim(options.batch_dim)
-    asked = chosen_loss(options.loss, blueprint.task, readout(options.seed), options.batch_dim)
+    asked = chosen_loss(options.loss, subject.task, readout(options.seed), options.batch_dim)
     loss = asked if options.gradients else None
     own_loss = options.gradients and options.loss is None
     module, result = subject.module, Measured()
-    known = subject.blueprint is not None and (module is None or options.law)
+    known = subject.has_law and (module is None or options.law)
     require(known or options.recipe is None, NO_LAW)
     if module is not None:
         inputs = settle_module(module, inputs, own_loss, options.blocks)
         result.module = measure_module(module, inputs, loss, options.blocks)
         result.about |= zeros_of_module(module, result.module, inputs, loss, options)
         result.agreement = agreement(
-            inputs, blueprint.config, lambda each: measure_module(module, each, None, options.blocks)
+            inputs, subject.config, lambda each: measure_module(module, each, None, options.blocks)
         )
-    if subject.blueprint is None or not known:
-        result.weights = None if module is None else check_initialisation(module, None)
+    if not known:
+        assert module is not None  # a subject has a module or a law
+        result.weights = check_initialisation(module, None)
     else:
-        network = weightless_of(subject.blueprint, options.overrides, options.blocks)
+        network = weightless_of(subject, options.overrides, options.blocks)
         require(
             loss is None or bool(network.trained),
-            f"no weight of {blueprint.name} has a gradient. Nearest: gradients=False.",
+            f"no weight of {subject.name} has a gradient. Nearest: gradients=False.",
         )
         result.laws = network.table
         if options.recipe is not None:
-            result.recipe = compare_law(options.recipe, network.module, network.table, subject.blueprint.config)
+            result.recipe = compare_law(options.recipe, network.module, network.table, subject.config)
         if module is not None:  # before any pass: a module may change its buffers as it runs
             result.weights = check_initialisation(module, network.table, reference=network.module)
         inputs = settle(inputs, network, options.seed, own_loss)
@@ -226,7 +226,7 @@ def measure(subject: Subject, options: Options) -> Measured:
         if module is None:
             result.about |= zeros_of_law(network, result.law, inputs, loss, options)
             result.agreement = agreement(
-                inputs, blueprint.config, lambda each: run_passes(network, each, None, 1, options.seed, progress=False)
+                inputs, subject.config, lambda each: run_passes(network, each, None, 1, options.seed, progress=False)
             )
         if equal := equal_layers(network):
             result.about["equal"] = equal
@@ -234,8 +234,8 @@ def measure(subject: Subject, options: Options) -> Measured:
     if frozen := sum(not each.requires_grad for each in owner.parameters()):
         result.about["frozen"] = frozen
     if loss is not None:
-        result.about |= about_loss(blueprint, loss)
-    result.group_size = lambda data: size_by_group(data, inputs, blueprint.config)
+        result.about |= about_loss(subject, loss)
+    result.group_size = lambda data: size_by_group(data, inputs, subject.config)
     if inputs.chosen:
         result.about["chosen"] = str(inputs)
     return result
@@ -247,7 +247,7 @@ def summarise(subject: Subject, measured: Measured) -> Report:
     The report is about the last stack, such as a decoder, which has the loss; it holds those of the others.
     """
     data = measured.module if measured.module is not None else measured.law
-    assert data is not None  # a subject has a module or a blueprint
+    assert data is not None  # a subject has a module or a law
     parts, laws = split_stacks(data), {} if measured.law is None else split_stacks(measured.law)
     about = {**data.attrs, **({} if measured.law is None else measured.law.attrs), **measured.about}
     if subject.unread:
@@ -373,6 +373,13 @@ def norms_by_name(data: xr.Dataset) -> dict[str, float]:
     return dict(zip(data["weight"].values.tolist(), data["weight_gradient"].values[0].tolist(), strict=True))
 
 
+def about_loss(subject: Subject, loss: ChosenLoss) -> dict[str, Any]:
+    """Return the name of the loss that ran, and the loss of a uniform guess among its tokens or classes."""
+    count = getattr(subject.config, "num_labels" if subject.task == "image" else "vocab_size", None)
+    count = count if loss.name == TASKS.get(subject.task, ("",))[0] else loss.classes
+    return {"loss": loss.name} | ({"chance": float(np.log(count))} if isinstance(count, int) and count > 0 else {})
+
+
 def zeros_of_law(
     network: Weightless, data: xr.Dataset, inputs: Inputs, loss: ChosenLoss | None, options: Options
 ) -> dict[str, str]:
@@ -382,7 +389,7 @@ def zeros_of_law(
 
     def measure_moved(names: list[str]) -> xr.Dataset:
         other = weightless_of(
-            network.blueprint, {**(options.overrides or {}), **dict.fromkeys(names, MOVED)}, options.blocks
+            network.subject, {**(options.overrides or {}), **dict.fromkeys(names, MOVED)}, options.blocks
         )
         if network.drawn:
             other.draw_whole(network.drawn)
@@ -415,7 +422,7 @@ def zeros_of_module(
 
 
 def weightless_of(
-    blueprint: Blueprint, overrides: Mapping[str, Any] | None = None, blocks: Chosen | None = None
+    subject: Subject, overrides: Mapping[str, Any] | None = None, blocks: Chosen | None = None
 ) -> Weightless:
     """Return the network without weights, on a GPU if there is one."""
-    return Weightless(blueprint, torch.float32, torch.device(resolve_device(None)), dict(overrides or {}), blocks)
+    return Weightless(subject, torch.float32, torch.device(resolve_device(None)), dict(overrides or {}), blocks)

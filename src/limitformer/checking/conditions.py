@@ -18,10 +18,10 @@ from torch import Tensor
 
 from limitformer.base.errors import InputError
 from limitformer.checking.thresholds import EVERY_INPUT
+from limitformer.subjects.choices import PLACEHOLDERS, lookup
+from limitformer.subjects.inputs import Inputs
+from limitformer.subjects.losses import TARGETS
 from limitformer.weightless.arrays import split_stacks
-from limitformer.weightless.choices import PLACEHOLDERS, lookup
-from limitformer.weightless.inputs import Inputs
-from limitformer.weightless.losses import TARGETS
 
 NO_CONDITION = {"mask", "masks", "position", "positions", "type", "grid", "sizes", "shapes", "length", "lengths"}
 SAME = 1e-10  # |x − x'|² over |x|² + |x'|² of equal tokens, up to rounding

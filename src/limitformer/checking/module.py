@@ -11,6 +11,8 @@ import xarray as xr
 from torch import Tensor, nn
 
 from limitformer.base.errors import InputError, first_line, require
+from limitformer.subjects.inputs import Inputs, call_with, with_targets
+from limitformer.subjects.losses import Loss
 from limitformer.weightless.arrays import (
     Arrays,
     blocks_in_words,
@@ -21,7 +23,6 @@ from limitformer.weightless.arrays import (
 )
 from limitformer.weightless.blocks import Entry, UnclearAxisError, grown_axes, mixed_sequences, stream_shapes
 from limitformer.weightless.heads import AttentionWeights, UnclearHeadsError, heads_come_first
-from limitformer.weightless.inputs import Inputs, call_with, with_targets
 from limitformer.weightless.layout import (
     Chosen,
     Layout,
@@ -31,7 +32,6 @@ from limitformer.weightless.layout import (
     record_calls,
     search,
 )
-from limitformer.weightless.losses import Loss
 from limitformer.weightless.measure import Measure, NoEntriesError, UnclearBlocksError, where_parameters_are_read
 from limitformer.weightless.network import output_sizes, random_states
 from limitformer.weightless.reachable import State, stray_tensors

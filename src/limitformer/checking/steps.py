@@ -4,7 +4,7 @@ import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,8 @@ import xarray as xr
 
 from limitformer.base.errors import require, require_count
 from limitformer.base.files import Paged, local_path, write_texts
-from limitformer.base.foreign import readable_name
-from limitformer.checking.folder import has_code, with_code
 from limitformer.checking.report import finite_values, frozen_in_words, wrapped
 from limitformer.checking.step_verdicts import GIVEN, by_rate, step_verdicts
-from limitformer.checking.subject import Subject, inputs_for, with_fields
 from limitformer.checking.thresholds import (
     ANY,
     BROKEN,
@@ -35,14 +32,14 @@ from limitformer.checking.thresholds import (
 from limitformer.checking.verdicts import Verdict, number_text
 from limitformer.results.storage import save
 from limitformer.simulation.simulate import Interrupted
-from limitformer.weightless.inputs import Inputs, inputs_of
+from limitformer.stepping.optimizers import NotUnderstoodError
+from limitformer.stepping.simulate import SAME, simulate_steps, training_of
+from limitformer.subjects.inputs import Inputs, inputs_of
+from limitformer.subjects.losses import Loss
+from limitformer.subjects.subject import Subject, resolve
 from limitformer.weightless.layout import Chosen
-from limitformer.weightless.losses import Loss
-from limitformer.weightless.models import Blueprint, blueprint_of
 from limitformer.weightless.run import AUTO
 from limitformer.weightless.simulate import token_count
-from limitformer.weightless.steps.optimizers import NotUnderstoodError
-from limitformer.weightless.steps.simulate import SAME, simulate_steps, training_of
 from limitformer.witness import DRAWN, FULL, Witness, witness_steps
 
 COLUMNS: Mapping[str, tuple[str, str]] = {  # of the table by rate: the head in the terminal, and the meaning
@@ -74,7 +71,7 @@ class StepsReport(Paged):
 
     Attributes:
         name: the network's name.
-        data: what was measured, by rate, sample and step: the dataset of `limitformer.weightless.simulate_steps`.
+        data: what was measured, by rate, sample and step: the dataset of `limitformer.stepping.simulate_steps`.
         verdicts: statements about the rates and the first steps, in a fixed order.
         about: provenance; `batch` is the size of the first batch, `asked` the number of networks asked for.
         witness: two steps, compared with the user's own module and optimiser in plain PyTorch; None if none were.
@@ -319,8 +316,8 @@ def steps(
     [2, 2]
     """
     every = None if rates is None else [valid_rate(f"rates[{k}]", rate) for k, rate in enumerate(rates)]
-    blueprint = step_blueprint(model, settings, trust_remote_code)
-    first = inputs_of(inputs, blueprint)
+    subject = resolve(model, settings, trust_remote_code=trust_remote_code)
+    first = inputs_of(inputs, subject)
     size = batch_size(first.with_batch_dim(batch_dim))
 
     require(witness in (True, False, FULL), f"witness must be True, False or {FULL!r}; got {witness!r}.")
@@ -337,16 +334,16 @@ def steps(
     def report(data: xr.Dataset) -> StepsReport:
         data = data.assign_attrs(unseen="drawn" if unseen is None else GIVEN)
         about = {**data.attrs, "batch": size, "asked": samples}
-        return StepsReport(title_of(blueprint, settings), data, step_verdicts(data), about, proof)
+        return StepsReport(title_of(subject, settings), data, step_verdicts(data), about, proof)
 
     def simulate() -> xr.Dataset:
         drawn = proof.reason if proof is not None and proof.status == DRAWN else ""
-        return simulate_steps(blueprint, first, samples=samples, dtype=dtype, progress=progress, drawn=drawn, **options)
+        return simulate_steps(subject, first, samples=samples, dtype=dtype, progress=progress, drawn=drawn, **options)
 
     try:
         try:
             if witness:
-                build = partial(training_of, model=blueprint, inputs=first, factors=None, drawn="", **options)
+                build = partial(training_of, model=subject, inputs=first, factors=None, drawn="", **options)
                 proof = witness_steps(build, optimizer, witness)
             data = simulate()
         except NotUnderstoodError as error:
@@ -357,26 +354,9 @@ def steps(
     return report(data)
 
 
-def step_blueprint(model: Any, settings: Mapping[str, Any] | None, trust_remote_code: bool) -> Blueprint:
-    """Return how a model is built, under the name that the user has for it."""
-    path = isinstance(model, str | Path) and not str(model).lstrip().startswith("{")
-    name = readable_name(Path(model)) if path else None
-    if trust_remote_code and path and has_code(Path(model)):
-        built = with_code(Path(model), False)
-        require(isinstance(built, Blueprint), f"{name} cannot be built from its configuration.")
-        model = built
-    blueprint = blueprint_of(with_fields(model, settings) if settings else model)
-    return blueprint if name is None else replace(blueprint, name=name)
-
-
-def title_of(blueprint: Blueprint, settings: Mapping[str, Any] | None) -> str:
+def title_of(subject: Subject, settings: Mapping[str, Any] | None) -> str:
     changes = ", ".join(f"{key}={value}" for key, value in (settings or {}).items())
-    return f"{blueprint.name} with {changes}" if changes else blueprint.name
-
-
-def step_inputs(blueprint: Blueprint, text: Any, tokens: int) -> Inputs:
-    """Return the first tokens of a text as inputs of a model; None: unrelated tokens."""
-    return inputs_for(Subject(blueprint.name, blueprint), text, tokens)
+    return f"{subject.name} with {changes}" if changes else subject.name
 
 
 def batch_size(inputs: Inputs) -> str:

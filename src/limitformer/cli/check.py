@@ -28,7 +28,7 @@ from limitformer.cli.check_options import (
 )
 from limitformer.cli.endings import begin_work
 from limitformer.cli.report import errors_in_one_line, next_command, print_plain, print_report
-from limitformer.cli.user_code import names_code, user_inputs, user_loss, user_object, user_recipe
+from limitformer.cli.user_code import names_code, user_inputs, user_loss, user_recipe
 
 if TYPE_CHECKING:
     from limitformer.checking import Comparison
@@ -100,7 +100,7 @@ def check(
     """
     with errors_in_one_line():
         if what == ["list"]:
-            from limitformer.weightless.shapes import shapes
+            from limitformer.subjects.shapes import shapes
 
             for name, shape in shapes().items():
                 print_plain(f"{name:18} {shape['source']}")
@@ -109,8 +109,7 @@ def check(
         require(not ((several or len(what) > 1) and against), "--against is for one network. Nearest: one more WHAT.")
         names, options = checked_options(fail_on, tokens, samples, settings, shaped, threshold)
         for one in (*what, *([] if against is None else [against])):
-            if not names_code(one):
-                require_known(one)
+            require_known(one)
         require_readable(text)
         require(text is None or inputs is None, "--text and --inputs cannot both be given.")
         published = None if recipe is None else user_recipe(recipe, "--recipe")
@@ -135,10 +134,7 @@ def check(
                 if fail_on and comparison.failed(fail_on):
                     raise typer.Exit(FAILED)
                 return
-            subject, other = (
-                user_object(one, "WHAT") if one and names_code(one) else one for one in (what[0], against)
-            )
-            report = run_check(subject, given, against=other, **options)
+            report = run_check(what[0], given, against=against, **options)
         written = [] if place is None else report.save(place)
         print_report(report)
         blind = {"frozen", "uniform"} & set(names) if fail_on != "any" and "logit_std" not in report.curves else ()
@@ -234,9 +230,8 @@ def check_several(
     require(not both, f"--set and --vary both give {', '.join(both)}.")
     for one in what:
         for changes in settings or [{}]:
-            subject = user_object(one, "WHAT") if names_code(one) else one
             try:
-                report = run_check(subject, given, settings=common | changes, **options)
+                report = run_check(one, given, settings=common | changes, **options)
             except InputError as error:
                 raise InputError(f"{one}: {error}") from error
             reports[distinct(report.name, reports)] = report

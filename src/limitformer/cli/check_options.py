@@ -68,12 +68,15 @@ def numbers(values: dict[str, Any], option: str) -> dict[str, Any]:
 
 
 def require_known(what: str) -> None:
-    """Raise `InputError` unless `what` is a file, a folder, JSON or the name of a public shape."""
+    """Raise `InputError` unless `what` is a file, a folder, JSON, FILE.py:NAME or the name of a public shape."""
     import limitformer.checking  # noqa: F401  # first: its error names the extra that has all packages
 
     # isort: split
-    from limitformer.weightless.shapes import require_shape
+    from limitformer.subjects.shapes import require_shape
+    from limitformer.subjects.user_code import names_code
 
+    if names_code(what):
+        return
     try:
         exists = Path(what).exists()
     except (OSError, ValueError):
@@ -107,6 +110,6 @@ def quicker(option: str, samples: int) -> str:
 
 def complete_shape(incomplete: str) -> list[str]:
     """Return the public shapes that begin so, for the shell."""
-    from limitformer.weightless.shapes import SHAPES
+    from limitformer.subjects.shapes import SHAPES
 
     return [name for name in SHAPES if name.startswith(incomplete)]

@@ -4,7 +4,7 @@ import json
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -12,7 +12,6 @@ from limitformer.base.errors import InputError
 from limitformer.cli.check_options import require_known
 from limitformer.cli.endings import begin_work
 from limitformer.cli.report import errors_in_one_line, print_plain
-from limitformer.cli.user_code import names_code, user_object
 
 FAILED = 1
 BUILD = (
@@ -44,7 +43,7 @@ def initialisation(
     """
     with errors_in_one_line():
         for one in (a, b):
-            if not names_code(one) and not (Path(one).suffix == ".safetensors" and Path(one).is_file()):
+            if not (Path(one).suffix == ".safetensors" and Path(one).is_file()):
                 require_known(one)
         from limitformer.initialisation import compare
         from limitformer.initialisation.build_report import failing_kinds
@@ -56,14 +55,9 @@ def initialisation(
         except InputError as error:
             raise InputError(f"--fail-on: {error}") from error
         begin_work()
-        report = compare(build_in(a, "A"), build_in(b, "B"), same=same, level=level, shards=shards)
+        report = compare(a, b, same=same, level=level, shards=shards)
         if table and not as_json:
             print_plain(f"{report.table()}\n")
         print_plain(json.dumps(report.record(), ensure_ascii=False) if as_json else str(report))
         if report.failed(fail_on):
             raise typer.Exit(FAILED)
-
-
-def build_in(text: str, argument: str) -> Any:
-    """Return what an argument names."""
-    return user_object(text, argument) if names_code(text) else text

@@ -169,7 +169,7 @@ def even_points(kind: str, simulated: Any, options: dict[str, Any]) -> "np.ndarr
     """Return at most `ROWS` evenly spaced layers or times from 0 to the last. Times coincide with steps."""
     import numpy as np
 
-    from limitformer.paths.times import whole_steps
+    from limitformer.sampling.times import whole_steps
 
     if kind != "limit":
         return np.unique(np.rint(np.linspace(0, simulated.depth, ROWS)))
@@ -236,7 +236,7 @@ def caption(dataset: "xr.Dataset", tokens: int) -> str | None:
     """Say what the numbers are averaged over, and how many samples left the ball or failed."""
     import numpy as np
 
-    from limitformer.paths.exits import CAUSES
+    from limitformer.sampling.exits import CAUSES
 
     lines = ["ρ over all samples and pairs of tokens"] if tokens > 2 else []
     lines += weight_lines(dataset)

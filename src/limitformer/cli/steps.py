@@ -120,8 +120,7 @@ def steps(
         }
         require_count("--tokens", tokens, least=2)
         rule = optimizer_of(optimizer, {"weight_decay": weight_decay, "betas": betas, "momentum": momentum})
-        if not names_code(what):
-            require_known(what)
+        require_known(what)
         require_readable(text)
         require(text is None or inputs is None, "--text and --inputs cannot both be given.")
         require(out is None or bool(out.strip()), "--out must be a folder; got ''. Nearest: --out . for this one.")
@@ -130,7 +129,8 @@ def steps(
         from limitformer.base.progress import suggest_quicker
         from limitformer.checking import StepsInterrupted
         from limitformer.checking import steps as run_steps
-        from limitformer.checking.steps import step_blueprint, step_inputs
+        from limitformer.subjects.subject import resolve
+        from limitformer.subjects.texts import inputs_for
 
         if place is not None:
             check_writable(place)
@@ -138,18 +138,17 @@ def steps(
         options["loss"] = user_loss(loss)
         if isinstance(rule, str):
             rule = user_object(rule, "--optimizer")
-        model = user_object(what, "WHAT") if names_code(what) else what
         given = text if inputs is None else user_inputs(inputs)
         changes = options.pop("settings")
-        blueprint = step_blueprint(model, changes, options.pop("trust_remote_code"))
-        batch = step_inputs(
-            blueprint, None if isinstance(given, int) else given, given if isinstance(given, int) else tokens
+        subject = resolve(what, changes, trust_remote_code=options.pop("trust_remote_code"))
+        batch = inputs_for(
+            subject, None if isinstance(given, int) else given, given if isinstance(given, int) else tokens
         )
         name_and_rates = f"{samples} networks at {len(every)} rates" if every else f"{samples} networks"
         quicker = f"{name_and_rates}; --samples {samples // 2} takes about half." if samples > 1 else name_and_rates
         try:
             with suggest_quicker(quicker):
-                report = run_steps(blueprint, batch, optimizer=rule, **options)
+                report = run_steps(subject, batch, optimizer=rule, **options)
         except StepsInterrupted as interrupt:
             finish(interrupt.report, place)
             count = interrupt.report.data.sizes["sample"]

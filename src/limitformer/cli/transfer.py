@@ -3,7 +3,7 @@
 import time
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -102,8 +102,7 @@ def transfer(
         proof = not no_witness and witness_of(witness)
         changes = assignments(settings, "--set")
         require_readable(text)
-        if not names_code(what):
-            require_known(what)
+        require_known(what)
         place = None if out is None else Path(out)
         from limitformer.base.files import check_writable
 
@@ -113,13 +112,10 @@ def transfer(
         from limitformer.base.progress import suggest_quicker
         from limitformer.scaling.transfer import TransferInterrupted
         from limitformer.scaling.transfer import transfer as run_transfer
-        from limitformer.weightless.configurations import config_of
+        from limitformer.subjects.subject import model_of
 
         begin_work()
-        model = user_object(what, "WHAT") if names_code(what) else config_of(what)
-        if changes:
-            require(not names_code(what), "--set changes a configuration, and WHAT is a function.")
-            model = changed(model, changes)
+        model = model_of(what, changes)
         made = user_object(optimizer, "--optimizer") if named else optimizer
         function = user_loss(loss)
         began = time.monotonic()
@@ -149,13 +145,6 @@ def finish(result: "Transfer", place: Path | None) -> None:
     print_plain(str(result))
     if written:
         print_plain("Wrote " + ", ".join(map(str, written)))
-
-
-def changed(config: Any, changes: dict[str, Any]) -> Any:
-    """Return the configuration with other fields."""
-    unknown = [name for name in changes if not hasattr(config, name)]
-    require(not unknown, f"--set: the configuration has no field {', '.join(unknown)}.")
-    return type(config).from_dict(config.to_dict() | changes)
 
 
 def sizes_of(widths: str | None, depths: str | None, over: str | None) -> dict[str, list[int]]:

@@ -1,79 +1,11 @@
-"""Functions in the user's own files, named on the command line as path/to/file.py:name or package.module:name."""
+"""Values of options that name functions in the user's own files."""
 
-import importlib
-import importlib.util
-import re
-import sys
-from collections.abc import Iterator
-from contextlib import chdir, contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from limitformer.base.errors import InputError, nearest, require
+from limitformer.base.errors import InputError, require
 from limitformer.base.foreign import one_line
-
-NAMED = re.compile(r"(?P<place>.+):(?P<name>[A-Za-z_]\w*)")
-DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-
-
-def names_code(text: str) -> bool:
-    """Whether a text names a function in a Python file or an importable module."""
-    match = NAMED.fullmatch(text)
-    return match is not None and (match["place"].endswith(".py") or DOTTED.fullmatch(match["place"]) is not None)
-
-
-def user_object(text: str, option: str) -> Any:
-    """Import a file or module, and return the object that it has under the name after the colon.
-
-    Raises:
-        InputError: it cannot be imported, or has no such name.
-    """
-    match = NAMED.fullmatch(text)
-    assert match is not None  # `names_code` was asked
-    place, name = match["place"], match["name"]
-    with restored_surroundings(), one_line(f"{option}: {place} cannot be imported"):
-        module = imported_file(Path(place)) if place.endswith(".py") else imported_module(place)
-    known = [key for key, each in vars(module).items() if callable(each) and not key.startswith("_")]
-    if not hasattr(module, name):
-        raise InputError(f"{option}: {place} has no {name!r}.{nearest(name, known)}")
-    return getattr(module, name)
-
-
-@contextmanager
-def restored_surroundings() -> Iterator[None]:
-    """Undo a change of the working folder, where files are written, and of torch's default device."""
-    with chdir("."):
-        try:
-            yield
-        finally:
-            torch: Any = sys.modules.get("torch")
-            if torch is not None and torch.get_default_device().type != "cpu":
-                torch.set_default_device(None)
-
-
-def imported_file(path: Path) -> ModuleType:
-    """Run a file as a module; it may import the files next to it."""
-    require(path.is_file(), f"there is no file {path}")
-    folder = str(path.parent.resolve())
-    name = path.stem if path.stem not in sys.modules else f"{path.stem} of the user"
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None  # of a file whose name ends in .py
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # so that its classes find their module
-    spec.loader.exec_module(module)
-    return module
-
-
-def imported_module(name: str) -> ModuleType:
-    """Import a module that is installed, or in the current folder."""
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    return importlib.import_module(name)
+from limitformer.subjects.user_code import names_code, user_object
 
 
 def user_loss(text: str | None) -> Any:

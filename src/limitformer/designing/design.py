@@ -9,15 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from limitformer.base.errors import InputError, require, require_count, require_real
+from limitformer.base.errors import require, require_count, require_real
 from limitformer.base.version import package_version
-from limitformer.checking.subject import holds_weights, subject_of
 from limitformer.designing.designed import Design, Outcome, Risk
 from limitformer.designing.grid import choose, distances_on, region_of
 from limitformer.designing.knobs import SHAPED, NoKnobError, axes_of
 from limitformer.designing.objective import Objective, Values
 from limitformer.designing.trials import Setting, ShapedTrials, StockTrials, Trials
 from limitformer.results.datasets import stamp
+from limitformer.subjects.checkpoints import holds_weights
+from limitformer.subjects.subject import resolve
 from limitformer.sweep.run import SweepInterrupted
 from limitformer.sweep.store import DONE, Store, store_path
 
@@ -55,7 +56,8 @@ def design(
         what, text, tokens, progress: as for `limitformer.check`. `what` has no weights; it may be the JSON of a
             `limitformer.Transformer`.
         knobs: one or two of initializer_range, embedding, output, logits and patterns of weights' names (`knobs`);
-            gamma and tau0 for a `Transformer`. None: initializer_range, and output if it is a knob; gamma and tau0.
+            gamma and tau0 for a `Transformer`. None: initializer_range and output, where they are knobs; gamma and
+            tau0. For a function, initializer_range is its argument of that name.
         objective: the objective; None: `Objective()`, for a `Transformer` only its correlation and stream. A mapping
             changes some of these bands.
         risk: allowed probability that a network misses the objective, in (0, 1).
@@ -118,7 +120,7 @@ def design(
         chosen=after,
         region=region,
         changes=trials.patch(after.setting),
-        kind="Transformer" if isinstance(trials, ShapedTrials) else "configuration",
+        kind=trials.kind,
     )
 
 
@@ -149,29 +151,30 @@ def trials_of(
     settings: Mapping[str, Any] | None,
     tokens: int,
 ) -> tuple[StockTrials | ShapedTrials, Objective]:
-    """Return the trials of a configuration or a Transformer, and the objective.
+    """Return the trials of a network, and the objective.
 
     Raises:
-        InputError: `what` is neither.
+        InputError: `what` has its weights already, or none of the knobs.
     """
     require(not holds_weights(what), f"{what} holds weights; a design is for a configuration: its config.json.")
-    subject = subject_of(what, settings)
-    model = subject.blueprint.transformer if subject.blueprint is not None else None
+    subject = resolve(what, settings)
+    model = subject.transformer
     if model is not None:
         asked = objective_of(objective, Objective(effective=None, gradient=None))
         return ShapedTrials(model, SHAPED if knobs is None else knobs, text, tokens, asked), asked
-    if subject.module is not None or subject.blueprint is None or subject.blueprint.config is None:
-        raise InputError(
-            "design takes a configuration of transformers, its JSON or folder, the name of a public shape, or a "
-            f"limitformer.Transformer; got {type(what).__name__}."
-        )
+    new = subject.module is None
+    require(
+        new, f"design is for networks before training; {subject.name} has its weights already. Nearest: a function."
+    )
     asked = objective_of(objective, Objective())
     if knobs is not None:
         return StockTrials(subject, knobs, text, tokens, asked), asked
-    try:
-        return StockTrials(subject, ("initializer_range", "output"), text, tokens, asked), asked
-    except NoKnobError:  # its outputs are normalised, or their names are unknown
-        return StockTrials(subject, ("initializer_range",), text, tokens, asked), asked
+    for usual in (("initializer_range", "output"), ("initializer_range",), ("output",)):
+        try:
+            return StockTrials(subject, usual, text, tokens, asked), asked
+        except NoKnobError as error:  # its outputs are normalised, their names are unknown, or it has no such argument
+            missing = error
+    raise missing
 
 
 def objective_of(objective: Objective | Mapping[str, Any] | None, usual: Objective) -> Objective:

@@ -112,7 +112,7 @@ class Design:
             mean `distance` from meeting it; `safe`, whether an allowed share of networks misses it; `best`, whether
             the cell is not distinguishable from the best one; and the exact probability of an explosion, if known.
         changes: `settings`, and factor, std before and after by pattern of weights' names.
-        kind: "configuration" or "Transformer".
+        kind: "configuration", "function" or "Transformer".
     """
 
     name: str
@@ -163,13 +163,15 @@ class Design:
         }
 
     def python(self) -> str:
-        """Return lines to paste: they change the fields of the configuration, then the model made from it."""
+        """Return lines to paste: they change fields or arguments, then the model that is made with them."""
         if self.kind == "Transformer":
             return transformer_lines(self.changes["settings"])
         fields = [f'    "{name}": {value!r},' for name, value in self.changes["settings"].items()]
         rows = self.changes["weights"].items()
         weights = [f'    "{name}": {factor!r},  # std {a:.4g} to {b:.4g}' for name, (factor, a, b) in rows]
-        return PYTHON.format(fields=block("FIELDS", fields), factors=block("FACTORS", weights))
+        return PYTHON.format(
+            fields=block("FIELDS", fields), factors=block("FACTORS", weights), setter=SETTERS[self.kind]
+        )
 
     def __str__(self) -> str:
         """Return one screen of text, what to set first."""
@@ -258,10 +260,7 @@ import torch
 {factors}
 
 
-def change_fields(config):
-    """Set the fields, before the model is made."""
-    for name, value in FIELDS.items():
-        setattr(config, name, value)
+{setter}
 
 
 def scale_weights(model):
@@ -271,6 +270,15 @@ def scale_weights(model):
             factor = next((factor for pattern, factor in FACTORS.items() if fnmatchcase(name, pattern)), 1.0)
             parameter.mul_(factor)
 '''
+
+SETTERS = {
+    "configuration": '''\
+def change_fields(config):
+    """Set the fields, before the model is made."""
+    for name, value in FIELDS.items():
+        setattr(config, name, value)''',
+    "function": "# The model is made with these arguments: build(**FIELDS).",
+}
 
 
 def transformer_lines(fields: Mapping[str, float]) -> str:

@@ -1,6 +1,7 @@
 r"""Knobs: what can be set before training, and which weights or fields of a family it concerns.
 
-  initializer_range   the field of the configuration by which its code draws weights (T5's is initializer_factor)
+  initializer_range   the field of the configuration by which its code draws weights (T5's is initializer_factor), or
+                      the argument of a function of that name
   embedding           × the std of the tables of tokens and positions, outside the blocks
   output              × the std of what writes to the stream: the last matrix of each branch
   logits              × the std of attention logits: queries and keys each by its root; not a knob if these share a
@@ -25,6 +26,7 @@ from torch import nn
 from limitformer.base.errors import InputError, require, require_real
 from limitformer.designing.names import FIELD, SCALES, SHAPED, distinct, is_pattern, no_knob
 from limitformer.models import Transformer
+from limitformer.subjects.subject import arguments_of
 from limitformer.weightless.law import LawTable
 from limitformer.weightless.network import Weightless
 
@@ -85,12 +87,14 @@ def knobs_of(names: Iterable[str], network: Weightless) -> list[Knob]:
 
 
 def field_knob(network: Weightless) -> Knob:
-    """Return the field by which the family draws weights."""
-    config = network.blueprint.config
-    field = next((field for field in FIELDS if isinstance(getattr(config, field, None), float | int)), None)
-    if field is None:
-        raise InputError(f"{network.blueprint.name} has no knob initializer_range; its fields are its own.")
-    present = float(getattr(config, field))
+    """Return the field of the configuration, or the argument of the function, by which weights are drawn."""
+    config, factory = network.subject.config, network.subject.factory
+    values = arguments_of(factory) if config is None else {field: getattr(config, field, None) for field in FIELDS}
+    known = {field: float(values[field] or 0) for field in FIELDS if isinstance(values.get(field), float | int)}
+    if not known:
+        has = "its fields are its own" if config is not None else "it has no argument of that name with a default"
+        raise NoKnobError(f"{network.subject.name} has no knob initializer_range; {has}.")
+    field, present = next(iter(known.items()))
     require(present > 0, f"{field} is {present:g}, so that nothing is drawn. Nearest: settings={{{field!r}: 0.02}}.")
     return Knob("initializer_range", present, field, most=inf if field == "initializer_factor" else 1.0)
 
@@ -100,7 +104,7 @@ def factor_knob(name: str, network: Weightless) -> Knob:
     weights = {"embedding": embeddings, "output": outputs, "logits": queries_and_keys}.get(name, named(name))(network)
     if not weights:
         raise NoKnobError(
-            f"{network.blueprint.name} has no knob {name}: {WHY.get(name, 'no random weight has such a name')}. "
+            f"{network.subject.name} has no knob {name}: {WHY.get(name, 'no random weight has such a name')}. "
             f"Nearest: a pattern of names, such as {next(iter(network.weights)).name!r}."
         )
     return Knob(name, 1.0, weights=tuple(weights), power=0.5 if name == "logits" else 1.0)
@@ -124,17 +128,21 @@ def embeddings(network: Weightless) -> list[str]:
 def outputs(network: Weightless) -> list[str]:
     """Return the last matrix of each branch: of a known name, in a block, and as wide as the stream on one side."""
     inside = {id(parameter) for block in network.blocks for parameter in block.parameters()}
-    width = stream_width(network)
+    widths = stream_widths(network)
     return random_names(
         network,
-        lambda name, p: id(p) in inside and p.dim() >= 2 and width in p.shape[-2:] and bool(OUTPUT.search(name)),
+        lambda name, p: (
+            id(p) in inside and p.dim() >= 2 and bool(widths & set(p.shape[-2:])) and bool(OUTPUT.search(name))
+        ),
     )
 
 
-def stream_width(network: Weightless) -> int:
-    """Return the width of the stream in the configuration."""
-    config = network.blueprint.config
-    return int(getattr(config, "hidden_size", 0) or getattr(config, "d_model", 0) or getattr(config, "n_embd", 0))
+def stream_widths(network: Weightless) -> set[int]:
+    """Return the width of the stream in the configuration, or those that the last pass has shown."""
+    config = network.subject.config
+    if config is None:
+        return {stack.width for stack in network.stacks.values()}
+    return {int(getattr(config, "hidden_size", 0) or getattr(config, "d_model", 0) or getattr(config, "n_embd", 0))}
 
 
 def queries_and_keys(network: Weightless) -> list[str]:
@@ -224,7 +232,7 @@ def scale_laws(network: Weightless, factors: Mapping[str, float]) -> None:
     Raises:
         InputError: its laws are not understood.
     """
-    name, unknown = network.blueprint.name, network.drawn | network.rebuilt
+    name, unknown = network.subject.name, network.drawn | network.rebuilt
     require(not unknown, f"the laws of {name} are not all understood: {next(iter(unknown.items()), None)}.")
     for weight in network.weights:
         weight.law = network.laws[weight.name].times(factors.get(weight.name, 1.0))

@@ -15,7 +15,6 @@ from limitformer.base.errors import require, require_count
 from limitformer.checking.check import check, weightless_of
 from limitformer.checking.curves import curves
 from limitformer.checking.report import Report
-from limitformer.checking.subject import Subject, inputs_for, readout, start_of, with_fields
 from limitformer.covariance.limit import CovarianceLimit
 from limitformer.designing.knobs import (
     SCALES,
@@ -30,9 +29,11 @@ from limitformer.designing.knobs import (
 from limitformer.designing.objective import Objective, Values, values_of, values_of_stacks
 from limitformer.models import Transformer
 from limitformer.simulation.simulate import simulate as simulate_chain
+from limitformer.subjects.inputs import Inputs
+from limitformer.subjects.losses import chosen_loss, readout
+from limitformer.subjects.subject import Subject, resolve
+from limitformer.subjects.texts import inputs_for, start_of
 from limitformer.weightless.arrays import Arrays, dataset
-from limitformer.weightless.losses import chosen_loss
-from limitformer.weightless.models import blueprint_of
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.simulate import (
     SideBySide,
@@ -51,16 +52,17 @@ LEAST_EFFECT = 0.1  # relative change by half the standard deviation; the ε of 
 
 
 class StockTrials:
-    """Trials of a configuration of transformers, by weightless networks."""
+    """Trials of a configuration of transformers, or of a function that builds a module, by weightless networks."""
 
     def __init__(self, subject: Subject, knobs: Any, text: Any, tokens: int, objective: Objective) -> None:
-        assert subject.blueprint is not None
-        self.name, self.what, self.text, self.tokens = subject.name, subject.blueprint.config, text, tokens
+        self.name, self.what, self.text, self.tokens = subject.name, subject, text, tokens
+        self.kind = "function" if subject.config is None else "configuration"
         self.inputs = inputs_for(subject, text, tokens)
         self.gradients = objective.gradient is not None
         self.built: dict[float | None, Weightless] = {}
-        first = weightless_of(subject.blueprint)
+        first = weightless_of(subject)
         self.inputs = settle(self.inputs, first, 0, own_loss=False)
+        self.first_pass = first_pass(first, self.inputs)
         self.knobs = knobs_of(knobs, first)
         self.field = next((knob for knob in self.knobs if knob.field), None)
         self.built[self.field.present if self.field else None] = first
@@ -75,7 +77,7 @@ class StockTrials:
         value = setting[self.field.name] if self.field else None
         if value not in self.built:
             assert self.field is not None
-            self.built[value] = weightless_of(blueprint_of(with_fields(self.what, {str(self.field.field): value})))
+            self.built[value] = weightless_of(resolve(self.what, {str(self.field.field): value}))
         network = self.built[value]
         scale_laws(network, factors_at(self.knobs, setting))
         return network
@@ -83,11 +85,11 @@ class StockTrials:
     def values(self, setting: Setting, seed: int, samples: int) -> Values:
         """Return the values of `samples` networks, each (sample,); several run side by side if that changes nothing."""
         network = self.network(setting)
-        loss = chosen_loss(None, network.blueprint.task, readout(seed)) if self.gradients else None
+        loss = chosen_loss(None, network.subject.task, readout(seed)) if self.gradients else None
 
         def one(part: range) -> Arrays:
             return named_errors(
-                lambda: network.run(seed, part, self.inputs, "auto", loss), network.blueprint, self.inputs
+                lambda: network.run(seed, part, self.inputs, "auto", loss), network.subject, self.inputs
             )
 
         tokens = self.inputs.rows * token_count(self.inputs)
@@ -131,10 +133,12 @@ class StockTrials:
         return {}
 
     def question(self) -> list[Any]:
-        """Return the configuration, the arguments of the network, and whether there are gradients."""
+        """Return the configuration, or for a function what its first network does; its arguments; and gradients."""
         called = self.inputs.of(0, range(1), torch.float32)
         arguments = {name: one.tolist() if isinstance(one, torch.Tensor) else repr(one) for name, one in called.items()}
-        return [self.what.to_dict(), arguments, self.gradients, torch.__version__]
+        config = self.what.config
+        what = {name: each.tolist() for name, each in self.first_pass.items()} if config is None else config.to_dict()
+        return [what, arguments, self.gradients, torch.__version__]
 
 
 class ShapedTrials:
@@ -144,6 +148,7 @@ class ShapedTrials:
         strange = [name for name in ("effective", "gradient") if getattr(objective, name) is not None]
         require(not strange, f"a Transformer's chain has no {' or '.join(strange)}; set that to None.")
         require_count("tokens", tokens, least=2)
+        self.kind = "Transformer"
         self.name, self.model, self.knobs, self.tokens = "Transformer", model, shaped_knobs(knobs, model), tokens
         self.start = start_of(text, model, tokens)
 
@@ -209,6 +214,10 @@ def limit_of(model: Transformer) -> CovarianceLimit | None:
     return process if isinstance(process, CovarianceLimit) else None
 
 
+def first_pass(network: Weightless, inputs: Inputs) -> Arrays:
+    return named_errors(lambda: network.run(0, range(1), inputs, "auto", None), network.subject, inputs)
+
+
 def check_field(trials: StockTrials, knob: Knob, first: Weightless) -> None:
     """Check that the model's code reads the field.
 
@@ -238,10 +247,7 @@ def check_effect(trials: StockTrials, knob: Knob) -> None:
 
 def seen_first(trials: StockTrials, knob: str, setting: Setting) -> NDArray[np.float64]:
     """Return one network's initial stream, the size of its first branch, or its first block's logits."""
-    network = trials.network(setting)
-    arrays = named_errors(
-        lambda: network.run(0, range(1), trials.inputs, "auto", None), network.blueprint, trials.inputs
-    )
+    arrays = first_pass(trials.network(setting), trials.inputs)
     name, block = {
         "embedding": ("covariance", 0),
         "output": ("branch", 0),

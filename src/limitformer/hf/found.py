@@ -13,10 +13,10 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from limitformer.base.errors import InputError, first_line, require
+from limitformer.base.foreign import lookup, pair
 from limitformer.hf.attention import refuse_meaningless, shaped_mask
 from limitformer.hf.families import Family
 from limitformer.nn import Visibility
-from limitformer.weightless.choices import lookup, noise, pair
 
 NOTING = "limitformer-noting"
 TOKENS = 3
@@ -106,7 +106,11 @@ def small_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
     if model.main_input_name == "pixel_values":
         size = pair(lookup(model.config, ("image_size",)), 224)
         channels = lookup(model.config, ("num_channels",)) or 3
-        return {"pixel_values": noise(1, channels, *size).to(some.device, some.dtype)}
+        return {
+            "pixel_values": torch.randn(1, channels, *size, generator=torch.Generator().manual_seed(0)).to(
+                some.device, some.dtype
+            )
+        }
     ids = torch.arange(TOKENS, device=some.device)[None]
     takes_mask = "attention_mask" in signature(type(model.base_model).forward).parameters
     # A token of padding, so that a mask is made, as some models index theirs.

@@ -30,11 +30,14 @@ from limitformer.base.memory import SHARE, available_memory, readable
 from limitformer.initialisation.sharding import in_one_process, joined_module, unequal_replicas
 from limitformer.initialisation.summary import TensorSummary, summarise
 from limitformer.initialisation.two_builds import p_of_law
-from limitformer.weightless import checkpoints, laws
+from limitformer.subjects import checkpoints
+from limitformer.subjects.checkpoints import holds_weights, weights_in
+from limitformer.subjects.size import size_of
+from limitformer.subjects.subject import Subject, resolve, unwrapped
+from limitformer.subjects.user_code import names_code, user_object
+from limitformer.weightless import laws
 from limitformer.weightless.building import Limited, build_twice, build_watched, drawn_module
-from limitformer.weightless.checkpoints import holds_weights, weights_in
 from limitformer.weightless.laws import Law
-from limitformer.weightless.models import Blueprint, blueprint_of, size_of
 from limitformer.weightless.reachable import stray_tensors
 from limitformer.weightless.tensors import storage, tensors_in
 
@@ -195,6 +198,8 @@ def build_of(what: Any, side: str) -> Build:
     Raises:
         InputError: it is none of these, or it cannot be built.
     """
+    if isinstance(what, str) and names_code(what):
+        what = user_object(what)
     if isinstance(what, str | Path) and (Path(what).suffix == ".safetensors" or holds_weights(what)):
         with one_line(f"{what} cannot be read"):
             tensors = weights_in(Path(what)) if Path(what).is_dir() else checkpoints.tensors_in(Path(what))
@@ -204,7 +209,7 @@ def build_of(what: Any, side: str) -> Build:
     if isinstance(what, nn.Module):
         return Build(type(what).__name__, tensors_of(what), ties_of(what))
     try:
-        blueprint = blueprint_of(what)
+        subject = resolve(what)
     except InputError as error:
         if isinstance(what, str | Path | dict) or callable(what):
             raise
@@ -212,19 +217,19 @@ def build_of(what: Any, side: str) -> Build:
             f"{side} must be a function that builds a module, a module, a state dict or a file of one, or a "
             f"configuration; got {printable(f'{what!r:.60}')}. Nearest: lambda: Model(config)."
         ) from error
-    return build_of_factory(blueprint)
+    return build_of_factory(subject)
 
 
 def build_of_ranks(ranks: Sequence[Any], reference: Build) -> Build:
     """Return the build whose slices or replicas the functions of several ranks make, joined as in the reference."""
     shapes = {name: each.shape for name, each in reference.tensors.items()}
-    blueprints = [blueprint_of(each) for each in ranks]
-    factories = [each.factory for each in blueprints]
+    subjects = [resolve(each) for each in ranks]
+    factories = [each.factory for each in subjects]
 
     def joined() -> nn.Module:
         return joined_module(in_one_process(factories), shapes)
 
-    build = build_of_factory(Blueprint(joined, f"{len(ranks)} ranks of {blueprints[0].name}", "hidden"))
+    build = build_of_factory(Subject(joined, f"{len(ranks)} ranks of {subjects[0].name}", "hidden"))
     modules = []
 
     def first() -> nn.Module:
@@ -246,10 +251,10 @@ def build_of_numbers(name: str, tensors: dict[str, Tensor]) -> Build:
     return Build(name, built, tied({key: each.value for key, each in built.items()}), module=False)
 
 
-def build_of_factory(blueprint: Blueprint) -> Build:
+def build_of_factory(subject: Subject) -> Build:
     """Build the module several times, and read its laws."""
-    factory, name = blueprint.factory, blueprint.name
-    if blueprint.config is not None:
+    factory, name = subject.factory, subject.name
+    if subject.config is not None:
         check_size(size_of(factory, name).whole * torch.get_default_dtype().itemsize, name)
     module, memory = run(factory, 0, FINITE, name)
     every = {storage(each): each for each in (*module.parameters(), *module.buffers()) if not is_distributed(each)}
@@ -357,14 +362,6 @@ def built_tensor(module: nn.Module, name: str, tensor: Tensor, role: str) -> Bui
     owner = module.get_submodule(path)
     persistent = role == PARAMETER or leaf not in owner._non_persistent_buffers_set
     return BuiltTensor(whole(tensor.detach()), role, tuple(tensor.shape), tensor.requires_grad, persistent, owner)
-
-
-def unwrapped(module: Any) -> Any:
-    """Return the module inside a compiled one, or inside one that is trained on several devices."""
-    while isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel) or hasattr(module, "_orig_mod"):
-        inner = getattr(module, "_orig_mod", None)
-        module = module.module if inner is None else inner
-    return module
 
 
 def plain_name(name: str) -> str:

@@ -36,11 +36,11 @@ from limitformer.initialisation.report import (
 from limitformer.initialisation.summary import TensorSummary, summarise
 from limitformer.initialisation.two_builds import LEAST, dead_lines, p_of_law, same_values
 from limitformer.initialisation.weight_tests import SMALLEST, distance, holm
+from limitformer.subjects.subject import Subject, resolve
 from limitformer.weightless import laws
 from limitformer.weightless.building import drawn_module
 from limitformer.weightless.law import LawTable, build_without_weights, table_of
 from limitformer.weightless.laws import Law
-from limitformer.weightless.models import Blueprint, blueprint_of
 
 NONE = Law(laws.UNKNOWN, reason="no law")
 CLOSE = 1e-5, 1e-12  # relative and absolute difference of computed numbers that is rounding
@@ -247,16 +247,16 @@ def initialisation(
     """
     if factory is None and not hasattr(getattr(module, "config", None), "to_dict"):
         return check_initialisation(module, None, level=level)
-    blueprint = blueprint_of(module if factory is None else factory)
-    reference, draws = build_without_weights(blueprint, torch.float32)
-    table = table_of(blueprint, reference, draws)
+    subject = resolve(module if factory is None else factory)
+    reference, draws = build_without_weights(subject, torch.float32)
+    table = table_of(subject, reference, draws)
     report = check_initialisation(module, table, reference=reference, level=level)
     if factory is None or not report.findings:
         return report
-    return check_initialisation(module, confirmed(table, reference, blueprint), reference=reference, level=level)
+    return check_initialisation(module, confirmed(table, reference, subject), reference=reference, level=level)
 
 
-def confirmed(table: LawTable, reference: nn.Module, blueprint: Blueprint) -> LawTable:
+def confirmed(table: LawTable, reference: nn.Module, subject: Subject) -> LawTable:
     """Return the table without the laws and ties that modules of the factory itself do not have.
 
     A constructor that reads a number that it has drawn, or writes to memory in ways that are not watched, has another
@@ -264,7 +264,7 @@ def confirmed(table: LawTable, reference: nn.Module, blueprint: Blueprint) -> La
     """
     known, ties = dict(table.laws), dict(table.tied)
     for seed in range(BUILDS):
-        fresh = drawn_module(blueprint.factory, torch.get_default_dtype(), seed)
+        fresh = drawn_module(subject.factory, torch.get_default_dtype(), seed)
         for each in check_initialisation(fresh, table, reference=reference, level=FITS).findings:
             if each.kind == "new tie":
                 ties[each.names[0]] = each.names[1:]

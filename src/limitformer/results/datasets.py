@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from limitformer.base.version import package_version
 from limitformer.models import Start
 from limitformer.models.sphere_start import SphereStart
-from limitformer.paths.exits import CAUSES
+from limitformer.sampling.exits import CAUSES
 from limitformer.sphere.outcome import LABELS
 
 CAUSE_CODES = ", ".join(f"{code} {words}" for code, words in enumerate(CAUSES))

@@ -20,10 +20,10 @@ from limitformer.scaling.rules import (
     OUTPUT,
     ScalingRule,
 )
+from limitformer.subjects.subject import Subject
 from limitformer.weightless.blocks import is_norm, tokens_among
 from limitformer.weightless.layout import is_callable
 from limitformer.weightless.measure import ADDITIONS, SCALINGS
-from limitformer.weightless.models import Blueprint
 from limitformer.weightless.tensors import same_memory
 
 IN_PLACE = {Tensor.add_}
@@ -138,10 +138,10 @@ class Effect:
 
     def __init__(
         self, rule: ScalingRule, roles: dict[str, Role], depth: float, module: nn.Module, base_module: nn.Module,
-        blueprint: Blueprint, base: Blueprint,
+        subject: Subject, base: Subject,
     ) -> None:  # fmt: skip
         self.rule, self.roles, self.depth, self.module, self.base_module = rule, roles, depth, module, base_module
-        self.plain, self.base = blueprint, base
+        self.plain, self.base = subject, base
         self.changes: list[tuple[str, Change]] = []
         self.multipliers: dict[str, float] = {}
         self.notes: list[str] = []
@@ -281,7 +281,7 @@ class Effect:
             self.changes.append((f"{path}.{query}", partial(scale_output, factor=factor)))
         return query is not None
 
-    def blueprint(self) -> Any:
+    def subject(self) -> Any:
         """Return the model with its multipliers in effect."""
         plain = self.plain
         if not self.changes:
@@ -297,8 +297,8 @@ class Effect:
         return replace(plain, factory=build)
 
 
-def text_part(blueprint: Blueprint) -> Any:
-    config: Any = blueprint.config
+def text_part(subject: Subject) -> Any:
+    config: Any = subject.config
     return config.get_text_config()
 
 

@@ -31,9 +31,9 @@ from limitformer.scaling.rules import (
     StepTable,
 )
 from limitformer.scaling.sizes import DEPTH, WIDTH, at_size, present_size, shapes_of
+from limitformer.subjects.subject import Subject
 from limitformer.weightless.law import build_without_weights
 from limitformer.weightless.laws import CONSTANT, Law
-from limitformer.weightless.models import Blueprint, blueprint_of
 
 
 @dataclass(frozen=True)
@@ -80,24 +80,24 @@ def parametrise(
         InputError: there is no such rule or size, or the rule has no entry for the optimiser.
     """
     table, at = rule_of(rule), at_size(model, over, size)
-    sized, blueprint = at.model, blueprint_of(at.model)
-    module, laws = build_without_weights(blueprint, torch.float32)
+    subject = at.model
+    module, laws = build_without_weights(subject, torch.float32)
     names = [name for name, _ in module.named_parameters()]
     kinds = optimizers_of(table, optimizer_kind, names)
     if rule == "standard":
         ones = dict.fromkeys(names, 1.0)
-        return Parametrisation(sized, {}, ones, dict(ones), dict(ones), {}, {}, [], at.stays)
+        return Parametrisation(subject, {}, ones, dict(ones), dict(ones), {}, {}, [], at.stays)
     require(
-        blueprint.transformer is None,
+        subject.transformer is None,
         f"a Transformer of limitformer divides by √width in its code, which is another parametrisation than {rule}. "
         'Nearest: rule="standard".',
     )
-    at_base = blueprint_of(at_size(model, over, base).model)
+    at_base = at_size(model, over, base).model
     base_module, base_laws = build_without_weights(at_base, torch.float32)
     shapes, base_shapes = shapes_in(module), matched(shapes_in(base_module), names)
-    roles = roles_of(module, base_module, shapes, base_shapes, wider_shapes(blueprint, shapes, base_shapes))
+    roles = roles_of(module, base_module, shapes, base_shapes, wider_shapes(subject, shapes, base_shapes))
     ratio = depth_ratio(over, size, base, names, [name for name, _ in base_module.named_parameters()])
-    effect = Effect(table, roles, ratio, module, base_module, blueprint, at_base)
+    effect = Effect(table, roles, ratio, module, base_module, subject, at_base)
     overrides, law_notes = laws_for(table, roles, ratio, laws, base_laws, effect.folded)
     factors = dict.fromkeys(names, (1.0, 1.0, 1.0))
     for name, kind in kinds.items():
@@ -108,7 +108,7 @@ def parametrise(
     notes += [note for kind, note in AS_ADAM.items() if kind in kinds.values()]
     rates, decays, epsilons = ({name: each[k] for name, each in factors.items()} for k in range(3))
     return Parametrisation(
-        effect.blueprint(),
+        effect.subject(),
         overrides,
         rates,
         decays,
@@ -143,14 +143,14 @@ def shapes_in(module: nn.Module) -> dict[str, Shape]:
     return {name: tuple(each.shape) for name, each in module.named_parameters(remove_duplicate=False)}
 
 
-def wider_shapes(blueprint: Blueprint, shapes: dict[str, Shape], base: dict[str, Shape]) -> dict[str, Shape]:
+def wider_shapes(subject: Subject, shapes: dict[str, Shape], base: dict[str, Shape]) -> dict[str, Shape]:
     """Return the shapes of a network of another width: the base, or a wider one if the base has the same width."""
-    if any(shapes[name] != shape for name, shape in base.items()) or blueprint.config is None:
+    if any(shapes[name] != shape for name, shape in base.items()) or subject.config is None:
         return base
     try:
-        width = present_size(blueprint, WIDTH)
+        width = present_size(subject, WIDTH)
         assert width is not None
-        return shapes_of(at_size(blueprint, WIDTH, 2 * width).model)
+        return shapes_of(at_size(subject, WIDTH, 2 * width).model)
     except InputError:  # the roles are unknown, and no factor needs them
         return base
 

@@ -6,15 +6,13 @@ by layer continue in their own period. Vocabulary, experts, positions and images
 the configuration, and nothing else changes. Who needs other fields writes the function.
 """
 
-import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import partial, update_wrapper
+from functools import partial
 from math import gcd
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,8 +21,9 @@ from torch import nn
 from limitformer.base.errors import InputError, nearest, printable, require, require_count
 from limitformer.base.foreign import one_line
 from limitformer.models import Transformer
-from limitformer.weightless.configurations import check_sizes, config_of
-from limitformer.weightless.models import Blueprint, blueprint_of, is_config, size_of
+from limitformer.subjects.configurations import check_sizes, is_config
+from limitformer.subjects.size import size_of
+from limitformer.subjects.subject import ANY, Subject, arguments_of, called_with, model_of, name_of, resolve
 
 WIDTH, DEPTH = "width", "depth"
 LEAST_SIZES = 2
@@ -85,13 +84,13 @@ class Sized:
     """A model at a size.
 
     Attributes:
-        model: what `limitformer.weightless.simulate` takes.
+        model: the model at that size.
         changes: old and new value by the name of a field or argument; a field inside another configuration has both
             names, such as `text_config.hidden_size`.
         stays: names and numbers of fields that stay, though they may be meant to grow (`fields_that_stay`).
     """
 
-    model: Any
+    model: Subject
     changes: Changes
     stays: tuple[str, ...] = ()
 
@@ -129,31 +128,29 @@ def at_size(model: Any, over: str, size: int) -> Sized:
     {'n_embd': (768, 256), 'n_head': (12, 4)}
     """
     size = require_count(over, size)
-    if isinstance(model, str | Path | dict):
-        model = config_of(model)
-    if isinstance(model, Transformer):
-        return transformer_at(model, over, size)
-    if isinstance(model, nn.Module):
-        model = blueprint_of(model)
-    if isinstance(model, Blueprint) and model.config is not None and model.kind is not None:
-        config, changes = config_at(model.config, over, size)
-        grown = replace(model, config=config, factory=partial(model.kind, config))
-        return Sized(grown, changes, check_growth(model, grown, over, size, model.config, changes))
-    if is_config(model):
-        new, changes = config_at(model, over, size)
-        return Sized(new, changes, check_growth(model, new, over, size, model, changes))
-    factory = model.factory if isinstance(model, Blueprint) else model
-    if not callable(factory):
-        blueprint_of(model)  # raises the error for what is not a model
-    return factory_at(factory, over, size)
+    model = model_of(model)
+    if callable(model) and not isinstance(model, nn.Module):
+        return factory_at(model, over, size)
+    subject = resolve(model)
+    if subject.transformer is not None:
+        return transformer_at(subject.transformer, over, size)
+    if subject.config is None:
+        return factory_at(subject.factory, over, size)
+    config, changes = config_at(subject.config, over, size)
+    if subject.module is None:
+        grown = resolve(config)
+    else:
+        assert subject.kind is not None
+        grown = replace(subject, config=config, factory=partial(subject.kind, config), module=None)
+    return Sized(grown, changes, check_growth(subject, grown, over, size, changes))
 
 
 def present_size(model: Any, over: str) -> int | None:
     """Return the present size of a model; None for an argument of a function without a default."""
-    if isinstance(model, str | Path | dict):
-        model = config_of(model)
+    model = model_of(model)
+    if isinstance(model, Subject):
+        model = model.transformer or model.config or model.factory
     model = getattr(model, "config", None) if isinstance(model, nn.Module) else model
-    model = model.config if isinstance(model, Blueprint) and model.config is not None else model
     if isinstance(model, Transformer):
         return size_of_transformer(model, over)
     if is_config(model):
@@ -171,7 +168,7 @@ def size_of_transformer(model: Transformer, over: str) -> int:
 def transformer_at(model: Transformer, over: str, size: int) -> Sized:
     present = size_of_transformer(model, over)
     if over == DEPTH:
-        return Sized(replace(model, depth=size), {DEPTH: (present, size)})
+        return Sized(resolve(replace(model, depth=size)), {DEPTH: (present, size)})
     changes: Changes = {WIDTH: (model.width, size)}
     values: dict[str, int | None] = {
         "attention.heads": getattr(model.attention, "heads", None),
@@ -184,35 +181,20 @@ def transformer_at(model: Transformer, over: str, size: int) -> Sized:
         part, field = name.split(".")
         changes[name] = (value, value * size // model.width)
         parts[part] = replace(getattr(model, part), **{field: changes[name][1]})
-    return Sized(replace(model, width=size, **parts), changes)
+    return Sized(resolve(replace(model, width=size, **parts)), changes)
 
 
 def factory_at(factory: Callable[..., Any], over: str, size: int) -> Sized:
     known = arguments_of(factory)
-    name = getattr(factory, "__name__", type(factory).__name__)
+    name = name_of(factory)
     if over not in known and ANY not in known:
         hint = f" Nearest: a function of the size, such as def build({over}): …" if over.isidentifier() else ""
         has = f"its arguments are {', '.join(known)}" if known else "it has no arguments"
         raise InputError(f"{printable(name)} has no argument {over!r}; {has}.{nearest(over, known) or hint}")
-    at = partial(factory, **{over: size})
-    update_wrapper(at, factory, assigned=("__name__", "__qualname__", "__doc__"), updated=())
+    at = called_with(factory, {over: size})
     with one_line(f"{printable(name)} cannot be called with {over} {size}"), torch.device("meta"):
         made = at()
-    return Sized(made if is_config(made) else at, {over: (known.get(over), size)})
-
-
-ANY = "**"  # stands for arguments of any name
-
-
-def arguments_of(factory: Any) -> dict[str, Any]:
-    """Return the defaults of the arguments that a function takes by name; None: it has no default."""
-    try:
-        parameters = inspect.signature(factory).parameters.values()
-    except (TypeError, ValueError):
-        return {}
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    known = {p.name: None if p.default is p.empty else p.default for p in parameters if p.kind in named}
-    return known | ({ANY: None} if any(p.kind is p.VAR_KEYWORD for p in parameters) else {})
+    return Sized(resolve(made if is_config(made) else at), {over: (known.get(over), size)})
 
 
 def config_at(config: Any, over: str, size: int) -> tuple[Any, Changes]:
@@ -359,13 +341,12 @@ def repeats(values: list[Any], start: int, period: int) -> bool:
     return all(values[k] == values[k - period] for k in range(start + period, len(values)))
 
 
-def shapes_of(model: Any) -> Shapes:
-    """Return the shape of each parameter of a model, by all its names, without memory for them."""
-    blueprint = blueprint_of(model)
-    return size_of(blueprint.factory, blueprint.name).names
+def shapes_of(subject: Subject) -> Shapes:
+    """Return the shape of each parameter, by all its names, without memory for them."""
+    return size_of(subject.factory, subject.name).names
 
 
-def check_growth(before: Any, after: Any, over: str, size: int, config: Any, changes: Changes) -> tuple[str, ...]:
+def check_growth(before: Subject, after: Subject, over: str, size: int, changes: Changes) -> tuple[str, ...]:
     """Raise `InputError` unless parameters grow as they should; return the fields that stay and perhaps should not.
 
     Over width each dimension stays, grows in proportion, or less where a part of a joined matrix stays. Over depth
@@ -374,7 +355,7 @@ def check_growth(before: Any, after: Any, over: str, size: int, config: Any, cha
     if over not in (WIDTH, DEPTH):
         return ()
     old, new = shapes_of(before), shapes_of(after)
-    name, present = blueprint_of(before).name, present_size(before, over)
+    name, present = before.name, present_size(before, over)
     own = f"Nearest: a function of the {over} that returns the configuration."
     assert present is not None
     if over == DEPTH:
@@ -391,7 +372,7 @@ def check_growth(before: Any, after: Any, over: str, size: int, config: Any, cha
             f"{name} does not grow in proportion: {key} is {shape} at {present}, and {new[key]} at width {size}. {own}",
         )
     require(size == present or old != new, f"{name} has the same parameters at width {size}.")
-    return fields_that_stay(config, changes, old, new)
+    return fields_that_stay(before.config, changes, old, new)
 
 
 def fields_that_stay(config: Any, changes: Changes, old: Shapes, new: Shapes) -> tuple[str, ...]:

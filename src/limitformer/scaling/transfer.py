@@ -28,11 +28,10 @@ from limitformer.scaling.roles import kind_of
 from limitformer.scaling.rules import ADAM, ADAMW
 from limitformer.scaling.sizes import DEPTH, WIDTH, at_size, sizes_over
 from limitformer.simulation.simulate import Interrupted
+from limitformer.stepping.optimizers import NotUnderstoodError, base_rate, made_by, read_optimizer
+from limitformer.stepping.rules import StepRules, require_rate
+from limitformer.stepping.simulate import BAR, simulate_steps, training_of
 from limitformer.weightless.law import build_without_weights
-from limitformer.weightless.models import blueprint_of
-from limitformer.weightless.steps.optimizers import NotUnderstoodError, base_rate, made_by, read_optimizer
-from limitformer.weightless.steps.rules import StepRules, require_rate
-from limitformer.weightless.steps.simulate import BAR, simulate_steps, training_of
 from limitformer.witness import DRAWN, Witness, witness_steps
 
 STREAM, OUTPUT, EFFECT = "stream change at the end", "output change", "effect of "
@@ -57,7 +56,7 @@ class Transfer(Paged):
         sizes: its values, ascending.
         rule: the rule of parametrisation.
         optimizer: the optimiser in words, with the groups that ran; where they differ, at the first and last size.
-        data: the dataset of `limitformer.weightless.simulate_steps` at each size.
+        data: the dataset of `limitformer.stepping.simulate_steps` at each size.
         measures: values (samples, sizes) by the name of the measure.
         exponents: the power of the size of each measure that is positive, with its interval.
         notes: what the rule assumes, what it changed, and what this model does not allow.
@@ -354,7 +353,7 @@ def transfer(
         over: {"width": sizes}, {"depth": sizes}, or a field of the configuration or an argument of the function.
             Configurations scale by their fields: at another width the heads keep their size.
         inputs: the batch, as for `limitformer.weightless.simulate`.
-        optimizer: as for `limitformer.weightless.simulate_steps`.
+        optimizer: as for `limitformer.stepping.simulate_steps`.
         rate: the learning rate at the base; None: the optimiser's own. The rates of all groups are multiplied by the
             same factor at every size, so that an optimiser's own dependence on the size stays.
         rule: "standard" (one rate, the model's own initialisation), "mup", "completep" or "depth-mup". The rule sets
@@ -365,7 +364,7 @@ def transfer(
         seed: the same seed gives the same numbers.
         witness: as for `limitformer.steps`, at the smallest size. Optimisers that are not understood need the rule
             "standard".
-        options: further arguments of `limitformer.weightless.simulate_steps`, such as `loss`.
+        options: further arguments of `limitformer.stepping.simulate_steps`, such as `loss`.
 
     Raises:
         InputError: an argument cannot be used; the message says at which size.
@@ -500,7 +499,7 @@ def parametrised(
 
 def read_at(model: Any, over: str, size: int, optimizer: Any, steps: int, rule: str) -> tuple[StepRules, int]:
     """Read the optimiser of the model at a size; return also the number of the model's entries."""
-    module, _ = build_without_weights(blueprint_of(at_size(model, over, size).model), torch.float32)
+    module, _ = build_without_weights(at_size(model, over, size).model, torch.float32)
     entries = sum(each.numel() for each in module.parameters())
     try:
         return read_optimizer(optimizer, module, steps=steps), entries

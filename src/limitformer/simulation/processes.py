@@ -19,11 +19,6 @@ from limitformer.covariance.limit_gradients import GradientPaths, weight_kinds
 from limitformer.models import HybridTransformer, OneMatrix, Start, StochasticTransformer, Transformer, as_start
 from limitformer.models.functions import is_user_part, name_of_part
 from limitformer.models.sphere_start import as_sphere_start
-from limitformer.paths.arrays import Dtype, Outputs
-from limitformer.paths.exits import LARGEST_RADIUS
-from limitformer.paths.process import Process
-from limitformer.paths.recording import LARGEST, Keep, Recording
-from limitformer.paths.times import Record, recorded_layers, recorded_points
 from limitformer.results.datasets import (
     covariance_dataset,
     pairs_dataset,
@@ -31,6 +26,11 @@ from limitformer.results.datasets import (
     with_gradients,
     with_limit_gradients,
 )
+from limitformer.sampling.arrays import Dtype, Outputs
+from limitformer.sampling.exits import LARGEST_RADIUS
+from limitformer.sampling.process import Process
+from limitformer.sampling.recording import LARGEST, Keep, Recording
+from limitformer.sampling.times import Record, recorded_layers, recorded_points
 from limitformer.sphere.chain import sphere_chain, token_paths
 from limitformer.sphere.limit import TokenLimit
 from limitformer.sphere.options import Keep as SphereKeep

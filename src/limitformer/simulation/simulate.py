@@ -19,10 +19,10 @@ from limitformer.models.serial import describe
 from limitformer.models.sphere_start import SphereStart
 from limitformer.numerics import kernels
 from limitformer.numerics.watch import Watch, new_watch
-from limitformer.paths.arrays import Outputs, bytes_of
-from limitformer.paths.process import Process
-from limitformer.paths.replicas import run_all, usable_cores
-from limitformer.paths.times import Record
+from limitformer.sampling.arrays import Outputs, bytes_of
+from limitformer.sampling.process import Process
+from limitformer.sampling.replicas import run_all, usable_cores
+from limitformer.sampling.times import Record
 from limitformer.simulation.processes import (
     ChainOptions,
     CovarianceLimitOptions,

@@ -13,7 +13,7 @@ from limitformer.base.errors import require, require_real
 from limitformer.models import HybridTransformer, SphereModel, StochasticTransformer
 from limitformer.models.kinds import of_kind
 from limitformer.models.sphere_start import SphereStart
-from limitformer.paths.times import whole_steps
+from limitformer.sampling.times import whole_steps
 from limitformer.sphere.limit import TokenLimit, averaged_rate
 from limitformer.sphere.methods import chosen_method, has_averages, layer_of
 from limitformer.sphere.options import Method, SphereOptions

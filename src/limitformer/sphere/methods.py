@@ -16,7 +16,7 @@ from typing import Any
 from limitformer.base.errors import require
 from limitformer.models import HybridTransformer, SphereModel, StochasticTransformer
 from limitformer.models.kinds import of_kind
-from limitformer.paths.arrays import pairs_of
+from limitformer.sampling.arrays import pairs_of
 from limitformer.sphere.options import Method, SphereOptions
 from limitformer.sphere.tokens.queries import query_constants, signed_beta
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from limitformer.base.errors import require, require_real, set_fields
 from limitformer.models.sphere import require_known
-from limitformer.paths.arrays import Dtype, Pairs, checked_dtype, checked_pairs
+from limitformer.sampling.arrays import Dtype, Pairs, checked_dtype, checked_pairs
 
 Method = Literal["overlap", "gram", "coordinates"]
 Keep = Literal["overlap", "outcome", "tokens"]

@@ -19,8 +19,8 @@ from limitformer.models import SphereModel
 from limitformer.models.kinds import of_kind
 from limitformer.models.sphere_start import SphereStart
 from limitformer.numerics.random import key
-from limitformer.paths.arrays import Shapes, coordinate_shapes, new_outputs, pairs_of, smaller_recordings
-from limitformer.paths.process import Outputs, Prepared
+from limitformer.sampling.arrays import Shapes, coordinate_shapes, new_outputs, pairs_of, smaller_recordings
+from limitformer.sampling.process import Outputs, Prepared
 from limitformer.sphere.methods import ONE_NUMBER, SphereLayer
 from limitformer.sphere.options import Method, SphereOptions
 from limitformer.sphere.outcome import LABELS

@@ -18,7 +18,7 @@ from limitformer.base.errors import InputError, require, require_count, set_fiel
 from limitformer.covariance.limit import CovarianceFlow, CovarianceLimit
 from limitformer.models import SphereModel, Transformer, equicorrelated, to_json
 from limitformer.models.display import with_display
-from limitformer.paths.process import Process
+from limitformer.sampling.process import Process
 from limitformer.simulation.limit import limit
 from limitformer.simulation.processes import process_of
 from limitformer.simulation.simulate import simulate

@@ -21,7 +21,7 @@ import xarray as xr
 from limitformer.base.errors import InputError, MissingExtraError, PicklesArguments, first_line, require, require_count
 from limitformer.base.interrupts import interrupts_wait
 from limitformer.base.progress import track
-from limitformer.paths.replicas import usable_cores
+from limitformer.sampling.replicas import usable_cores
 from limitformer.sweep.describe import Sweep, compute, where
 from limitformer.sweep.grid import Index
 from limitformer.sweep.store import CELLS, DONE, FAILED, Store, gathered, store_for

@@ -22,15 +22,15 @@ from limitformer.base.extras import require_packages as _require_packages
 _require_packages("torch", "torch", "threadpoolctl")
 
 if TYPE_CHECKING:
+    from limitformer.subjects.shapes import shapes as shapes
     from limitformer.weightless.arrays import split_stacks as split_stacks
     from limitformer.weightless.law import LawTable as LawTable
     from limitformer.weightless.law import law as law
     from limitformer.weightless.laws import Law as Law
     from limitformer.weightless.lengths import attention_by_length as attention_by_length
-    from limitformer.weightless.shapes import shapes as shapes
     from limitformer.weightless.simulate import simulate as simulate
-    from limitformer.weightless.steps.simulate import simulate_steps as simulate_steps
 
-_HOMES = {"Law": "laws", "LawTable": "law", "law": "law", "shapes": "shapes", "simulate": "simulate"}
-_HOMES |= {"attention_by_length": "lengths", "split_stacks": "arrays", "simulate_steps": "steps.simulate"}
+_HOMES = {"Law": "laws", "LawTable": "law", "law": "law", "simulate": "simulate"}
+_HOMES |= {"attention_by_length": "lengths", "split_stacks": "arrays", "shapes": "limitformer.subjects.shapes"}
+_HOMES |= {"simulate_steps": "limitformer.stepping.simulate"}
 _sys.modules[__name__].__class__ = _LazyPackage

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from limitformer.base.errors import require
 from limitformer.base.memory import check_scratch
+from limitformer.subjects.inputs import Inputs
 from limitformer.weightless.block_parts import DECAYS, ROUTER
-from limitformer.weightless.inputs import Inputs
 from limitformer.weightless.layout import kinds_of
 from limitformer.weightless.measure import PLACES, Measure, MeasuredStack, in_rows
 

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from limitformer.base.errors import require
 from limitformer.base.memory import readable
+from limitformer.subjects.subject import refuse_scripted
 from limitformer.weightless import laws
 from limitformer.weightless.laws import Law
 from limitformer.weightless.reachable import GENERATORS, stray_tensors
@@ -209,13 +210,6 @@ def other_randomness(module: nn.Module, other: nn.Module, watch: LawWatch) -> tu
         if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.max_norm is not None:
             doubts[name] = RENORMALISES
     return reasons, doubts
-
-
-def refuse_scripted(module: nn.Module) -> None:
-    """Raise `InputError` for code that torch.jit runs, which cannot be watched."""
-    parts = [name for name, part in module.named_modules() if isinstance(part, torch.jit.ScriptModule)]
-    place = " of ".join([*filter(None, parts[:1]), type(module).__name__])
-    require(not parts, f"{place} is scripted by torch.jit. Nearest: the module without torch.jit.")
 
 
 def build_watched(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int) -> tuple[nn.Module, LawWatch]:

@@ -10,10 +10,10 @@ import xarray as xr
 from torch import nn
 
 from limitformer.base.errors import InputError, first_line, require, require_real
+from limitformer.subjects.subject import Subject, resolve
 from limitformer.weightless import laws
 from limitformer.weightless.building import build_twice
 from limitformer.weightless.laws import Law
-from limitformer.weightless.models import Blueprint, blueprint_of
 
 COLUMNS = ("kind", "mean", "std", "shape", "law", "tied")
 
@@ -84,22 +84,22 @@ def law(model: Any) -> LawTable:
     <lambda>: 1 parameters, 700 entries
       weight  7×100  uniform, std 0.05774
     """
-    blueprint = blueprint_of(model)
-    return table_of(blueprint, *build_without_weights(blueprint, torch.float32))
+    subject = resolve(model)
+    return table_of(subject, *build_without_weights(subject, torch.float32))
 
 
-def build_without_weights(blueprint: Blueprint, dtype: torch.dtype) -> tuple[nn.Module, dict[str, Law]]:
+def build_without_weights(subject: Subject, dtype: torch.dtype) -> tuple[nn.Module, dict[str, Law]]:
     """Build the module without the entries of its random weights and buffers, and read the laws of the weights.
 
     Raises:
         InputError: its code raises an error.
     """
     try:
-        module, known, random, *_ = build_twice(blueprint.factory, dtype)
+        module, known, random, *_ = build_twice(subject.factory, dtype)
     except (InputError, MemoryError):
         raise
     except Exception as error:  # the user's own code, which may raise anything
-        raise build_error(blueprint, error) from error
+        raise build_error(subject, error) from error
     for name, part in module.named_modules():
         for key, buffer in part._buffers.items():
             if buffer is not None and f"{name}.{key}".removeprefix(".") in random:
@@ -107,11 +107,11 @@ def build_without_weights(blueprint: Blueprint, dtype: torch.dtype) -> tuple[nn.
     return module, known
 
 
-def build_error(blueprint: Blueprint, error: BaseException) -> InputError:
-    return InputError(f"{blueprint.name} cannot be made: {type(error).__name__}: {first_line(error)}")
+def build_error(subject: Subject, error: BaseException) -> InputError:
+    return InputError(f"{subject.name} cannot be made: {type(error).__name__}: {first_line(error)}")
 
 
-def table_of(blueprint: Blueprint, module: nn.Module, known: dict[str, Law]) -> LawTable:
+def table_of(subject: Subject, module: nn.Module, known: dict[str, Law]) -> LawTable:
     """Add shapes and ties to the laws of a module."""
     every = dict(module.named_parameters(remove_duplicate=False))
     first = {id(parameter): name for name, parameter in module.named_parameters()}
@@ -120,7 +120,7 @@ def table_of(blueprint: Blueprint, module: nn.Module, known: dict[str, Law]) -> 
         if name not in known:
             tied[first[id(parameter)]] = (*tied.get(first[id(parameter)], ()), name)
     shapes = {name: tuple(every[name].shape) for name in known}
-    return LawTable(blueprint.name, known, shapes, tied)
+    return LawTable(subject.name, known, shapes, tied)
 
 
 def with_overrides(

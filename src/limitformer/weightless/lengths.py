@@ -25,8 +25,8 @@ from limitformer.base.memory import check_scratch
 from limitformer.base.progress import advance, progress_bar
 from limitformer.nn.drawn.simulate import resolve_device
 from limitformer.results.datasets import stamp
-from limitformer.weightless.inputs import Inputs
-from limitformer.weightless.models import Blueprint, blueprint_of
+from limitformer.subjects.inputs import Inputs
+from limitformer.subjects.subject import Subject, resolve
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.run import AUTO, WeightlessRun
 from limitformer.weightless.simulate import named_errors
@@ -89,20 +89,20 @@ def attention_by_length(
     require(bool(lengths), "lengths must hold at least one number of tokens.")
     for name, value in (("rows", rows), ("samples", samples)):
         require_count(name, value)
-    blueprint = blueprint_of(model)
-    is_text = blueprint.config is not None and blueprint.task in ("causal", "masked")
-    require(is_text, f"the model must be a language model of transformers; got {blueprint.name}.")
-    config: Any = blueprint.config
+    subject = resolve(model)
+    is_text = subject.config is not None and subject.task in ("causal", "masked")
+    require(is_text, f"the model must be a language model of transformers; got {subject.name}.")
+    config: Any = subject.config
     for part in {id(each): each for each in (config, config.get_text_config())}.values():
         part._attn_implementation = ROWS
-    network = Weightless(blueprint, torch.float32, torch.device(resolve_device(None)), {}, None)
+    network = Weightless(subject, torch.float32, torch.device(resolve_device(None)), {}, None)
     found = []
     bar = progress_bar("lengths", len(lengths) * samples, 0.0) if progress else None
     try:
         for sample in range(samples):
             each = []
             for k, length in enumerate(lengths):
-                each.append(one_length(network, blueprint, length, rows, seed, sample))
+                each.append(one_length(network, subject, length, rows, seed, sample))
                 advance(bar, sample * len(lengths) + k + 1)
             found.append(each)
     finally:
@@ -113,21 +113,21 @@ def attention_by_length(
     }
     seen = data["tokens_seen"][1].max((0, 2))
     threshold = ("length", np.sqrt(2 * np.log(np.maximum(seen, 2))))
-    about = {**stamp("float32"), "model": blueprint.name, "seed": seed, "rows": rows, "block": 1}
+    about = {**stamp("float32"), "model": subject.name, "seed": seed, "rows": rows, "block": 1}
     return xr.Dataset({**data, "threshold": threshold}, {"length": lengths}).assign_attrs(about)
 
 
 def one_length(
-    network: Weightless, blueprint: Blueprint, length: int, rows: int, seed: int, sample: int
+    network: Weightless, subject: Subject, length: int, rows: int, seed: int, sample: int
 ) -> dict[str, Tensor]:
     """Return the measures of one network at one length."""
-    text: Any = blueprint.config.get_text_config()
+    text: Any = subject.config.get_text_config()
     width, size = int(text.hidden_size), int(text.vocab_size)
     check_scratch(COPIES * length * width * 4, f"The first attention of {length:,} tokens", "shorter lengths")
     chance = np.random.Generator(np.random.Philox(seed))
     ids = chance.permutation(size)[:length] if length <= size else chance.integers(0, size, length)
     inputs = Inputs({"input_ids": torch.tensor(ids)[None]}, {}, 1)
-    if blueprint.task == "causal":
+    if subject.task == "causal":
         inputs = replace(inputs, options={"use_cache": False})
     half = np.arange(length // 2, length)
     asked[:] = [torch.tensor(np.sort(chance.choice(half, min(rows, len(half)), replace=False)))]
@@ -138,10 +138,10 @@ def one_length(
                 network.call(network.arguments(run, inputs))
         except RowsMeasured as found:
             return found.values
-        raise InputError(f"{blueprint.name} has no attention that calls the attention function of transformers.")
+        raise InputError(f"{subject.name} has no attention that calls the attention function of transformers.")
 
     result: dict[str, Tensor] = named_errors(
-        lambda: network.until_it_runs(seed, range(sample, sample + 1), inputs, AUTO, None, call), blueprint, inputs
+        lambda: network.until_it_runs(seed, range(sample, sample + 1), inputs, AUTO, None, call), subject, inputs
     )
     return result
 

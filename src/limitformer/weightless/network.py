@@ -20,6 +20,9 @@ from torch.utils.checkpoint import checkpoint
 from limitformer.base.errors import InputError, first_line, require
 from limitformer.base.memory import SHARE, available_memory, readable
 from limitformer.nn.drawn.simulate import torch_seed
+from limitformer.subjects.inputs import Inputs, call_with
+from limitformer.subjects.losses import Loss, square
+from limitformer.subjects.subject import Subject
 from limitformer.weightless.arrays import Arrays, StackSize, output_arrays, sizes_of_stacks, stream_arrays
 from limitformer.weightless.blocks import Entry, UnclearAxisError, grown_axes, mixed_sequences, stream_shapes
 from limitformer.weightless.building import (
@@ -35,7 +38,6 @@ from limitformer.weightless.building import (
 from limitformer.weightless.decisions import Decisions
 from limitformer.weightless.heads import AttentionWeights, UnclearHeadsError, heads_come_first
 from limitformer.weightless.implicit import Implicit
-from limitformer.weightless.inputs import Inputs, call_with
 from limitformer.weightless.law import build_error, table_of, with_overrides
 from limitformer.weightless.laws import CONSTANT, UNKNOWN, Law
 from limitformer.weightless.layout import (
@@ -48,9 +50,7 @@ from limitformer.weightless.layout import (
     record_calls,
     search,
 )
-from limitformer.weightless.losses import Loss, square
 from limitformer.weightless.measure import Measure, NoEntriesError, UnclearBlocksError, where_parameters_are_read
-from limitformer.weightless.models import Blueprint
 from limitformer.weightless.reachable import State, stray_tensors
 from limitformer.weightless.run import (
     DrawWholeError,
@@ -90,16 +90,16 @@ class Weightless:
     """
 
     def __init__(
-        self, blueprint: Blueprint, dtype: torch.dtype, device: torch.device, overrides: dict[str, Any] | None = None,
+        self, subject: Subject, dtype: torch.dtype, device: torch.device, overrides: dict[str, Any] | None = None,
         blocks: Chosen | None = None,
     ) -> None:  # fmt: skip
-        self.blueprint, self.dtype, self.device = blueprint, dtype, device
+        self.subject, self.dtype, self.device = subject, dtype, device
         self.limit: int | None = None  # bytes that a network of unknown size may take
         module, own_laws, rebuilt, doubts, entries = self.build()
         shapes = {name: tuple(one.shape) for name, one in module.named_parameters()}
         self.laws = with_overrides(own_laws, overrides, shapes)
         self.overridden = [name for name, law in self.laws.items() if law is not own_laws[name]]
-        self.table = table_of(blueprint, module, self.laws)
+        self.table = table_of(subject, module, self.laws)
         self.module = module.eval()
         self.first_layout = outermost_list(module) if blocks is None else chosen_layout(module, blocks)
         self.layout = self.first_layout  # until a pass shows another
@@ -146,12 +146,12 @@ class Weightless:
     @property
     def foreign(self) -> bool:
         """Whether the module's code is neither of transformers nor of this package, so that passes are checked."""
-        return self.blueprint.config is None and self.blueprint.transformer is None
+        return self.subject.config is None and self.subject.transformer is None
 
     def build(self) -> Built:
         """Build the module and read its laws; if its factory fails while it is watched, draw a whole network."""
         try:
-            return build_twice(self.blueprint.factory, self.dtype)
+            return build_twice(self.subject.factory, self.dtype)
         except (InputError, MemoryError):
             raise
         except Exception as error:  # the user's own code, which may raise anything  # noqa: BLE001
@@ -191,14 +191,14 @@ class Weightless:
 
     def whole(self, seed: int) -> nn.Module:
         """Let the model's own code draw a network."""
-        limited = nullcontext() if self.limit is None else Limited(self.limit, self.blueprint.name)
+        limited = nullcontext() if self.limit is None else Limited(self.limit, self.subject.name)
         try:
             with limited:
-                return drawn_module(self.blueprint.factory, self.dtype, seed)
+                return drawn_module(self.subject.factory, self.dtype, seed)
         except (InputError, MemoryError):
             raise
         except Exception as error:  # the user's own code, which may raise anything
-            raise build_error(self.blueprint, error) from error
+            raise build_error(self.subject, error) from error
 
     def take(self, run: WeightlessRun) -> None:
         """Draw or build the network of the run's sample, unless it is there."""
@@ -211,10 +211,10 @@ class Weightless:
         if self.drawn:
             module = self.whole(seed)
         else:
-            module, laws = build_sample(self.blueprint.factory, self.dtype, seed)
+            module, laws = build_sample(self.subject.factory, self.dtype, seed)
         shapes = {name: tuple(one.shape) for name, one in module.named_parameters()}
         alike = shapes == self.table.shapes
-        require(alike, f"{self.blueprint.name} has other parameters each time it is built.")
+        require(alike, f"{self.subject.name} has other parameters each time it is built.")
         self.uninitialised = set(uninitialised(module)) - set(self.overridden)
         if self.drawn:
             self.override(module, run)
@@ -226,7 +226,7 @@ class Weightless:
                     each.data = self.on_device(each.data)
         for name, value in [*module.named_parameters(), *module.named_buffers(), *stray_tensors(module)]:
             missing = isinstance(value, Tensor) and value.is_meta
-            require(not missing, f"{name} of {self.blueprint.name} is on the meta device and has no values.")
+            require(not missing, f"{name} of {self.subject.name} is on the meta device and has no values.")
         self.module, self.sample = module.eval(), sample
         self.run_again()
 
@@ -393,7 +393,7 @@ class Weightless:
 
         arrays = self.run(seed, range(1), inputs, draw, None)
         if inputs.rows > 1 and self.until_it_runs(seed, range(1), inputs, draw, square, call):
-            raise mixed_sequences(self.blueprint.name, inputs.batch_dim)
+            raise mixed_sequences(self.subject.name, inputs.batch_dim)
         return arrays | self.outputs
 
     def until_it_runs(
@@ -420,7 +420,7 @@ class Weightless:
                     raise
             except NoEntriesError as error:
                 if self.drawn:
-                    raise InputError(f"{self.blueprint.name} {error}") from error
+                    raise InputError(f"{self.subject.name} {error}") from error
                 self.draw_whole({"a tensor": f"the model {error}"})
 
     def detach_inputs(self, error: Exception) -> bool:
@@ -467,12 +467,12 @@ class Weightless:
             for name, parameter in self.module.named_parameters() if self.uninitialised else ():
                 require(
                     name not in self.uninitialised or id(parameter) not in run.read,
-                    f"{name} of {self.blueprint.name} is never initialised: its numbers are those that were in memory. "
+                    f"{name} of {self.subject.name} is never initialised: its numbers are those that were in memory. "
                     f"Nearest: initialise it in the function, or overrides={{{name!r}: 0.02}}.",
                 )
-            require(random_states() == before, f"{self.blueprint.name} {DRAWS}{OTHER_THREAD * (active_count() > 1)}.")
+            require(random_states() == before, f"{self.subject.name} {DRAWS}{OTHER_THREAD * (active_count() > 1)}.")
             changed = self.state.changed_weight()
-            require(changed is None, f"{self.blueprint.name} changes its parameter {changed} when it runs.")
+            require(changed is None, f"{self.subject.name} changes its parameter {changed} when it runs.")
             arrays = output_arrays(out, len(run.samples))
             self.stacks = sizes_of_stacks(measure)
             self.uses, self.reasons = run.uses, {**run.operations, **run.reasons_to_keep}

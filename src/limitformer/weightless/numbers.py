@@ -22,7 +22,7 @@ from limitformer.numerics.elementary import U64
 from limitformer.numerics.kernels import driver, inlined, strict_kernel
 from limitformer.numerics.quantile import LEAST_TAIL, normal_quantile
 from limitformer.numerics.random import box_muller, key, uniform, words_of
-from limitformer.paths.replicas import usable_cores
+from limitformer.sampling.replicas import usable_cores
 from limitformer.weightless.laws import TRUNCATED, UNIFORM, Law
 
 PIECE = 2**18  # numbers that a thread draws at a time

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from limitformer.weightless.implicit import Implicit
 from limitformer.weightless.tensors import same_tensors
 
-OPAQUE = ("limitformer.weightless", "logging", "threading", "weakref", "_thread")  # of objects without numbers
+# Modules whose objects hold no numbers of the user.
+OPAQUE = ("limitformer.weightless", "limitformer.stepping", "logging", "threading", "weakref", "_thread")
 CLASSES = (type, types.ModuleType, Implicit, str, bytes, torch.dtype, torch.device)  # whose objects are not searched
 WITHOUT = {type(None), str, type, types.BuiltinFunctionType, types.ModuleType}  # the frequent ones of these
 OF_MODULES = set(vars(nn.Module()))  # mostly hooks

@@ -22,14 +22,14 @@ from limitformer.base.progress import advance, progress_bar
 from limitformer.nn.drawn.simulate import resolve_device
 from limitformer.results.datasets import stamp
 from limitformer.simulation.simulate import Interrupted
+from limitformer.subjects.choices import parameters_of
+from limitformer.subjects.inputs import Inputs, inputs_of, with_targets
+from limitformer.subjects.losses import ChosenLoss, Loss, chosen_loss
+from limitformer.subjects.subject import Subject, resolve
 from limitformer.weightless.arrays import Arrays, blocks_in_words, dataset, require_same_blocks
-from limitformer.weightless.choices import parameters_of
 from limitformer.weightless.decisions import Decisions
-from limitformer.weightless.inputs import Inputs, inputs_of, with_targets
 from limitformer.weightless.layout import Chosen, needs_search
-from limitformer.weightless.losses import ChosenLoss, Loss, chosen_loss
 from limitformer.weightless.measure import PLACES
-from limitformer.weightless.models import Blueprint, blueprint_of
 from limitformer.weightless.network import FirstPass, Weightless
 from limitformer.weightless.run import ALWAYS, AUTO, NEVER, POSITIONS, OneSampleOnlyError, row_error
 from limitformer.weightless.watching import OWN_GENERATOR, OWN_STATE
@@ -105,11 +105,11 @@ def simulate(
     require_count("samples", samples)
     require(draw in (AUTO, NEVER, ALWAYS), f'draw must be "auto", "never" or "always"; got {draw!r}.')
     require(dtype in (torch.float32, torch.float64), f"dtype must be torch.float32 or torch.float64; got {dtype}.")
-    blueprint = blueprint_of(model)
-    prepared = inputs_of(inputs, blueprint).with_batch_dim(batch_dim)
-    network = Weightless(blueprint, dtype, torch.device(resolve_device(device)), overrides, blocks)
+    subject = resolve(model)
+    prepared = inputs_of(inputs, subject).with_batch_dim(batch_dim)
+    network = Weightless(subject, dtype, torch.device(resolve_device(device)), overrides, blocks)
     prepared = settle(prepared, network, seed, own_loss=gradients and loss is None)
-    differentiated = chosen_loss(loss, blueprint.task, batch_dim=batch_dim) if gradients else None
+    differentiated = chosen_loss(loss, subject.task, batch_dim=batch_dim) if gradients else None
     return run_passes(network, prepared, differentiated, samples, seed, draw, recompute, progress)
 
 
@@ -162,14 +162,14 @@ def run_passes(
     known = network.first_pass if loss is None and draw == AUTO else None
     known = known if known is not None and known.seed == seed and known.inputs is inputs.fixed else None
     began = time.perf_counter() - (known.seconds if known else 0.0)
-    blueprint = network.blueprint
-    call_first = partial(named_errors, lambda: network.first(seed, inputs, draw), blueprint, inputs)
+    subject = network.subject
+    call_first = partial(named_errors, lambda: network.first(seed, inputs, draw), subject, inputs)
     first, uses = (call_first(), network.uses) if network.foreign else (Arrays(), {})
 
     def one(part: range) -> Arrays:
         if known and part == range(1):
             return known.arrays
-        arrays = named_errors(lambda: network.run(seed, part, inputs, draw, loss), blueprint, inputs)
+        arrays = named_errors(lambda: network.run(seed, part, inputs, draw, loss), subject, inputs)
         if part == range(1) and network.foreign:
             again, now = arrays | network.outputs, network.uses
             if now == uses:
@@ -264,7 +264,7 @@ def check_repeats(first: Arrays, again: Arrays, network: Weightless) -> None:
     )
     require(
         other is None,
-        f"{network.blueprint.name} returns another {other} when it is called again with the same inputs. "
+        f"{network.subject.name} returns another {other} when it is called again with the same inputs. "
         "Nearest: a forward that changes nothing outside the module.",
     )
 
@@ -277,7 +277,7 @@ def equal_up_to_rounding(a: NDArray[Any], b: NDArray[Any], tolerance: float) -> 
     return bool(np.allclose(a, b, rtol=tolerance, atol=tolerance * 1e-3 * scale, equal_nan=True))
 
 
-def named_errors(call: Callable[[], T], blueprint: Blueprint, inputs: Inputs) -> T:
+def named_errors(call: Callable[[], T], subject: Subject, inputs: Inputs) -> T:
     """Turn an exception of the module's own code into an `InputError` of one line."""
     try:
         return call()
@@ -286,20 +286,20 @@ def named_errors(call: Callable[[], T], blueprint: Blueprint, inputs: Inputs) ->
     except Exception as error:  # the user's own code, which may raise anything
         if ALLOCATION.search(str(error)):
             raise InputError(
-                f"{blueprint.name} with these inputs takes more memory than is free. Nearest: fewer tokens, smaller "
+                f"{subject.name} with these inputs takes more memory than is free. Nearest: fewer tokens, smaller "
                 "inputs, or a smaller network."
             ) from error
         what = f"{type(error).__name__}: {first_line(error)}{place_of(error)}"
-        hint = longest(blueprint, inputs)
+        hint = longest(subject, inputs)
         if not hint and inputs.proposed:
-            names = ", ".join(list(parameters_of(blueprint.kind))[:NAMED_ARGUMENTS])
+            names = ", ".join(list(parameters_of(subject.kind))[:NAMED_ARGUMENTS])
             hint = f". It was called with {inputs}. Nearest: named tensors, for such arguments as {names}."
-        raise InputError(f"{blueprint.name} cannot run with these inputs: {what}{hint}") from error
+        raise InputError(f"{subject.name} cannot run with these inputs: {what}{hint}") from error
 
 
-def longest(blueprint: Blueprint, inputs: Inputs) -> str:
+def longest(subject: Subject, inputs: Inputs) -> str:
     """Return the hint that inputs have more tokens than the configuration has positions."""
-    positions = getattr(blueprint.config, "max_position_embeddings", None)
+    positions = getattr(subject.config, "max_position_embeddings", None)
     if not isinstance(positions, int) or token_count(inputs) <= positions:
         return ""
     fits = 1 << (positions.bit_length() - 1)  # some families use the first two positions for padding
@@ -368,7 +368,7 @@ def provenance(network: Weightless) -> dict[str, Any]:
     return {
         **stamp(str(network.dtype).removeprefix("torch.")),
         "description": "weightless network",
-        "model": network.blueprint.name,
+        "model": network.subject.name,
         "parameters": network.table.count,
         "weights": ", ".join(f"{count} {way}" for way, count in ways.items()),
         "kept": "; ".join(f"{name}: {reason}" for name, reason in network.reasons.items()),

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from limitformer.nn.drawn.simulate import torch_seed
+from limitformer.stepping.weights import TrainedWeights
 from limitformer.weightless.products import DrawnMatrix, UndrawnMatrix
 from limitformer.weightless.run import RandomWeight, WeightlessRun
-from limitformer.weightless.steps.weights import TrainedWeights
 
 RANK = 16  # of the remainder
 CUT = {torch.float64: 1e-11, torch.float32: 1e-6}  # least singular value of unit rows that is a direction

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from limitformer.subjects.inputs import call_with
+from limitformer.subjects.losses import Loss, real_tensors
 from limitformer.weightless.implicit import Implicit
-from limitformer.weightless.inputs import call_with
-from limitformer.weightless.losses import Loss, real_tensors
 
 SKETCH, TILE = 64, 2**18
 CASTS = {torch.float32: "float", torch.bfloat16: "bfloat16"}  # the methods of tensors

@@ -11,8 +11,8 @@ import torch
 
 from limitformer.base.errors import InputError, printable, require
 from limitformer.base.foreign import one_line
-from limitformer.weightless.configurations import SIZES
-from limitformer.weightless.models import blueprint_of_config, is_config
+from limitformer.subjects.configurations import SIZES, is_config
+from limitformer.subjects.subject import subject_of_config
 
 MOST_PARAMETERS, MOST_TOKENS, MOST_EXPERTS, LEAST_WIDTH, MOST_HALVINGS = 8_000_000, 1024, 4, 64, 16
 LAYERS = re.compile(rf"^({'|'.join(SIZES[0])}|layers|(num_)?(en|de)coder_layers)$")
@@ -40,7 +40,7 @@ def reduced(config: Any) -> Any:
     require(is_config(config), f"reduced needs a configuration of transformers; got {printable(f'{config!r:.60}')}.")
     shallow, why = deepcopy(config), ""
     with one_line(f"{config.model_type} cannot be reduced"), torch.device("meta"):
-        kinds = {type(each).__name__ for each in blueprint_of_config(config).factory().modules()}
+        kinds = {type(each).__name__ for each in subject_of_config(config).factory().modules()}
         ids = sorted({i for part in parts_of(shallow) for i in change(part, IDS)})
         for part in parts_of(shallow):
             for deep in sorted({*change(part, LAYERS)}):
@@ -53,7 +53,7 @@ def reduced(config: Any) -> Any:
             for part, ratio in parts:
                 halve(part, ratio, halvings, hidden)
             try:
-                module = blueprint_of_config(narrow).factory()
+                module = subject_of_config(narrow).factory()
                 number = sum(each.numel() for each in module.parameters())
                 lost = kinds - {type(each).__name__ for each in module.modules()}
                 why = f"its copy has no {min(lost)}." if lost else f"a narrow copy has {number:,} parameters."

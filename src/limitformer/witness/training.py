@@ -15,16 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from limitformer.base.memory import available_memory, readable
+from limitformer.stepping.rules import ADAM, MUON, SGD, WIDTH, StepRules, UpdateRule
+from limitformer.stepping.simulate import Training
+from limitformer.stepping.trajectory import Trajectory, made_at, step_at
+from limitformer.stepping.updates import TensorUpdate
+from limitformer.stepping.weights import TrainedRows, TrainedWeights
+from limitformer.subjects.inputs import call_with
+from limitformer.subjects.losses import output_of
+from limitformer.subjects.subject import resolve
 from limitformer.weightless.arrays import Arrays
-from limitformer.weightless.inputs import call_with
-from limitformer.weightless.losses import output_of
-from limitformer.weightless.models import blueprint_of
 from limitformer.weightless.network import Weightless
-from limitformer.weightless.steps.rules import ADAM, MUON, SGD, WIDTH, StepRules, UpdateRule
-from limitformer.weightless.steps.simulate import Training
-from limitformer.weightless.steps.trajectory import Trajectory, made_at, step_at
-from limitformer.weightless.steps.updates import TensorUpdate
-from limitformer.weightless.steps.weights import TrainedRows, TrainedWeights
 from limitformer.witness.compare import DELTA, DRAWN, NOT_WITNESSED, WITNESSED, Witness, compare
 from limitformer.witness.complete import weights_of_training
 from limitformer.witness.real import (
@@ -73,7 +73,7 @@ def witness_steps(build: Callable[..., Training], optimizer: Any, how: bool | st
         copy: whether a reduced copy of the configuration stands for the model, as it does not under a rule's factors.
     """
     began, training = time.perf_counter(), build(dtype=torch.float32)
-    size, config = training.network.table.count, training.network.blueprint.config
+    size, config = training.network.table.count, training.network.subject.config
     if training.network.drawn:
         return drawn(training.network)
     free, needed = available_memory(), COPIES * size * torch.float32.itemsize
@@ -84,7 +84,7 @@ def witness_steps(build: Callable[..., Training], optimizer: Any, how: bool | st
     absent = Witness(NOT_WITNESSED, f"two steps of the module need {readable(needed)}", parameters=size)
 
     def compare_in(of_copy: bool, dtype: torch.dtype) -> Witness:
-        copy = {"model": blueprint_of(reduced(config)), "inputs": TOKENS} if of_copy else {}
+        copy = {"model": resolve(reduced(config)), "inputs": TOKENS} if of_copy else {}
         return witness_in(build(dtype=dtype, **copy), optimizer)
 
     return replace(first_that_tells(tries, compare_in, absent), seconds=time.perf_counter() - began)
@@ -117,11 +117,11 @@ def witness_at(training: Training, rule: StepRules, optimizer: Any, steps: int) 
     simulated.arrays()
     if network.drawn:
         return drawn(network)
-    module = real_module(network.blueprint, network.dtype, training.seed)
+    module = real_module(network.subject, network.dtype, training.seed)
     if wrong := wrong_law(module, network) or fill(module, network, simulated.completed):
         return Witness(DRAWN, wrong, **about)
     simulated.make_updates(module)
-    delta, disturbed = DELTA[network.dtype], real_module(network.blueprint, network.dtype, training.seed)
+    delta, disturbed = DELTA[network.dtype], real_module(network.subject, network.dtype, training.seed)
     fill(disturbed, network, simulated.completed)  # a copy would not have the hooks of parameters
     disturb(disturbed, delta)
     real, other = (real_training(each, training, rule, optimizer, steps) for each in (module, disturbed))

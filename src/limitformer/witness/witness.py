@@ -14,11 +14,11 @@ from limitformer.base.errors import first_line
 from limitformer.base.memory import available_memory, readable
 from limitformer.initialisation.weight_by_weight import check_initialisation
 from limitformer.nn.drawn.simulate import torch_seed
+from limitformer.subjects.inputs import Inputs, inputs_of
+from limitformer.subjects.losses import Loss
+from limitformer.subjects.subject import Subject, resolve
 from limitformer.weightless.building import drawn_module
 from limitformer.weightless.implicit import Implicit
-from limitformer.weightless.inputs import Inputs, inputs_of
-from limitformer.weightless.losses import Loss
-from limitformer.weightless.models import Blueprint, blueprint_of
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.reachable import State
 from limitformer.weightless.run import AUTO, NEVER, WeightlessRun
@@ -66,7 +66,7 @@ def witness_pass(
         draw: as for `limitformer.weightless.simulate`.
         how: "full" for the full size, whatever its memory.
     """
-    began, size, config = time.perf_counter(), network.table.count, network.blueprint.config
+    began, size, config = time.perf_counter(), network.table.count, network.subject.config
     if network.drawn:
         return drawn(network)
     dtypes = (torch.float64, torch.float32) if size <= MOST_IN_FLOAT64 else (torch.float32,)
@@ -79,12 +79,12 @@ def witness_pass(
 
     def compare_in(of_copy: bool, dtype: torch.dtype) -> Witness:
         if of_copy:
-            copy = Weightless(blueprint_of(reduced(config)), dtype, torch.device("cpu"))
-            others = settle(inputs_of(TOKENS, copy.blueprint), copy, seed, own_loss=False)
+            copy = Weightless(resolve(reduced(config)), dtype, torch.device("cpu"))
+            others = settle(inputs_of(TOKENS, copy.subject), copy, seed, own_loss=False)
             return witness_in(copy, others, loss, seed, NEVER)
         same = dtype == network.dtype and network.device.type == "cpu"
         laws = {name: network.laws[name] for name in network.overridden}
-        one = network if same else Weightless(network.blueprint, dtype, torch.device("cpu"), laws)
+        one = network if same else Weightless(network.subject, dtype, torch.device("cpu"), laws)
         return witness_in(one, inputs, loss, seed, draw)
 
     tries = [(small, dtype) for dtype in ((torch.float64, torch.float32) if small else dtypes)]
@@ -140,7 +140,7 @@ def witness_in(network: Weightless, inputs: Inputs, loss: Loss | None, seed: int
     simulated, run = simulated_pass(network, inputs, loss, seed, draw)
     if network.drawn:  # the pass has shown that it must be
         return drawn(network)
-    module = real_module(network.blueprint, network.dtype, seed)
+    module = real_module(network.subject, network.dtype, seed)
     if wrong := wrong_law(module, network):
         return Witness(DRAWN, wrong, **about)
     if wrong := fill(module, network, weights_of_pass(run, network.weights, seed)):
@@ -188,9 +188,9 @@ def simulated_pass(
     return values, run
 
 
-def real_module(blueprint: Blueprint, dtype: torch.dtype, seed: int) -> nn.Module:
+def real_module(subject: Subject, dtype: torch.dtype, seed: int) -> nn.Module:
     """Build the user's module, with the numbers that its code draws from this seed."""
-    return drawn_module(blueprint.factory, dtype, torch_seed(seed, "weightless build 0")).eval().to(dtype)
+    return drawn_module(subject.factory, dtype, torch_seed(seed, "weightless build 0")).eval().to(dtype)
 
 
 def wrong_law(module: nn.Module, network: Weightless) -> str:

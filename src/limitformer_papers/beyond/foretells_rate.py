@@ -3,7 +3,7 @@ r"""Do the first steps in law foretell the largest learning rate? A study of tin
 **Cases**: a kind of network, a width, a depth, a start of the weights and an optimiser (`rate_networks`). SGD and AdamW
 have all four pairs of width and depth of every kind, Muon two of them; the starts take turns.
 
-**Law**: `limitformer.weightless.simulate_steps`, three steps of four networks at rates whose logarithms are evenly
+**Law**: `limitformer.stepping.simulate_steps`, three steps of four networks at rates whose logarithms are evenly
 spaced, on one batch of the text ("same") and on a new batch at each step ("new").
 
 **Training**: the same code of network and optimiser, 120 steps on the same text, two seeds, at powers of two. Two rates

@@ -33,7 +33,7 @@ from torch.nn import functional
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from limitformer.base.files import write_whole
-from limitformer.weightless import simulate_steps
+from limitformer.stepping import simulate_steps
 from limitformer_papers.beyond.ranks import generator
 
 Array = NDArray[np.float64]

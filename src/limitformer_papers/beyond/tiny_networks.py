@@ -24,11 +24,11 @@ from transformers import BertConfig, GPT2Config, PreTrainedConfig
 
 from limitformer.checking import check
 from limitformer.checking.report import Report
-from limitformer.checking.subject import subject_of
 from limitformer.checking.thresholds import BROKEN
 from limitformer.designing import Objective
 from limitformer.designing.objective import values_of
 from limitformer.hf import Shaping
+from limitformer.subjects.subject import resolve
 from limitformer_papers.training.data.text_data import TextData
 from limitformer_papers.training.log import curve, read_log
 from limitformer_papers.training.plan import Plan
@@ -143,9 +143,9 @@ def trained(cell: TinyNetwork, sizes: Sizes, data: TextData, seed: int, out: Pat
     """
     folder = out / f"{cell.name}-seed{seed}"
     torch.manual_seed(seed)
-    model: Any = subject_of(configuration(cell, sizes), shaping=shaping_of(cell, sizes))
+    model: Any = resolve(configuration(cell, sizes), shaping=shaping_of(cell, sizes))
     summary = train(
-        model.blueprint.factory(),
+        model.subject.factory(),
         plan_of(sizes, seed, folder),
         train_data=data.train,
         eval_data=spread(data.evaluation, sizes.evaluated),

@@ -14,7 +14,7 @@ import numpy as np
 
 from limitformer.base.progress import track
 from limitformer.checking.check import check
-from limitformer.weightless.shapes import decoder, encoder, gpt2
+from limitformer.subjects.shapes import decoder, encoder, gpt2
 from limitformer_papers.explorer.parts import axis, cached, choice, curve, plot, rounded
 
 FAMILIES = {

@@ -40,7 +40,7 @@ from limitformer.base.errors import InputError, require
 from limitformer.base.files import check_writable, write_whole
 from limitformer.base.progress import advance, print_line, progress_bar
 from limitformer.nn import without_decay
-from limitformer.weightless.configurations import quiet_transformers
+from limitformer.subjects.configurations import quiet_transformers
 from limitformer_papers.training import checkpoints
 from limitformer_papers.training import plan as plans
 from limitformer_papers.training.checkpoints import Checkpoint

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 import limitformer as lf
 from cases.networks import LanguageModel
-from limitformer.weightless.losses import square
+from limitformer.subjects.losses import square
 
 VOCABULARY, IDS = 100, torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]])
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import limitformer as lf
-from limitformer.weightless.losses import square
+from limitformer.subjects.losses import square
 
 
 class Net(nn.Module):

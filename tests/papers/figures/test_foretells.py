@@ -212,10 +212,10 @@ def test_diverged_network_has_infinite_loss(data, tmp_path, monkeypatch):
 def test_checked_law_is_that_of_the_trained_network(kind):
     """The law's standard deviations are those of the drawn weights, and each kind has its norms."""
     cell, sizes = TinyNetwork(kind, 2, 0.05), quick().sizes
-    subject = tiny_networks.subject_of(
+    subject = tiny_networks.resolve(
         tiny_networks.configuration(cell, sizes), shaping=tiny_networks.shaping_of(cell, sizes)
     )
-    model = subject.blueprint.factory()
+    model = subject.subject.factory()
     embedding = model.get_input_embeddings().weight.detach().numpy()
     assert abs(embedding.std() / 0.05 - 1) < 5 / np.sqrt(2 * embedding.size)
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
@@ -239,7 +239,7 @@ def sees_ahead(torch, kind, **changes):
     config = tiny_networks.configuration(cell, sizes)
     config.update(changes)
     torch.manual_seed(0)
-    model = tiny_networks.subject_of(config, shaping=tiny_networks.shaping_of(cell, sizes)).blueprint.factory().eval()
+    model = tiny_networks.resolve(config, shaping=tiny_networks.shaping_of(cell, sizes)).subject.factory().eval()
     ids = torch.arange(sizes.length)[None]
     other = ids.clone()
     other[0, -1] = 77

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from limitformer.base.errors import InputError
-from limitformer.weightless.steps.optimizers import NotUnderstoodError, UpdateRule, read_optimizer
-from limitformer.weightless.steps.rules import groups_of, in_words
+from limitformer.stepping.optimizers import NotUnderstoodError, UpdateRule, read_optimizer
+from limitformer.stepping.rules import groups_of, in_words
 
 
 class Small(nn.Module):

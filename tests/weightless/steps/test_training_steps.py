@@ -11,8 +11,8 @@ from torch import nn
 
 import limitformer as lf
 from limitformer.base.errors import InputError
-from limitformer.weightless.steps import trajectory, weights
-from limitformer.weightless.steps.updates import CoreUpdate
+from limitformer.stepping import trajectory, weights
+from limitformer.stepping.updates import CoreUpdate
 from training_networks import (
     BATCHES,
     Custom,
@@ -53,8 +53,8 @@ STEP = CoreUpdate.step
 
 TWINS = {  # by optimiser: the method that is wrong, and its code
     "sgd": ("limitformer.weightless.products.UndrawnMatrix.image_of", forgetting),
-    "adamw": ("limitformer.weightless.steps.entrywise.EntrywiseHistory.recursion", uncorrected),
-    "muon": ("limitformer.weightless.steps.updates.CoreUpdate.step", transposed),
+    "adamw": ("limitformer.stepping.entrywise.EntrywiseHistory.recursion", uncorrected),
+    "muon": ("limitformer.stepping.updates.CoreUpdate.step", transposed),
 }
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from limitformer.weightless.steps import entrywise, weights
-from limitformer.weightless.steps.entrywise import EntrywiseHistory, StoredUpdates
-from limitformer.weightless.steps.optimizers import UpdateRule
-from limitformer.weightless.steps.updates import CoreUpdate, TensorUpdate, muon_update
-from limitformer.weightless.steps.weights import Forms
+from limitformer.stepping import entrywise, weights
+from limitformer.stepping.entrywise import EntrywiseHistory, StoredUpdates
+from limitformer.stepping.optimizers import UpdateRule
+from limitformer.stepping.updates import CoreUpdate, TensorUpdate, muon_update
+from limitformer.stepping.weights import Forms
 from training_networks import full_precision
 
 SHAPE, STEPS = (7, 5), 5

@@ -25,8 +25,8 @@ from limitformer.numerics.kernels import allocator, driver, kernel
 from limitformer.numerics.lanes import LANES, everywhere, lane_matrix, load, store
 from limitformer.numerics.random import Stream, draw_normals, key, next_normal, open_stream, rewind
 from limitformer.numerics.watch import Watch, count_whole, is_halted, keep_going
-from limitformer.paths.exits import Ledger, check_factor, clear_exits, copy_exits, open_ledger
-from limitformer.paths.recording import Outputs, replicas_of, rows_of, write_factor
+from limitformer.sampling.exits import Ledger, check_factor, clear_exits, copy_exits, open_ledger
+from limitformer.sampling.recording import Outputs, replicas_of, rows_of, write_factor
 
 
 class OneMatrixConstants(NamedTuple):

@@ -24,8 +24,8 @@ from numba.np.arrayobj import make_array
 from limitformer.models import Transformer
 from limitformer.models.functions import FrozenFunction, is_user_part, refuse_uncompilable
 from limitformer.numerics.lanes import LANES, require_matrix
-from limitformer.paths.exits import LEFT_BALL, NO_NUMBER
-from limitformer.paths.recording import Outputs
+from limitformer.sampling.exits import LEFT_BALL, NO_NUMBER
+from limitformer.sampling.recording import Outputs
 
 # Numba passes the typing context first, which its annotations leave out.
 extension: Any = intrinsic

@@ -61,8 +61,8 @@ from limitformer.numerics.kernels import allocator, driver, kernel
 from limitformer.numerics.lanes import LANES, in_lanes, lane_matrix
 from limitformer.numerics.random import Stream, key, open_stream, rewind
 from limitformer.numerics.watch import Watch, count_whole, is_halted, keep_going
-from limitformer.paths.exits import Ledger, check_factor, clear_exits, copy_exits, open_ledger
-from limitformer.paths.recording import (
+from limitformer.sampling.exits import Ledger, check_factor, clear_exits, copy_exits, open_ledger
+from limitformer.sampling.recording import (
     ALL_OF_V,
     FACTOR_FLOOR,
     CovarianceProcess,

@@ -74,8 +74,8 @@ from limitformer.numerics.kernels import allocator, driver, inlined, kernel
 from limitformer.numerics.lanes import LANES, load, square_root, store
 from limitformer.numerics.random import BUFFER, U64, Stream, open_stream, refill, rewind
 from limitformer.numerics.watch import count_whole, is_halted, keep_going
-from limitformer.paths.exits import Ledger, check_factor, clear_exits, copy_exits, first_at, open_ledger
-from limitformer.paths.recording import replicas_of, rows_of, write_factor
+from limitformer.sampling.exits import Ledger, check_factor, clear_exits, copy_exits, first_at, open_ledger
+from limitformer.sampling.recording import replicas_of, rows_of, write_factor
 
 
 class Checkpoints(NamedTuple):

@@ -30,8 +30,8 @@ from limitformer.models.activations import derivative_of
 from limitformer.models.functions import function_of
 from limitformer.numerics.random import key
 from limitformer.numerics.watch import Watch
-from limitformer.paths.arrays import Shapes, bytes_of
-from limitformer.paths.recording import Outputs
+from limitformer.sampling.arrays import Shapes, bytes_of
+from limitformer.sampling.recording import Outputs
 
 # In the order of `nn.network`, which is also the order in which `backward` writes them.
 WEIGHTS_OF = {

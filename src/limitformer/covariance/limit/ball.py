@@ -42,7 +42,7 @@ from limitformer.numerics.lanes import (
     where_positive,
 )
 from limitformer.numerics.random import uniform_of
-from limitformer.paths.exits import norm_of
+from limitformer.sampling.exits import norm_of
 
 LEAST_CHANCE = 12.0  # exp(−2 · 12) = 4e-11 is below 2⁻³³, the least uniform number
 LEAST_VARIANCE = 1e-300  # positive

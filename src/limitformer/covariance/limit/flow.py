@@ -46,7 +46,7 @@ from limitformer.models.feedforward import GELU_SECOND_MOMENT
 from limitformer.models.kinds import of_kind, register, require_exact_kind
 from limitformer.numerics.random import key
 from limitformer.numerics.watch import DONE, WHOLE, Watch
-from limitformer.paths.recording import ALL_OF_V, VALUE_FLOOR, CovarianceProcess, Outputs, Recording
+from limitformer.sampling.recording import ALL_OF_V, VALUE_FLOOR, CovarianceProcess, Outputs, Recording
 
 Matrix = NDArray[np.float64]
 

@@ -53,8 +53,8 @@ from limitformer.numerics.kernels import allocator, driver, kernel
 from limitformer.numerics.lanes import LANES, all_below, everywhere, in_lanes, lane_matrix, load, store
 from limitformer.numerics.random import Stream, key, open_stream, rewind
 from limitformer.numerics.watch import Watch, count_whole, is_halted, keep_going
-from limitformer.paths.arrays import points_in
-from limitformer.paths.exits import (
+from limitformer.sampling.arrays import points_in
+from limitformer.sampling.exits import (
     LEFT_BALL,
     LEFT_CONE,
     Ledger,
@@ -65,7 +65,7 @@ from limitformer.paths.exits import (
     open_ledger,
     record_exit,
 )
-from limitformer.paths.recording import (
+from limitformer.sampling.recording import (
     ALL_OF_V,
     FACTOR_FLOOR,
     VALUE_FLOOR,
@@ -77,7 +77,7 @@ from limitformer.paths.recording import (
     write,
     write_rows,
 )
-from limitformer.paths.times import whole_steps
+from limitformer.sampling.times import whole_steps
 
 Step = Literal["factor", "euler-maruyama"]
 

@@ -68,7 +68,7 @@ from limitformer.numerics.lanes import (
     where_positive,
 )
 from limitformer.numerics.random import Stream, open_stream, seek
-from limitformer.paths.exits import LEFT_BALL, LOST, record_exit
+from limitformer.sampling.exits import LEFT_BALL, LOST, record_exit
 
 FACTOR_RESOLUTION = 0.05
 EULER_RESOLUTION = 0.02  # V takes the noise whole: beyond 7 standard deviations it would leave the cone

@@ -67,7 +67,7 @@ from limitformer.numerics.kernels import allocator, driver, kernel
 from limitformer.numerics.lanes import LANES, all_below, choose, everywhere, lane_matrix, load, smaller, store
 from limitformer.numerics.random import U64, Stream, draw_normals, open_stream, rewind, seek
 from limitformer.numerics.watch import count_whole, is_halted, keep_going
-from limitformer.paths.exits import (
+from limitformer.sampling.exits import (
     LEFT_BALL,
     LOST,
     Ledger,
@@ -79,7 +79,7 @@ from limitformer.paths.exits import (
     open_ledger,
     record_exit,
 )
-from limitformer.paths.recording import replicas_of, rows_of, write_factor
+from limitformer.sampling.recording import replicas_of, rows_of, write_factor
 
 MOST_SHORT = 1024  # short steps in one step
 

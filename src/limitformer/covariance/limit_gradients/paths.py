@@ -17,8 +17,8 @@ from limitformer.numerics.factor import lower_root
 from limitformer.numerics.lanes import in_lanes
 from limitformer.numerics.random import key
 from limitformer.numerics.watch import Watch
-from limitformer.paths.arrays import Shapes, bytes_of
-from limitformer.paths.recording import Outputs
+from limitformer.sampling.arrays import Shapes, bytes_of
+from limitformer.sampling.recording import Outputs
 
 LEAST_RADIUS = 1e6  # the least radius over |V| at the start, from which a path explodes within a step
 LEAST_EIGENVALUE = 1e-10  # of the correlations of the start: their inverse enters the equation

@@ -20,9 +20,9 @@ from limitformer.initialisation.recipes.law import ComparedLaw, compared_law, va
 from limitformer.initialisation.recipes.recipe import Recipe, Weight, recipe_of
 from limitformer.initialisation.recipes.roles import is_embedding, owner_of, places_of
 from limitformer.initialisation.report import aligned
+from limitformer.subjects.subject import resolve
 from limitformer.weightless import laws
 from limitformer.weightless.law import LawTable, build_without_weights, table_of
-from limitformer.weightless.models import blueprint_of
 
 EXACT = 1e-4  # relative difference of two laws that rounded constants may cause
 LEFT = 5  # spaces before the cells of a row that takes several lines
@@ -184,9 +184,9 @@ def compare_with_recipe(model: Any, recipe: Recipe | Callable[..., ComparedLaw |
     1 of 9 kinds of weight differ from recipe gpt2: position embedding
     """
     recipe = recipe_of(recipe)
-    blueprint = blueprint_of(model)
-    module, known = build_without_weights(blueprint, torch.float32)
-    return compare_law(recipe, module, table_of(blueprint, module, known), blueprint.config)
+    subject = resolve(model)
+    module, known = build_without_weights(subject, torch.float32)
+    return compare_law(recipe, module, table_of(subject, module, known), subject.config)
 
 
 def compare_law(recipe: Recipe, module: nn.Module, table: LawTable, config: Any) -> RecipeComparison:

@@ -24,11 +24,11 @@ from limitformer.models import Mixing, Start, Transformer, as_start
 from limitformer.models.serial import describe
 from limitformer.nn.drawn.network import Layer, draw_weights, strengths_of
 from limitformer.numerics.random import key
-from limitformer.paths.arrays import Outputs
-from limitformer.paths.exits import INSIDE, LEFT_BALL
-from limitformer.paths.replicas import slices
-from limitformer.paths.times import Record, recorded_layers
 from limitformer.results.datasets import covariance_dataset, with_gradients
+from limitformer.sampling.arrays import Outputs
+from limitformer.sampling.exits import INSIDE, LEFT_BALL
+from limitformer.sampling.replicas import slices
+from limitformer.sampling.times import Record, recorded_layers
 from limitformer.simulation.simulate import Interrupted
 
 BATCH_BYTES = 2**27  # weights and activations that a batch of networks holds at a time

@@ -53,7 +53,7 @@ from limitformer.numerics.kernels import allocator, driver, inlined, kernel, str
 from limitformer.numerics.lanes import LANES, lane_matrix, magnitude, square_root, store
 from limitformer.numerics.random import box_muller, next_chi, next_normal, open_stream, rewind, words_of
 from limitformer.numerics.watch import count_whole, is_halted, keep_going
-from limitformer.paths.arrays import points_in, replicas_between, write_number
+from limitformer.sampling.arrays import points_in, replicas_between, write_number
 from limitformer.sphere.overlap.drawn import DrawnAttention
 from limitformer.sphere.overlap.position import at_artanh
 from limitformer.sphere.pair.chi_squares import blocks_needed, chi_squares

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from limitformer.models import StochasticTransformer
 from limitformer.numerics.watch import WHOLE, Watch
-from limitformer.paths.arrays import as_result_array
-from limitformer.paths.process import Outputs
+from limitformer.sampling.arrays import as_result_array
+from limitformer.sampling.process import Outputs
 from limitformer.sphere.options import Method
 from limitformer.sphere.outcome import outcomes_of_overlaps
 from limitformer.sphere.overlap.drawn import DrawnAttention

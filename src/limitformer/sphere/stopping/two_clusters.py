@@ -15,7 +15,7 @@ import numpy as np
 from limitformer.numerics.elementary import U64, exponential
 from limitformer.numerics.kernels import allocator, inlined, kernel, strict_kernel
 from limitformer.numerics.watch import keep_going
-from limitformer.paths.exits import first_at
+from limitformer.sampling.exits import first_at
 from limitformer.sphere.outcome import ANTIPODAL, CLUSTERS, LARGEST, UNRESOLVED
 from limitformer.sphere.pair.chain import BLOCK, CHECK, PairBlock, PairConstants, fold, is_long, open_pairs, unfolded
 from limitformer.sphere.pair.chi_squares import blocks_needed, chi_squares

@@ -13,9 +13,9 @@ from limitformer.numerics.kernels import driver, kernel
 from limitformer.numerics.lanes import LANES
 from limitformer.numerics.random import rewind
 from limitformer.numerics.watch import Watch, count_whole, is_halted, keep_going
-from limitformer.paths.arrays import as_result_array
-from limitformer.paths.exits import first_at
-from limitformer.paths.process import Outputs
+from limitformer.sampling.arrays import as_result_array
+from limitformer.sampling.exits import first_at
+from limitformer.sampling.process import Outputs
 from limitformer.sphere.methods import ONE_NUMBER, can_merge
 from limitformer.sphere.near.near_tree import link_initial, update_links
 from limitformer.sphere.near.relations import GAP_FLOOR, Rows, alone, nearness, related, related_pair

@@ -7,7 +7,7 @@ import numpy as np
 from limitformer.numerics.factor import FIRST
 from limitformer.numerics.kernels import allocator, driver, kernel
 from limitformer.numerics.lanes import LANES, everywhere, lane_matrix, load, smaller, store, where_positive
-from limitformer.paths.arrays import TILE, ResultArray, entries_in, replicas_between, write_lane_row
+from limitformer.sampling.arrays import TILE, ResultArray, entries_in, replicas_between, write_lane_row
 from limitformer.sphere.outcome import count_clusters, measure, sort_replica
 
 

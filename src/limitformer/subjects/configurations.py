@@ -5,6 +5,7 @@ configuration. A size that the family does not read is refused, since transforme
 """
 
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -16,7 +17,7 @@ from limitformer.base.errors import InputError, nearest, require
 from limitformer.base.foreign import escaped_errors, file_in, one_line, readable_name
 from limitformer.models.serial import from_record, json_object
 from limitformer.models.text import read_text
-from limitformer.weightless.shapes import SHAPES, require_shape
+from limitformer.subjects.shapes import SHAPES, require_shape
 
 # Entries that name code, kernels or other files; none of them changes the network.
 LEFT_OUT = {"auto_map", "custom_pipelines", "custom_generate", "transformers_weights", "_commit_hash"}
@@ -31,6 +32,10 @@ MOST_JSON = 2**25  # bytes
 MOST_LAYERS = 4096  # a configuration makes a list of them before a module is built
 SPREAD = re.compile(r"(^|_)(initializer_range|initializer_factor|init_range|variance_scale|std|std_dev)$")
 MOST_SPREAD = 1e6  # its sixth power, which tests need, does not overflow
+
+# Types whose attention takes every mask for a boolean one. Masks of the plain formula are numbers, 0 where a token is
+# visible, so that these types would hide exactly the visible tokens (transformers 5.24).
+BOOLEAN_MASKS = {"nemotron_asr_streaming_encoder"}
 
 # The names that families have for each size.
 SIZES = (
@@ -198,3 +203,21 @@ def quiet_transformers() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
+
+
+def is_config(model: Any) -> bool:
+    """Whether `model` is a configuration of transformers."""
+    transformers: Any = sys.modules.get("transformers")  # None: then nothing is its configuration
+    return transformers is not None and isinstance(model, transformers.PreTrainedConfig)
+
+
+def as_plain_formulas(config: Any) -> Any:
+    """Set attention and experts to plain formulas, which `Measure` can watch, where these are right."""
+    for part in {id(c): c for c in (config, config.get_text_config())}.values():
+        part._attn_implementation = "eager"
+        part._experts_implementation = "eager"
+    for name in {"", *(config.sub_configs or ())}:
+        part = getattr(config, name) if name else config
+        if getattr(part, "model_type", "") in BOOLEAN_MASKS:
+            part._attn_implementation = "sdpa"
+    return config

@@ -21,15 +21,15 @@ from torch import Tensor, nn
 
 from limitformer.base.errors import require
 from limitformer.base.memory import SHARE, available_memory, readable
+from limitformer.stepping.entrywise import EntrywiseHistory, StoredUpdates
+from limitformer.stepping.optimizers import StepRules, UpdateRule
+from limitformer.stepping.updates import CoreUpdate, TensorUpdate, is_entrywise, needs_entries
 from limitformer.weightless.implicit import Implicit, as_matrix
 from limitformer.weightless.laws import NORMAL
 from limitformer.weightless.maps import squared_norm, squared_product
 from limitformer.weightless.numbers import normals
 from limitformer.weightless.products import Bases, DrawnMatrix, UndrawnMatrix
 from limitformer.weightless.run import ALWAYS, NEVER, KeepWeightsError, RandomWeight, WeightlessRun, row_error
-from limitformer.weightless.steps.entrywise import EntrywiseHistory, StoredUpdates
-from limitformer.weightless.steps.optimizers import StepRules, UpdateRule
-from limitformer.weightless.steps.updates import CoreUpdate, TensorUpdate, is_entrywise, needs_entries
 
 UNDRAWN, AGAIN, ROWS, ENTRIES = "undrawn", "drawn again for each product", "rows", "entries"
 MOST_FOR_SPECTRUM = 2**20  # entries of a matrix whose largest singular value is computed

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from limitformer.base.errors import InputError, nearest, require
+from limitformer.nn.drawn.simulate import torch_seed
 
 Loss = Callable[[Any, Mapping[str, Tensor]], Tensor]
 Choice = Callable[[Any, Mapping[str, Tensor]], tuple[str, Loss]]  # the name of a loss, and its function
@@ -21,6 +22,7 @@ OWN, NEXT = "the module's own", "next-token cross-entropy"
 NAMED_OUTPUTS = ("logits", "last_hidden_state")
 TARGETS = ("targets", "labels")  # arguments with which a module computes its own loss
 SAME_LOSS = 1e-3  # relative difference between a module's own loss and the cross-entropy of its logits
+READOUT = "a random readout"
 IGNORED = -100  # a label that is not counted, as in torch
 
 
@@ -324,3 +326,17 @@ def cross_entropy(logits: Tensor, ids: Tensor, counted: Tensor | None) -> Tensor
     if counted is None:
         return each.mean(-1)
     return (each * counted).sum(-1) / counted.sum(-1).clamp(min=1)
+
+
+def readout(seed: int) -> Choice:
+    """Return the choice of ⟨x, g⟩ of the last tokens, with a direction g ~ N(0, I) for each.
+
+    ½|x|² would have no gradient behind a norm, which makes it constant.
+    """
+
+    def product(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+        x = output_of(out)
+        g = torch.randn(x.shape[1:], generator=torch.Generator().manual_seed(torch_seed(seed, "readout")))
+        return (x * g.to(x.device, x.dtype)).flatten(1).sum(1) / max(1, x.shape[1:-1].numel())
+
+    return lambda out, inputs: (READOUT, product)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from limitformer.base.errors import InputError, require
 from limitformer.base.foreign import file_in, one_line, readable_name
-from limitformer.weightless.configurations import object_in
+from limitformer.subjects.configurations import object_in
 
 WHOLE = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 OTHER_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".distcp", ".onnx")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import optimizer as torchs
 
 from limitformer.base.errors import InputError, first_line, nearest, require
-from limitformer.weightless.steps.rules import (
+from limitformer.stepping.rules import (
     ADAM,
     MOST_RATE,
     MUON,

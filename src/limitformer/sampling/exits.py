@@ -11,7 +11,7 @@ import numpy as np
 from limitformer.numerics.factor import gram, trace_of_gram
 from limitformer.numerics.kernels import allocator, kernel
 from limitformer.numerics.lanes import LANES, all_below, everywhere, lane_matrix, load, square_root, store
-from limitformer.paths.arrays import TILE
+from limitformer.sampling.arrays import TILE
 
 INSIDE, LEFT_BALL, LEFT_CONE, LOST, NO_NUMBER = 0, 1, 2, 3, 4
 CAUSES = (

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from limitformer.numerics.watch import Watch
-from limitformer.paths.arrays import Outputs, Shapes
+from limitformer.sampling.arrays import Outputs, Shapes
 
 
 class Prepared(Protocol):

@@ -15,9 +15,9 @@ from limitformer.base.errors import InputError, first_line, require
 from limitformer.models import as_start
 from limitformer.models.text import words_of
 from limitformer.nn.drawn.simulate import TokenLaw, torch_seed
-from limitformer.weightless.choices import Choice, choices_of, parameters_of, settled
-from limitformer.weightless.losses import TARGETS
-from limitformer.weightless.models import Blueprint
+from limitformer.subjects.choices import Choice, choices_of, parameters_of, settled
+from limitformer.subjects.losses import TARGETS
+from limitformer.subjects.subject import Subject
 
 OTHER_INPUTS = ("decoder_", "pixel_", "labels", "encoder_", "input_values", "input_features")  # with other lengths
 POSITIONAL = "#"  # begins the names of positional arguments after the first, whose name is empty
@@ -122,7 +122,7 @@ class Inputs:
         return {name: every[name] for name in (*positional, *every)}
 
 
-def inputs_of(inputs: Any, blueprint: Blueprint) -> Inputs:
+def inputs_of(inputs: Any, subject: Subject) -> Inputs:
     """Make the inputs of a model from the argument `inputs` of the public functions.
 
     Raises:
@@ -130,18 +130,18 @@ def inputs_of(inputs: Any, blueprint: Blueprint) -> Inputs:
     """
     if isinstance(inputs, Inputs):
         return inputs
-    if blueprint.transformer is not None:
+    if subject.transformer is not None:
         start = as_start(inputs)
-        return Inputs({}, {}, 1, start.labels or (), TokenLaw(start, blueprint.transformer))
+        return Inputs({}, {}, 1, start.labels or (), TokenLaw(start, subject.transformer))
     given = inputs if isinstance(inputs, tuple) else ()  # one of numbers or texts is one argument
     if isinstance(inputs, Mapping) or any(each is None or isinstance(each, Tensor | Mapping) for each in given):
-        return inputs_by_name(named_values(inputs), options_of(blueprint))
-    return inputs_of_factory(inputs) if blueprint.kind is None else inputs_of_class(inputs, blueprint)
+        return inputs_by_name(named_values(inputs), options_of(subject))
+    return inputs_of_factory(inputs) if subject.kind is None else inputs_of_class(inputs, subject)
 
 
-def options_of(blueprint: Blueprint) -> dict[str, Any]:
+def options_of(subject: Subject) -> dict[str, Any]:
     """Return further arguments of a language model of transformers."""
-    return {"use_cache": False} if blueprint.task in ("causal", "seq2seq") else {}
+    return {"use_cache": False} if subject.task in ("causal", "seq2seq") else {}
 
 
 def named_values(inputs: Any) -> dict[str, Any]:
@@ -285,42 +285,42 @@ def inputs_of_factory(inputs: Any) -> Inputs:
     return Inputs({"": tensor}, {}, len(tensor))
 
 
-def inputs_of_class(inputs: Any, blueprint: Blueprint) -> Inputs:
+def inputs_of_class(inputs: Any, subject: Subject) -> Inputs:
     """Make the inputs of a class of transformers: a text, and whatever else its `forward` reads.
 
     Images and sounds are given as an array for the class's main argument, or chosen. A number is that of distinct
     tokens, or of images for a classifier of images.
     """
-    kind, config = blueprint.kind, blueprint.config
+    kind, config = subject.kind, subject.config
     names, main = parameters_of(kind), getattr(kind, "main_input_name", "input_ids")
     if all(each.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD) for each in names.values()):  # PEFT's wrapper
         tokens, words = ids_of(inputs, config)
-        return Inputs({"input_ids": tokens}, options_of(blueprint), len(tokens), words)
+        return Inputs({"input_ids": tokens}, options_of(subject), len(tokens), words)
     reads_text = bool({"input_ids", "decoder_input_ids"} & names.keys())
     array = None if isinstance(inputs, int | str | Path) else tensor_of(inputs)
     given = array is not None and array.is_floating_point() and main != "input_ids"
     ids: Tensor | None = None
     labels, rows = tuple[str, ...](), 1
     if array is not None and given:
-        require(main in names, f"{blueprint.name} must have its inputs by name, such as {next(iter(names), 'x')!r}.")
+        require(main in names, f"{subject.name} must have its inputs by name, such as {next(iter(names), 'x')!r}.")
         rows = len(array)
-    elif blueprint.task == "image" and main == "pixel_values" and isinstance(inputs, int):
+    elif subject.task == "image" and main == "pixel_values" and isinstance(inputs, int):
         rows = inputs
     elif reads_text:
         ids, labels = ids_of(inputs, config)
     elif not isinstance(inputs, int):
-        raise InputError(f"{blueprint.name} reads no text. Nearest: an array for its argument {main!r}.")
-    choices = choices_of(kind, config, ids, rows, blueprint.task == "seq2seq")
+        raise InputError(f"{subject.name} reads no text. Nearest: an array for its argument {main!r}.")
+    choices = choices_of(kind, config, ids, rows, subject.task == "seq2seq")
     if array is not None and given:
         size = next((tuple(each.fixed[main].shape[1:]) for each in choices if main in each.fixed), ())
-        fits = blueprint.task != "image" or tuple(array.shape[1:]) == size
+        fits = subject.task != "image" or tuple(array.shape[1:]) == size
         require(fits, f"images must be (number, {', '.join(map(str, size))}); got {tuple(array.shape)}.")
         choices = [replace(each, fixed=each.fixed | {main: array}) for each in choices if main in each.fixed]
         choices = choices[:1] or [Choice({main: array})]
-    require(bool(choices), f"no inputs are known for {blueprint.name}. Nearest: named tensors for {', '.join(names)}.")
+    require(bool(choices), f"no inputs are known for {subject.name}. Nearest: named tensors for {', '.join(names)}.")
     return Inputs(
         choices[0].fixed,
-        options_of(blueprint),
+        options_of(subject),
         rows if ids is None else len(ids),
         labels,
         choices=choices,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from limitformer.weightless.steps.rules import ADAM, LION, MUON, SGD, UpdateRule
+from limitformer.stepping.rules import ADAM, LION, MUON, SGD, UpdateRule
 
 
 def is_entrywise(rule: UpdateRule) -> bool:

@@ -16,17 +16,7 @@ from limitformer.base.errors import InputError, require, require_count
 from limitformer.base.progress import PartOfBar, advance, progress_bar
 from limitformer.nn.drawn.simulate import torch_seed
 from limitformer.simulation.simulate import Interrupted
-from limitformer.weightless.arrays import BY_HEAD, Arrays, require_same_blocks
-from limitformer.weightless.building import put_parameters
-from limitformer.weightless.implicit import Implicit
-from limitformer.weightless.inputs import Inputs, inputs_of, with_targets
-from limitformer.weightless.layout import Chosen
-from limitformer.weightless.losses import TARGETS, ChosenLoss, Loss, chosen_loss, loss_of_shapes
-from limitformer.weightless.models import blueprint_of
-from limitformer.weightless.network import Weightless
-from limitformer.weightless.run import ALWAYS, AUTO, NEVER, POSITIONS
-from limitformer.weightless.simulate import named_errors, provenance, settle
-from limitformer.weightless.steps.optimizers import (
+from limitformer.stepping.optimizers import (
     base_rate,
     factors_of,
     hidden_matrices,
@@ -34,9 +24,19 @@ from limitformer.weightless.steps.optimizers import (
     read_optimizer,
     valid_clip,
 )
-from limitformer.weightless.steps.rules import MUON, Factors, StepRules, groups_of, in_words
-from limitformer.weightless.steps.trajectory import StepBatches, Trajectory
-from limitformer.weightless.steps.weights import Forms
+from limitformer.stepping.rules import MUON, Factors, StepRules, groups_of, in_words
+from limitformer.stepping.trajectory import StepBatches, Trajectory
+from limitformer.stepping.weights import Forms
+from limitformer.subjects.inputs import Inputs, inputs_of, with_targets
+from limitformer.subjects.losses import TARGETS, ChosenLoss, Loss, chosen_loss, loss_of_shapes
+from limitformer.subjects.subject import resolve
+from limitformer.weightless.arrays import BY_HEAD, Arrays, require_same_blocks
+from limitformer.weightless.building import put_parameters
+from limitformer.weightless.implicit import Implicit
+from limitformer.weightless.layout import Chosen
+from limitformer.weightless.network import Weightless
+from limitformer.weightless.run import ALWAYS, AUTO, NEVER, POSITIONS
+from limitformer.weightless.simulate import named_errors, provenance, settle
 
 BAR = "networks in training"
 SAME, FRESH = "same", "fresh"
@@ -143,7 +143,7 @@ def simulate_steps(
         for sample in range(samples):
             of_rates: list[Arrays] = []
             for rule in every:
-                of_rates.append(named_errors(training.trajectory(rule, sample).arrays, network.blueprint, first))
+                of_rates.append(named_errors(training.trajectory(rule, sample).arrays, network.subject, first))
                 require_same_blocks(parts[0][0] if parts else of_rates[0], of_rates[-1])
                 advance(bar, sample * len(every) + len(of_rates))
             parts.append(of_rates)
@@ -189,9 +189,9 @@ def training_of(
     drawn: str = "",
 ) -> Training:  # fmt: skip
     """Return the training that the arguments of `simulate_steps` describe."""
-    blueprint = blueprint_of(model)
-    first = inputs_of(inputs, blueprint).with_batch_dim(batch_dim)
-    network = Weightless(blueprint, dtype, torch.device("cpu"), overrides, blocks)
+    subject = resolve(model)
+    first = inputs_of(inputs, subject).with_batch_dim(batch_dim)
+    network = Weightless(subject, dtype, torch.device("cpu"), overrides, blocks)
     network.needs_blocks = False
     if drawn and not network.drawn:
         network.draw_whole({"its code": drawn})
@@ -209,14 +209,14 @@ def training_of(
     first = settle(first, network, seed, own_loss=loss is None)
     named_errors(
         lambda: network.first(seed, first, AUTO) if network.foreign else network.run(seed, range(1), first, AUTO, None),
-        blueprint, first,
+        subject, first,
     )  # fmt: skip
     prepared = batches_of(first, batches, unseen, network, steps, seed, batch_dim)
     passes = (steps + 1) * (2 + (prepared.of_steps[-1] is not first))
     known = tables(network)
     widths = {columns for _, columns in known} | {size.width for size in network.stacks.values()}
-    by_shapes = loss_of_shapes(blueprint.name, {rows for rows, _ in known}, widths, batch_dim)
-    function = chosen_loss(loss, blueprint.task, by_shapes, batch_dim)
+    by_shapes = loss_of_shapes(subject.name, {rows for rows, _ in known}, widths, batch_dim)
+    function = chosen_loss(loss, subject.task, by_shapes, batch_dim)
     forms = Forms(draw, passes, steps)
     return Training(network, first, prepared, every, function, forms, seed, optimizer if of_user else None)
 
@@ -317,7 +317,7 @@ def batches_of(
 
 def user_batch(value: Any, first: Inputs, network: Weightless, name: str, batch_dim: int) -> Inputs:
     """Return a batch of the user, with the shapes of the first."""
-    prepared = inputs_of(value, network.blueprint).with_batch_dim(batch_dim)
+    prepared = inputs_of(value, network.subject).with_batch_dim(batch_dim)
     if network.foreign and any(target in first.fixed for target in TARGETS):
         prepared = with_targets(prepared, network.module)
     shapes, wanted = ({key: tuple(each.shape) for key, each in batch.fixed.items()} for batch in (prepared, first))
@@ -378,7 +378,7 @@ def tables(network: Weightless) -> list[tuple[int, int]]:
 
 def vocabulary(network: Weightless) -> Tensor:
     """Return the ids that are not special; none if no table was looked up."""
-    config = network.blueprint.config
+    config = network.subject.config
     text = config.get_text_config() if hasattr(config, "get_text_config") else config  # of a model of several parts
     size = getattr(text, "vocab_size", None)
     if not isinstance(size, int):

@@ -20,7 +20,7 @@ from limitformer.models.sphere import require_known
 from limitformer.numerics.factor import FIRST, gram, inner
 from limitformer.numerics.kernels import driver, kernel
 from limitformer.numerics.lanes import LANES, everywhere, load, store
-from limitformer.paths.arrays import (
+from limitformer.sampling.arrays import (
     TILE,
     Dtype,
     Outputs,
@@ -40,7 +40,7 @@ from limitformer.paths.arrays import (
     write_lane_row,
     write_number,
 )
-from limitformer.paths.exits import INSIDE, first_at
+from limitformer.sampling.exits import INSIDE, first_at
 
 Keep = Literal["covariance", "pairs"]
 

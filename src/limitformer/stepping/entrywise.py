@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from limitformer.numerics.kernels import driver
-from limitformer.paths.replicas import usable_cores
-from limitformer.weightless.steps.rules import LION, UpdateRule
+from limitformer.sampling.replicas import usable_cores
+from limitformer.stepping.rules import LION, UpdateRule
 
 BLOCK_BYTES = 2**20  # of a block of one gradient
 

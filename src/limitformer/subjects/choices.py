@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from limitformer.weightless.classes import parameters_of
+from limitformer.base.foreign import lookup, pair
+from limitformer.subjects.classes import parameters_of
 
 Named = dict[str, Tensor]
 MOST_TRIED, MOST_IMAGES = 40, 12
@@ -284,33 +285,6 @@ class Maker:
     def number(self, names: tuple[str, ...], default: int, kind: tuple[str, ...] = VISION) -> int:
         """Return a number of the configuration, the first of several."""
         return pair(lookup(self.config, names, kind), default)[0]
-
-
-def lookup(config: Any, names: tuple[str, ...], kind: tuple[str, ...] = ()) -> Any:
-    """Return the first of these fields that a configuration has: in its parts of this kind, itself, or other parts."""
-    for part in sorted(parts_of(config), key=lambda part: not any(word in part[0] for word in kind)):
-        for name in names:
-            value = getattr(part[1], name, None)
-            if value is not None:
-                return value
-    return None
-
-
-def parts_of(config: Any, name: str = "", level: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yield a configuration and all that it holds, with their names."""
-    yield name, config
-    for key, value in vars(config).items() if level < 4 else ():
-        if hasattr(value, "model_type") and hasattr(value, "to_dict"):
-            yield from parts_of(value, f"{name}.{key}", level + 1)
-
-
-def pair(value: Any, default: int) -> tuple[int, int]:
-    """Return (height, width) of a size that is one number, two, a dictionary, or missing."""
-    if isinstance(value, dict):
-        value = [value.get("height"), value.get("width")]
-    if isinstance(value, list | tuple) and value and all(isinstance(each, int) for each in value):
-        return (value[-2], value[-1]) if len(value) > 1 else (value[0], value[0])
-    return (value, value) if isinstance(value, int) and value > 0 else (default, default)
 
 
 def noise(*shape: int) -> Tensor:

@@ -6,24 +6,22 @@ missing weight, which transformers would draw, and whole numbers, which it would
 Python code of a folder, which its configuration names (`auto_map`), runs only if the user allows it.
 """
 
-import json
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
 
 from limitformer.base.errors import InputError, require
 from limitformer.base.foreign import escaped_errors, one_line, readable_name
 from limitformer.hf import load_shaped
 from limitformer.models.text import prefixes
-from limitformer.weightless.checkpoints import check_numbers, weights_in
-from limitformer.weightless.classes import AUTO_CLASSES, family_classes, named_class, task_of
-from limitformer.weightless.configurations import config_from, quiet_transformers, values_in
-from limitformer.weightless.models import Blueprint, as_plain_formulas, require_room, size_of
+from limitformer.subjects.checkpoints import check_numbers, weights_in
+from limitformer.subjects.classes import family_classes, named_class
+from limitformer.subjects.configurations import as_plain_formulas, config_from, quiet_transformers, values_in
+from limitformer.subjects.size import require_room, size_of
 
 LISTED = 3  # names in a message
 
@@ -197,38 +195,3 @@ def tokenizer_in(folder: Path) -> Any:
         f"{', '.join(VOCABULARY[1:])}. Nearest: tokenizer.save_pretrained into the folder, or token ids for a text.",
     )
     return tokenizer
-
-
-def has_code(path: Path) -> bool:
-    """Whether a folder, or its config.json, names code of its own."""
-    file = path / "config.json" if path.is_dir() else path
-    try:
-        return isinstance(json.loads(file.read_text(encoding="utf-8")).get("auto_map"), dict)
-    except (OSError, ValueError, AttributeError):
-        return False
-
-
-def with_code(path: Path, weights: bool) -> Blueprint | nn.Module:
-    """Return how the code in a folder makes its network, or the network of its weights.
-
-    Raises:
-        InputError: it names no class of a model, cannot be built, or its files lack weights.
-    """
-    folder = path if path.is_dir() else path.parent
-    name, options = readable_name(folder.absolute()), {"trust_remote_code": True, "local_files_only": True}
-    with quiet_transformers(), one_line(f"the code in {name} cannot be run"):
-        config: Any = as_plain_formulas(transformers.AutoConfig.from_pretrained(folder, **options))
-        auto = next((each for _, each, _ in AUTO_CLASSES if each in config.auto_map), None)
-        if auto is None:
-            raise InputError(f"auto_map of {name} must name a class for a task, such as 'AutoModelForCausalLM'.")
-        maker: Any = getattr(transformers, auto)
-        if weights:
-            module, report = maker.from_pretrained(folder, config=config, output_loading_info=True, **options)
-            missing = sorted(report["missing_keys"])
-            require(not missing, f"{name} lacks the weight {''.join(missing[:1])}.")
-            loaded: nn.Module = module
-            return loaded
-        make = partial(maker.from_config, config, trust_remote_code=True)
-        with torch.device("meta"):
-            kind: Any = type(make())
-    return Blueprint(make, name, task_of(kind, config), config, kind=kind)

@@ -22,6 +22,10 @@ from torch.overrides import TorchFunctionMode
 
 from limitformer.base.errors import InputError, require
 from limitformer.nn.drawn.simulate import torch_seed
+from limitformer.stepping.optimizers import StepRules, base_rate, made_by
+from limitformer.stepping.weights import Forms, TrainedRun, TrainedWeights
+from limitformer.subjects.inputs import Inputs
+from limitformer.subjects.losses import Loss, output_of
 from limitformer.weightless.arrays import (
     BY_HEAD,
     OTHER_TOKENS,
@@ -32,14 +36,10 @@ from limitformer.weightless.arrays import (
 )
 from limitformer.weightless.building import seeded
 from limitformer.weightless.implicit import Implicit
-from limitformer.weightless.inputs import Inputs
-from limitformer.weightless.losses import Loss, output_of
 from limitformer.weightless.measure import UnclearBlocksError
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.reachable import State
 from limitformer.weightless.run import DrawWholeError, KeepWeightsError
-from limitformer.weightless.steps.optimizers import StepRules, base_rate, made_by
-from limitformer.weightless.steps.weights import Forms, TrainedRun, TrainedWeights
 from limitformer.weightless.tensors import storage
 from limitformer.weightless.threads import one_thread
 

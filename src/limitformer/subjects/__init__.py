@@ -1,0 +1,7 @@
+"""What a command is asked about, and what it is called with: `resolve(what) -> Subject`.
+
+* `subject` resolves a name, folder, JSON, configuration (`configurations`, `classes`), function (`user_code`) or
+  module; `shapes` are the public names, `folder` and `checkpoints` load weights, `size` builds on the meta device;
+* `inputs` and `choices` are the arguments of `forward`, `texts` the first tokens of a text, `losses` the loss.
+
+"""
