@@ -23,7 +23,16 @@ from limitformer.base.foreign import one_line
 from limitformer.models import Transformer
 from limitformer.subjects.configurations import check_sizes, is_config
 from limitformer.subjects.size import size_of
-from limitformer.subjects.subject import ANY, Subject, arguments_of, called_with, model_of, name_of, resolve
+from limitformer.subjects.subject import (
+    ANY,
+    Subject,
+    arguments_of,
+    called_with,
+    model_of,
+    name_of,
+    refuse_existing,
+    resolve,
+)
 
 WIDTH, DEPTH = "width", "depth"
 LEAST_SIZES = 2
@@ -134,6 +143,8 @@ def at_size(model: Any, over: str, size: int) -> Sized:
     subject = resolve(model)
     if subject.transformer is not None:
         return transformer_at(subject.transformer, over, size)
+    if subject.module is not None and not subject.has_law:
+        refuse_existing(subject.name)
     if subject.config is None:
         return factory_at(subject.factory, over, size)
     config, changes = config_at(subject.config, over, size)
