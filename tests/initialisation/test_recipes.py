@@ -18,7 +18,7 @@ from limitformer.base.errors import InputError
 from limitformer.initialisation.recipes import Recipe, compare_with_recipe, recipe_of, recipes
 from limitformer.initialisation.recipes.comparison import DIFFERS, FORM, RecipeComparison, RecipeRow
 from limitformer.initialisation.recipes.law import constant, normal, uniform, values
-from limitformer.initialisation.recipes.recipe import Weight
+from limitformer.initialisation.recipes.weight import Weight
 from recipe_models import DRAWS, OTHERS, NanochatFactors, factory
 
 # Sizes: (width, depth, index of the block, head_dim, width of the feed-forward layer, vocabulary).

@@ -8,7 +8,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +20,6 @@ SHOWN = (
 
 
 WRITTEN: dict[Path, int] = {}  # the files and folders that this command has written, with their inodes
-
-
-class Paged:
-    """A report with a page, which notebooks show in a frame."""
-
-    def page(self) -> str:
-        """Return the report as one HTML page that needs no other file."""
-        raise NotImplementedError
-
-    def _repr_html_(self) -> str:
-        """Return the page in a frame, for notebooks."""
-        return f'<iframe srcdoc="{escape(self.page())}" width="100%" height="900" style="border:0"></iframe>'
 
 
 def write_texts(folder: str | Path, texts: Mapping[str, Any]) -> list[Path]:

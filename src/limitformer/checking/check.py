@@ -18,8 +18,8 @@ from limitformer.checking.conditions import agreement, size_by_group
 from limitformer.checking.curves import band, curves, place_of
 from limitformer.checking.module import measure_module, settle_module
 from limitformer.checking.report import CheckedNetwork, Report
-from limitformer.checking.thresholds import FINE, GRADES, thresholds_with
-from limitformer.checking.verdicts import TRAINED, Verdict, verdicts
+from limitformer.checking.thresholds import thresholds_with
+from limitformer.checking.verdicts import verdicts
 from limitformer.hf import Shaping
 from limitformer.initialisation.recipes import Recipe, RecipeComparison, recipe_of
 from limitformer.initialisation.recipes.comparison import compare_law
@@ -27,6 +27,7 @@ from limitformer.initialisation.recipes.law import ComparedLaw
 from limitformer.initialisation.report import InitialisationReport
 from limitformer.initialisation.weight_by_weight import check_initialisation
 from limitformer.nn.drawn.simulate import resolve_device
+from limitformer.reports.verdict import FINE, GRADES, TRAINED, Verdict
 from limitformer.subjects.folder import listed
 from limitformer.subjects.inputs import Inputs
 from limitformer.subjects.losses import TASKS, ChosenLoss, Loss, chosen_loss, readout

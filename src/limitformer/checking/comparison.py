@@ -1,11 +1,8 @@
 """Several networks side by side: one table, one page, one dataset with a dimension `model`."""
 
-import csv
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from html import escape
-from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
@@ -13,15 +10,13 @@ import numpy as np
 import xarray as xr
 
 from limitformer.base.errors import require
-from limitformer.base.files import Paged, local_path, write_texts
 from limitformer.checking.check import check
 from limitformer.checking.curves import CURVES, LAYERWISE, layer_numbers, typical
-from limitformer.checking.page.page import document, paragraph, region, section, swatch
-from limitformer.checking.page.svg import Line, Panel, plot, rows_as_html
-from limitformer.checking.report import Report, finite_values
-from limitformer.checking.thresholds import FINE
-from limitformer.checking.verdicts import TRAINED, Verdict, number_text
-from limitformer.results.storage import save
+from limitformer.checking.report import Report
+from limitformer.reports.figures import Line, Panel, kind_of, plot, rows_as_html
+from limitformer.reports.page import document, paragraph, region, section, swatch
+from limitformer.reports.report import AnyReport, csv_of, finite_values
+from limitformer.reports.verdict import FINE, TRAINED, Verdict, number_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,16 +39,17 @@ COLUMNS: Mapping[str, str] = {  # of the table, with what they mean
 }
 ABOUT = "Medians over samples; curves by relative depth, from 0 to 1."
 WIDTH = 80  # of the legend below the table
-LINES = 8  # different lines of a plot
 
 
 @dataclass(frozen=True)
-class Comparison(Paged):
+class Comparison(AnyReport):
     """The result of `limitformer.compare`.
 
     Attributes:
         reports: by the name of the network, in the order in which they were given.
     """
+
+    FILES = "compare"
 
     reports: Mapping[str, Report]
 
@@ -69,11 +65,7 @@ class Comparison(Paged):
 
     def csv(self) -> str:
         """Return the table as comma-separated values."""
-        text = io.StringIO()
-        writer = csv.DictWriter(text, ["model", *COLUMNS], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({"model": name, **row} for name, row in self.rows().items())
-        return text.getvalue()
+        return csv_of(["model", *COLUMNS], ({"model": name, **row} for name, row in self.rows().items()))
 
     def dataset(self) -> xr.Dataset:
         """Return the curves of all networks, last stacks, (model, sample, layer, …); NaN where a network has fewer.
@@ -166,15 +158,6 @@ class Comparison(Paged):
                     plot(Panel(curve.title, curve.note, "depth", tuple(lines), None, curve.scale == "artanh"))
                 )
         return result
-
-    def save(self, folder: str | Path) -> list[Path]:
-        """Write compare.html, compare.csv, compare.json and compare.nc into a folder, each whole; return paths.
-
-        Raises:
-            InputError: the folder cannot be written.
-        """
-        texts = {"compare.html": self.page(), "compare.csv": self.csv(), "compare.json": self.record()}
-        return [*write_texts(folder, texts), save(self.dataset(), local_path(folder) / "compare.nc")]
 
 
 def compare(models: Any, text: Any = None, **options: Any) -> Comparison:
@@ -287,8 +270,3 @@ def in_units(column: str, value: Any, report: Report) -> str:
         shares = typical(report.curves["effective_tokens"]) / typical(report.curves["tokens_seen"])
         whole = float(typical(report.curves["tokens_seen"])[np.nanargmin(shares)])
     return f"{number_text(value * whole)} of {number_text(whole)}"
-
-
-def kind_of(k: int) -> str:
-    """Return the class of the k-th line."""
-    return f"m{k % LINES}"

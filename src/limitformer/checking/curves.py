@@ -112,7 +112,6 @@ COPIED = (
 LAYERWISE = frozenset(("size", *COPIED, *COMPUTED)) - {"loss", "logits_mean", "logits_std"}
 LEVEL = 0.9
 WITHOUT_BAND = ("tokens_seen", "unrelated_experts", "chosen_experts")  # not random
-SPAN = 5  # ratio of the largest value to the smallest from which an axis is logarithmic
 
 
 def curves(data: xr.Dataset) -> xr.Dataset:

@@ -5,9 +5,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from limitformer.checking.curves import CURVES, LOG, PANELS, SPAN, layer_numbers, over_heads, typical
-from limitformer.checking.report import CheckedNetwork, stack_like
+from limitformer.checking.curves import CURVES, LOG, PANELS, layer_numbers, over_heads, typical
+from limitformer.checking.network import CheckedNetwork, stack_like
 from limitformer.plot import BLUE, ORANGE, RED, panels
+from limitformer.reports.figures import SPAN
 
 
 def draw(network: CheckedNetwork, against: CheckedNetwork | None) -> Figure:

@@ -20,19 +20,15 @@ from numpy.typing import NDArray
 
 from limitformer.checking.curves import place_of
 from limitformer.checking.thresholds import (
-    BROKEN,
     FASTEST,
-    FINE,
     LOGITS,
     MUON,
-    NOTE,
     RATE,
     STEP_THRESHOLDS,
     STILL,
     UNSEEN,
-    WATCH,
 )
-from limitformer.checking.verdicts import Verdict, number_text
+from limitformer.reports.verdict import BROKEN, FINE, NOTE, WATCH, Verdict, number_text
 from limitformer.results.outcomes import wilson
 
 Array = NDArray[np.float64]

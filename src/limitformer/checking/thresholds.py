@@ -11,18 +11,15 @@ from math import inf
 from typing import Any
 
 from limitformer.base.errors import InputError, nearest, require, require_real
+from limitformer.reports.verdict import ANY, BROKEN, WAITS, WATCH
 
-FINE, NOTE, WATCH, BROKEN = "fine", "note", "watch", "broken"
-GRADES = (FINE, NOTE, WATCH, BROKEN)  # a note describes, and neither praises nor warns
 OURS = "a choice of limitformer's"
 EVERY_INPUT = "every input"  # the condition of two unrelated inputs
-WAITS = "waits for zeros"  # a verdict that is no alarm
 VERDICTS = (  # the names in `verdicts.RULES`; a test compares them
     *("not finite", "loss", "dead", WAITS, "collapsed", "grows", "dies", "frozen", "uniform", "vanishing"),
     *("exploding", "router", "memory", "deaf", "constant", "equal", "faint", "uneven", "swamped", "range"),
 )
 RATE, UNSEEN, FASTEST, STILL, LOGITS, MUON = STEP_VERDICTS = ("rate", "unseen", "fastest", "still", "logits", "muon")
-ANY = "any"
 
 
 @dataclass(frozen=True)

@@ -17,23 +17,11 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from limitformer.checking.curves import gradient_of_matrices, gradient_ratio
-from limitformer.checking.thresholds import (
-    ANY,
-    BROKEN,
-    EVERY_INPUT,
-    FINE,
-    GRADES,
-    NOTE,
-    VERDICTS,
-    WAITS,
-    WATCH,
-    Threshold,
-)
+from limitformer.checking.thresholds import EVERY_INPUT, VERDICTS, Threshold
+from limitformer.reports.verdict import ANY, BROKEN, FINE, GRADES, WAITS, WATCH, Verdict, number_text
 
 Array = NDArray[np.float64]
 Limits = Mapping[str, float]
-TRAINED = "trained"
-SIGNS = {FINE: "✓", NOTE: "·", WATCH: "!", BROKEN: "✗"}
 MOST_NAMED = 3  # kinds of weight that a verdict names
 CERTAIN = ("not finite", "dead")  # broken whatever else is measured
 EQUAL = 4 * 2.0**-23  # distance of a correlation from 1 that is rounding in float32
@@ -47,49 +35,6 @@ class RuleResult(NamedTuple):
     severity: Array
     layer: Array
     details: str = ""  # for the sentence
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """One statement about a network.
-
-    Attributes:
-        name: fine, or what is wrong: loss, dead, collapsed, grows, dies, frozen, uniform, swamped, vanishing,
-            exploding, range, not finite, …; waits for zeros, which is not a fault; or trained, for a network whose
-            weights are no longer its initial ones. On training steps: rate, unseen, fastest, still, logits, muon.
-        grade: fine, note (it describes only), watch (outside what `design` calls safe) or broken.
-        said: the sentence.
-        value: the median over samples of what was measured.
-        threshold: where the verdict begins; NaN if it has no number.
-        source: the source of the threshold.
-        layer: the first layer or block concerned; None if there is none.
-        share: the part of the samples that show it.
-        why: why it matters, in one sentence.
-        mends: what usually mends it.
-        severe: whether it is past the threshold for broken.
-        rate: the learning rate that it refers to; NaN for a verdict without one.
-    """
-
-    name: str
-    grade: str
-    said: str
-    value: float = np.nan
-    threshold: float = np.nan
-    source: str = ""
-    layer: int | None = None
-    share: float = 1.0
-    why: str = ""
-    mends: str = ""
-    severe: bool = False
-    rate: float = np.nan
-
-    @property
-    def sign(self) -> str:
-        """✓ for fine, ! for watch, ✗ for broken, · for a note, a trained network and weights that wait."""
-        return "·" if self.name in (TRAINED, WAITS) else SIGNS[self.grade]
-
-    def __str__(self) -> str:
-        return self.said
 
 
 @dataclass(frozen=True)
@@ -149,18 +94,6 @@ def verdict_of(rule: Rule, curves: xr.Dataset, thresholds: Mapping[str, Threshol
         mends=mends,
         severe=rule.grade == BROKEN,
     )
-
-
-def grade_of(verdicts: list[Verdict]) -> str:
-    """Return the worst grade."""
-    return max((one.grade for one in verdicts), key=GRADES.index)
-
-
-def number_text(value: float) -> str:
-    """Return three digits, or thousands with commas."""
-    if np.isinf(value):
-        return "∞"
-    return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
 def nowhere(values: Array) -> Array:

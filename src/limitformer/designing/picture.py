@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from limitformer.checking.picture import axis_scale, draw_one, label_axes
-from limitformer.designing.designed import Outcome
 from limitformer.designing.objective import Objective
+from limitformer.designing.outcome import Outcome
 from limitformer.plot import BLACK, BLUE, GREEN, RED, panels
 
 CURVES = ("correlation", "size", "effective_tokens")

@@ -7,5 +7,5 @@ with _of_extra("hf"):
 
     from limitformer.hf.attention import ATTENTION as ATTENTION
     from limitformer.hf.checkpoint import load_shaped as load_shaped
-    from limitformer.hf.shaping import Shaping as Shaping
+    from limitformer.hf.settings import Shaping as Shaping
     from limitformer.hf.shaping import shape_model as shape_model

@@ -12,7 +12,7 @@ hook before each attention asks the cache, before it receives the new keys, and 
 from collections.abc import Callable, Sequence
 from math import sqrt
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,12 +27,10 @@ from transformers.utils import is_tracing
 
 from limitformer.base.errors import InputError, require
 from limitformer.hf.marks import OUTPUT_ATTENTIONS
+from limitformer.hf.settings import Shaping
 from limitformer.nn import Gain, Visibility, shaped_attention, visibility
 from limitformer.nn.attention_matrix import Logits, Probe, mixed_and_matrix
 from limitformer.nn.rounding import warn_of_rounding
-
-if TYPE_CHECKING:
-    from limitformer.hf.shaping import Shaping
 
 ATTENTION = "shaped"
 CACHED = "Packed sequences and a cache exclude each other: tokens would see other sequences. Nearest: use_cache=False."
@@ -56,7 +54,7 @@ class AttentionShaping(nn.Module):
         forms_matrix: whether A is formed too, for `output_attentions=True`.
     """
 
-    def __init__(self, shaping: "Shaping", heads: int) -> None:
+    def __init__(self, shaping: Shaping, heads: int) -> None:
         super().__init__()
         number = heads if shaping.per_head else None
         self.gamma1 = None if shaping.gamma1 is None else Gain(shaping.gamma1, number, shaping.trained)

@@ -15,7 +15,8 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from limitformer.base.errors import InputError, first_line, require
 from limitformer.hf.attention import ATTENTION
 from limitformer.hf.marks import OUTPUT_ATTENTIONS, recorded_class, unmark
-from limitformer.hf.shaping import Shaping, apply_shaping, checked_family
+from limitformer.hf.settings import Shaping
+from limitformer.hf.shaping import apply_shaping, checked_family
 from limitformer.nn import Gain, Residual
 
 ALIGNED = 64  # bytes, the alignment of torch

@@ -11,7 +11,7 @@ With `shaped_relu` the activation becomes x⁺ + s₋ x⁻, s₋ = 1 − 1/√n 
 """
 
 import copy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from math import sqrt
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from limitformer.base.errors import InputError, require, require_real
+from limitformer.base.errors import InputError, require
 from limitformer.hf.attention import (
     ATTENTION,
     AttentionShaping,
@@ -35,44 +35,11 @@ from limitformer.hf.families import FAMILIES, Family, found_family
 from limitformer.hf.float32 import keep_float32
 from limitformer.hf.found import check_attention
 from limitformer.hf.marks import mark
+from limitformer.hf.settings import Shaping, require_shaping
 from limitformer.nn import InitialVariances, Residual, TrainableShapedReLU
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(101)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shaping:
-    """The shaping of a model, which is saved with its configuration.
-
-    Attributes:
-        gamma1, gamma2: start values of γ₁ and γ₂. With 0 a trained model computes the same; None removes the term.
-        tau0: τ₀ > 0, which divides the logits.
-        per_head: whether each head has its own γ₁ and γ₂.
-        trained: whether γ₁, γ₂, s₋, λ and γ have gradients.
-        float32: whether softmax − γ₂C̄, its sum with γ₁ I and the tokens between the layers are in float32 for any dtype
-            of the weights.
-        residual_gamma: γ of the residuals, which removes the blocks' normalisations; None changes neither.
-        shaped_relu: whether the activation becomes a shaped ReLU.
-    """
-
-    gamma1: float | None = 1.0
-    gamma2: float | None = 1.0
-    tau0: float = 1.0
-    per_head: bool = True
-    trained: bool = True
-    float32: bool = False
-    residual_gamma: float | None = None
-    shaped_relu: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("gamma1", "gamma2", "residual_gamma"):
-            if getattr(self, name) is not None:
-                require_real(name, getattr(self, name))
-        require(require_real("tau0", self.tau0) > 0, f"tau0 must be positive; got {self.tau0}.")
-        gamma = self.residual_gamma
-        fits = gamma is None or 0 <= gamma <= 1
-        require(fits, f"residual_gamma must lie in [0, 1]; got {gamma}. [ST, App. D] takes 0.05, 0.1 or 0.2.")
 
 
 def shape_model(
@@ -108,13 +75,6 @@ def shape_model(
     if redraw:
         redraw_blocks(model, family, generator)
     return model
-
-
-def require_shaping(shaping: Any) -> None:
-    require(
-        isinstance(shaping, Shaping),
-        f"shaping must be a limitformer.hf.Shaping; got {shaping!r:.60}. Nearest: Shaping(gamma1=1.0, gamma2=1.0).",
-    )
 
 
 def checked_family(model: PreTrainedModel, shaping: Shaping) -> Family:

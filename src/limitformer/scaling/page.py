@@ -5,20 +5,19 @@ It is made of the parts of the pages of `check` and `steps`, and needs no script
 
 from collections.abc import Sequence
 from html import escape
-from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from limitformer.checking.page.page import document, pairs, paragraph, region, section
-from limitformer.checking.page.steps import HIGH, LOW, keys
-from limitformer.checking.page.svg import Line, Panel, number, plot, rows_as_html
-from limitformer.checking.thresholds import BROKEN, FINE, WATCH
-from limitformer.checking.verdicts import SIGNS
+from limitformer.checking.page.steps import HIGH, LOW
+from limitformer.reports.figures import Line, Panel, number, plot, rows_as_html
+from limitformer.reports.page import document, keys, pairs, paragraph, region, section
+from limitformer.reports.verdict import BROKEN, FINE, SIGNS, WATCH
+from limitformer.scaling.measures import MeasuredSizes
 
 if TYPE_CHECKING:
-    from limitformer.scaling.transfer import Transfer
+    from matplotlib.figure import Figure
 
 LAW = (
     "These are the first training steps in law: networks of every size as their own code and the rule of "
@@ -34,7 +33,7 @@ VERDICTS = {True: (FINE, "transfers, as far as these steps show"), False: (BROKE
             None: (WATCH, "not known")}  # fmt: skip
 
 
-def page(result: "Transfer") -> str:
+def page(result: MeasuredSizes) -> str:
     """Return the page of a result."""
     deciding = [name for name in result.exponents if name in result.deciding]
     others = [name for name in result.exponents if name not in result.deciding]
@@ -50,7 +49,7 @@ def page(result: "Transfer") -> str:
     return document(f"{result.over}: limitformer transfer", "".join(parts))
 
 
-def heading(result: "Transfer") -> str:
+def heading(result: MeasuredSizes) -> str:
     """Return the question and the card of the answer."""
     grade, words = VERDICTS[result.transfers]
     sign = f'<span class="kind"><span aria-hidden="true">{SIGNS[grade]}</span> {words}</span>'
@@ -61,13 +60,13 @@ def heading(result: "Transfer") -> str:
     return f"<header><h1>{title}</h1>{top}</header>" + section("Verdict", "verdict", card + partial)
 
 
-def table(result: "Transfer") -> str:
+def table(result: MeasuredSizes) -> str:
     """Return the medians by size, the exponents, and the meaning of the words."""
     head, *rows = result.cells()
     return region("Exponents of all measures", rows_as_html(head, rows)) + "".join(map(paragraph, result.legend))
 
 
-def plots(result: "Transfer", names: Sequence[str]) -> str:
+def plots(result: MeasuredSizes, names: Sequence[str]) -> str:
     """Return a plot of each measure over the size, on axes that are logarithmic and span at least `LEAST_SPAN`."""
     if not names:
         return ""
@@ -75,7 +74,7 @@ def plots(result: "Transfer", names: Sequence[str]) -> str:
     return legend + f'<div class="plots">{"".join(plot(panel(result, name)) for name in names)}</div>'
 
 
-def panel(result: "Transfer", name: str) -> Panel:
+def panel(result: MeasuredSizes, name: str) -> Panel:
     values, each = result.positive(name), result.exponents[name]
     x = np.asarray(result.sizes, float)
     mean = Line("own", "geometric mean", x, np.exp(np.log(values).mean(0)))
@@ -86,7 +85,7 @@ def panel(result: "Transfer", name: str) -> Panel:
     )
 
 
-def facts(result: "Transfer") -> dict[str, str]:
+def facts(result: MeasuredSizes) -> dict[str, str]:
     """Return the provenance; what the networks of all sizes share is that of the largest."""
     every = [each.attrs for each in result.data.values()]
     names = ("limitformer", "torch", "transformers", "seed", "inputs", "batches", "loss")
@@ -100,16 +99,14 @@ LEAST_SPAN = 10.0  # of a panel, largest over smallest, so that what does not de
 TITLE = 34  # characters of a line
 
 
-def draw(result: "Transfer", path: Path) -> None:
-    """Write a PNG with a panel for each measure: all networks, their mean, and the exponent."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+def draw(result: MeasuredSizes) -> "Figure":
+    """Draw a panel for each measure: all networks, their mean, and the exponent."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FixedLocator, NullLocator
 
     names = list(result.exponents)
     rows = -(-len(names) // COLUMNS)
     figure = Figure(figsize=(3.4 * COLUMNS, 2.7 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
     for k, name in enumerate(names):
         axes = figure.add_subplot(rows, COLUMNS, k + 1)
         values = result.positive(name)
@@ -125,4 +122,4 @@ def draw(result: "Transfer", path: Path) -> None:
         axes.tick_params(axis="y", which="both", labelsize=7)
         if k >= len(names) - COLUMNS:
             axes.set_xlabel(result.over, fontsize=8)
-    figure.savefig(path, dpi=130, format="png")
+    return figure

@@ -1,32 +1,33 @@
 """`transfer`: the first training steps at several sizes, and which measures of them depend on the size."""
 
-import csv
 import inspect
-import io
-import json
-import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import xarray as xr
-from numpy.typing import NDArray
 
 from limitformer.base.errors import InputError, nearest, require, require_count
-from limitformer.base.files import Paged, local_path, write_texts, write_whole
 from limitformer.base.progress import PartOfBar, advance, progress_bar
-from limitformer.results.storage import save
-from limitformer.scaling.exponents import LEAST_SIZES, LEVEL, SIZE_FREE, Exponent, exponent, is_size_free
+from limitformer.reports.report import AnyReport
+from limitformer.scaling.exponents import LEAST_SIZES, exponent
+from limitformer.scaling.measures import (
+    ABOUT,
+    STANDARD,
+    MeasuredSizes,
+    measures_of,
+    positive_rows,
+)
+from limitformer.scaling.page import draw, page
 from limitformer.scaling.parametrisation import Parametrisation, parametrise
 from limitformer.scaling.roles import kind_of
 from limitformer.scaling.rules import ADAM, ADAMW
-from limitformer.scaling.sizes import DEPTH, WIDTH, at_size, sizes_over
+from limitformer.scaling.sizes import at_size, sizes_over
 from limitformer.simulation.simulate import Interrupted
 from limitformer.stepping.optimizers import NotUnderstoodError, base_rate, made_by, read_optimizer
 from limitformer.stepping.rules import StepRules, require_rate
@@ -34,21 +35,12 @@ from limitformer.stepping.simulate import BAR, simulate_steps, training_of
 from limitformer.weightless.law import build_without_weights
 from limitformer.witness import DRAWN, Witness, witness_steps
 
-STREAM, OUTPUT, EFFECT = "stream change at the end", "output change", "effect of "
-FALL = "fall of the loss"
-STANDARD = "standard"  # the rule
-LEAST_NETWORKS = 4  # at each size, for a verdict; a choice of limitformer's
-GROWS, FREE = 0.2, 0.25  # |exponent| of effects beyond which a rate does not transfer, and within which it does
-ROUNDING = 100  # epsilons of the floating type: a stream that changes by less at every size counts as unchanged
-WORDS = {True: "size-free", False: "depends", None: "unclear"}
-ABOUT = (
-    "Gradients come from these tokens alone: a larger batch has other gradients, under Adam other signs, under Muon "
-    "other directions. Nothing is said about steps that were not computed."
-)
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
-class Transfer(Paged):
+class Transfer(MeasuredSizes, AnyReport):
     """The result of `limitformer.transfer`.
 
     Attributes:
@@ -64,225 +56,15 @@ class Transfer(Paged):
             None if none were.
     """
 
-    over: str
-    sizes: tuple[int, ...]
-    rule: str
-    optimizer: str
-    data: Mapping[int, xr.Dataset]
-    measures: Mapping[str, NDArray[np.float64]]
-    exponents: Mapping[str, Exponent]
-    notes: Sequence[str] = field(default_factory=tuple)
-    witness: Witness | None = None
-
-    @property
-    def proof(self) -> str:
-        """The sentence of the witness; empty without one."""
-        if self.witness is None:
-            return ""
-        said = self.witness.in_words(sum(each.sizes["sample"] for each in self.data.values()))
-        return said.replace("witnessed:", f"witnessed at {self.over} {self.sizes[0]}:", 1)
-
-    @property
-    def deciding(self) -> dict[str, Exponent]:
-        """The exponents that decide whether the rate transfers: of effects of updates, and of the stream's change."""
-        return {name: each for name, each in self.exponents.items() if name.startswith((EFFECT, STREAM))}
-
-    def is_known(self, name: str) -> bool:
-        """Whether enough networks have positive values of a measure at every size."""
-        return len(self.positive(name)) >= LEAST_NETWORKS
-
-    @property
-    def transfers(self) -> bool | None:
-        """Whether the rate transfers, as far as these steps show; None if more samples are needed.
-
-        It does not if the interval of a deciding exponent is beyond ± `GROWS`. It does if all of them are within
-        ± `FREE`. An exponent of fewer than `LEAST_NETWORKS` networks decides nothing.
-        """
-        if self.not_finite:
-            return None
-        if self.depending():
-            return False
-        every = self.deciding
-        free = all(self.is_known(name) and each.low >= -FREE and each.high <= FREE for name, each in every.items())
-        return True if every and free else None
-
-    @property
-    def not_finite(self) -> dict[int, int]:
-        """The number of networks at each size whose loss or stream is not finite after the steps; {} without any."""
-        found = {}
-        for size, data in self.data.items():
-            each = measures_at(data)
-            found[size] = int((~np.isfinite(each.get(STREAM, each[OUTPUT]) + each[FALL])).sum())
-        return {size: count for size, count in found.items() if count}
-
-    def depending(self) -> dict[str, Exponent]:
-        """Return the deciding measures that depend on the size, the head first, then by their exponents."""
-        beyond = {name: each for name, each in self.deciding.items() if each.low > GROWS or each.high < -GROWS}
-        found = {name: each for name, each in beyond.items() if self.is_known(name)}
-        return dict(sorted(found.items(), key=lambda item: ("head" not in item[0], -abs(item[1].value))))
-
-    @property
-    def conclusion(self) -> str:
-        """Whether the learning rate transfers, in a few words."""
-        if self.not_finite:
-            counts = ", ".join(
-                f"{count} of {self.data[size].sizes['sample']} networks at {self.over} {size}"
-                for size, count in self.not_finite.items()
-            )
-            return (
-                f"At this rate the loss or the stream is not finite after the steps in {counts}: nothing can be "
-                "said of its transfer. Nearest: a smaller rate."
-            )
-        few = min((len(self.positive(name)) for name in self.deciding), default=LEAST_NETWORKS)
-        if self.transfers is None and few < LEAST_NETWORKS:
-            return (
-                f"No verdict on the learning rate over the {self.over}: it needs {LEAST_NETWORKS} networks at each "
-                f"size that have all measures, and there {'is' if few == 1 else 'are'} {few}. Nearest: more samples."
-            )
-        if self.transfers is None:
-            return (
-                f"These networks do not tell whether the learning rate transfers over the {self.over}. "
-                f"Nearest: more networks at each {self.over}, or sizes further apart."
-            )
-        if self.transfers:
-            return (
-                f"No effect of these steps depends on the {self.over}: nothing in them speaks against the transfer of "
-                "the learning rate."
-            )
-        (name, each), *others = self.depending().items()
-        grows = "grows" if each.value > 0 else "falls"
-        said = f"The {name} {grows} like {self.over}^({each})"
-        more = ""
-        if others:
-            several = f"{len(others)} other measures" if len(others) > 1 else "one other measure"
-            more = f" ({several} of the verdict depend{'s' * (len(others) == 1)} on it, too)"
-        hint = ""
-        if each.value < 0:
-            hint = ""
-        elif self.rule == "standard" and self.over == WIDTH:
-            hint = " muP divides the head's output and the rates of hidden matrices by the width (rule mup)."
-        elif self.rule == "standard" and self.over == DEPTH:
-            hint = " CompleteP divides the branches by the depth (rule completep)."
-        return f"{said}{more}, so that the learning rate does not transfer.{hint}"
-
-    @property
-    def heading(self) -> str:
-        """The sizes, rule, optimiser, steps, networks, and the loss that ran."""
-        counts = sorted({each.sizes["sample"] for each in self.data.values()})
-        steps = next(iter(self.data.values())).sizes["step"] - 1
-        sizes = ", ".join(map(str, self.sizes))
-        networks = " to ".join(map(str, (counts[0], counts[-1])[: len(counts)]))
-        return (
-            f"{self.over} {sizes}; rule {self.rule}; {self.optimizer}; {steps} step{'' if steps == 1 else 's'}; "
-            f"{networks} network{'' if counts == [1] else 's'} at each size; loss: {self.loss}"
-        )
-
-    @property
-    def loss(self) -> str:
-        """The name of the loss that ran."""
-        return next((str(each.attrs["loss"]) for each in self.data.values()), "")
-
-    @property
-    def about(self) -> str:
-        """The limits of these numbers."""
-        return ABOUT
-
-    @property
-    def legend(self) -> list[str]:
-        """The meaning of the columns and words of the table."""
-        return [
-            f"Numbers are medians over networks. Exponent a ± b: the measure is like {self.over}^a, so that it is 2^a "
-            f"times as large at twice the {self.over}; ± b is the {LEVEL:.0%} interval.",
-            f"size-free: the interval is within ± {SIZE_FREE:g}, so that the measure does not depend on the "
-            f"{self.over}. depends: the interval is beyond ± {SIZE_FREE:g}. unclear: it is neither; more networks "
-            "(samples) decide. –: a value is zero or not finite.",
-            f"The verdict is about the effects of updates and the change of the stream: the rate does not transfer if "
-            f"one of their intervals is beyond ± {GROWS:g}; it does if all are within ± {FREE:g}. It is not "
-            f"known where the loss or the stream of a network is not finite, or with fewer than {LEAST_NETWORKS} "
-            "networks. k of n networks: the exponent is that of the networks with positive values at every size.",
-        ]
-
-    def word(self, name: str) -> str:
-        """Return "size-free", "depends" or "unclear"; "" for a measure without an exponent."""
-        each = self.exponents.get(name)
-        return "" if each is None else WORDS[is_size_free(each)]
-
-    def positive(self, name: str) -> NDArray[np.float64]:
-        """Return the values (samples, sizes) of a measure in the networks where all are positive."""
-        return positive_rows(self.measures[name])
-
-    def cells(self) -> list[list[str]]:
-        """Return the table of measures as text, its head first."""
-        head = ["measure", *(f"{self.over} {size}" for size in self.sizes), "exponent", ""]
-        result = [head]
-        for row in self.rows():
-            each, name = self.exponents.get(row["measure"]), row["measure"]
-            values = [row[str(size)] for size in self.sizes]
-            shown = [f"{value:.3g}" if math.isfinite(value) else "–" for value in values]
-            some = each is not None and row["networks"] < len(self.measures[name])
-            count = f" ({row['networks']} of {len(self.measures[name])} networks)" if some else ""
-            result.append([name, *shown, "–" if each is None else str(each), self.word(name) + count])
-        return result
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return a row for each measure: medians by size, exponent and interval, and whether it is size-free."""
-        rows = []
-        for name, values in self.measures.items():
-            each = self.exponents.get(name)
-            row: dict[str, Any] = {"measure": name}
-            row |= {str(size): median(values[:, k]) for k, size in enumerate(self.sizes)}
-            row |= {"exponent": each.value, "low": each.low, "high": each.high} if each else {}
-            row["size-free"] = None if each is None else is_size_free(each)
-            row["networks"] = len(self.positive(name))
-            rows.append(row)
-        return rows
-
-    def csv(self) -> str:
-        """Return the rows as comma-separated values."""
-        text = io.StringIO()
-        columns = ["measure", *map(str, self.sizes), "exponent", "low", "high", "size-free", "networks"]
-        writer = csv.DictWriter(text, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.rows())
-        return text.getvalue()
-
-    def record(self) -> dict[str, Any]:
-        """Return the result as JSON holds it."""
-        rows = [{key: finite_or_none(value) for key, value in row.items()} for row in self.rows()]
-        return {
-            "over": self.over, "sizes": list(self.sizes), "rule": self.rule, "optimizer": self.optimizer,
-            "groups": {str(size): json.loads(each.attrs["groups"]) for size, each in self.data.items()},
-            "loss": self.loss, "conclusion": self.conclusion, "transfers": self.transfers, "measures": rows,
-            "notes": list(self.notes), "witness": None if self.witness is None else self.witness.record(),
-        }  # fmt: skip
-
-    def dataset(self) -> xr.Dataset:
-        """Return the measures (measure, sample, size)."""
-        values = np.stack(list(self.measures.values()))
-        data = xr.Dataset({"value": (("measure", "sample", "size"), values)})
-        return data.assign_coords(measure=list(self.measures), size=list(self.sizes)).assign_attrs(
-            over=self.over, rule=self.rule, optimizer=self.optimizer, loss=self.loss
-        )
+    FILES = "transfer"
 
     def page(self) -> str:
         """Return the result as one HTML page that needs no other file."""
-        from limitformer.scaling.page import page
-
         return page(self)
 
-    def save(self, folder: str | Path) -> list[Path]:
-        """Write transfer.html, .json, .csv, .nc and .png into a folder, each whole or not at all; return paths.
-
-        Raises:
-            InputError: the folder cannot be written.
-        """
-        from limitformer.scaling.page import draw
-
-        texts = {"transfer.html": self.page(), "transfer.json": self.record(), "transfer.csv": self.csv()}
-        place, written = local_path(folder), write_texts(folder, texts)
-        data = save(self.dataset(), place / "transfer.nc")
-        write_whole(place / "transfer.png", partial(draw, self))
-        return [*written, data, place / "transfer.png"]
+    def draw(self) -> "Figure":
+        """Return the picture: a panel for each measure."""
+        return draw(self)
 
     def __repr__(self) -> str:
         """Return what was varied and whether the rate transfers; `print` shows the measures."""
@@ -314,20 +96,6 @@ class TransferInterrupted(Interrupted):
     def __init__(self, result: Transfer) -> None:
         super().__init__(result.dataset())
         self.result, self.pickled_arguments = result, (result,)
-
-
-def positive_rows(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    return values[np.isfinite(values).all(1) & (values > 0).all(1)]
-
-
-def median(values: NDArray[np.float64]) -> float:
-    """Return the median of the finite values; NaN without any."""
-    finite = values[np.isfinite(values)]
-    return float(np.median(finite)) if len(finite) else math.nan
-
-
-def finite_or_none(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def transfer(
@@ -507,44 +275,3 @@ def read_at(model: Any, over: str, size: int, optimizer: Any, steps: int, rule: 
         require(rule == STANDARD, f"{error} The factors of the rule {rule} depend on the optimiser.")
         rate = base_rate(made_by(optimizer, module)[0])
         return StepRules({}, None, (), rate, "", not_understood=error.reason), entries
-
-
-def measures_of(data: Mapping[int, xr.Dataset]) -> dict[str, NDArray[np.float64]]:
-    """Return the measures (samples, sizes) after the first step and after the last, by name; NaN for missing ones."""
-    each = [measures_at(one) for one in data.values()]
-    names = [name for name in each[0] if all(name in one for one in each)]
-    most = max(one.sizes["sample"] for one in data.values())
-    result = {
-        name: np.stack([np.pad(one[name], (0, most - len(one[name])), constant_values=np.nan) for one in each], 1)
-        for name in names
-    }
-    rounding = ROUNDING * np.finfo(next(iter(data.values())).attrs["dtype"]).eps
-    for name in (STREAM, f"{STREAM}, first step"):
-        if name in result and not (result[name] >= rounding * result["stream at the end"]).any():
-            result[name] = result[name] * 0.0  # at no size is it more than rounding
-    return result
-
-
-def measures_at(data: xr.Dataset) -> dict[str, NDArray[np.float64]]:
-    """Return the measures (samples,) of one size; changes of stream and output are root mean squares."""
-    last, first, start = data.isel(step=-1), data.isel(step=1), data.isel(step=0)
-    steps = {"": last} | ({", first step": first} if data.sizes["step"] > 2 else {})
-    result: dict[str, Any] = {}
-    if "stream" in data:
-        size = start.stream.isel(layer=-1)  # a rule may change it: the change itself must not depend on the size
-        result |= {"stream at the start": start.stream.isel(layer=0), "stream at the end": size}
-        result |= {f"{STREAM}{when}": each.stream_change.isel(layer=-1) * size for when, each in steps.items()}
-        result["largest activation"] = last.largest.max("layer")
-    result |= {"output": data.output.isel(step=0), "gradient": data.gradient_norm.isel(step=0)}
-    result |= {f"{OUTPUT}{when}": each.output_change for when, each in steps.items()}
-    result[FALL] = data.loss.isel(step=0) - last.loss
-    if "logit_std" in data:
-        result["attention logits"] = last.logit_std.mean(["block", "head"])
-    kinds: dict[str, list[str]] = {}
-    for weight in data.weight.values[data.matrix.values]:
-        kinds.setdefault(kind_of(str(weight)), []).append(str(weight))
-    for kind, names in kinds.items():
-        effect = (first.update_effect.sel(weight=names) ** 2).mean("weight") ** 0.5
-        if bool(np.isfinite(effect).all()):
-            result[f"{EFFECT}{kind.removesuffix('.weight')}, first step"] = effect
-    return {name: np.asarray(value, float) for name, value in result.items()}

@@ -290,7 +290,7 @@ def loaded(folder: Path) -> Subject:
 def shape(subject: Subject, shaping: "Shaping") -> Subject:
     """Return a subject whose model is shaped after it is made."""
     from limitformer.hf import shape_model
-    from limitformer.hf.shaping import require_shaping
+    from limitformer.hf.settings import require_shaping
 
     require_shaping(shaping)
     require(subject.module is None, "shaping are for configurations; this network has its weights already.")

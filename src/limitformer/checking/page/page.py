@@ -10,7 +10,6 @@ Correlations of the coloured cells are sent in hundredths, a signed byte each, r
 
 import base64
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from html import escape
@@ -22,10 +21,11 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from limitformer.checking.curves import ARTANH, BY_HEAD, CURVES, inside, layer_numbers, over_heads, typical
-from limitformer.checking.page.svg import Line, Panel, number, plot, rows_as_html, strip
-from limitformer.checking.report import CheckedNetwork, stack_like
-from limitformer.checking.thresholds import BROKEN, FINE, WATCH, Threshold
-from limitformer.checking.verdicts import TRAINED, Verdict
+from limitformer.checking.network import CheckedNetwork, stack_like
+from limitformer.checking.thresholds import Threshold
+from limitformer.reports.figures import Line, Panel, number, plot, rows_as_html, strip
+from limitformer.reports.page import as_json, card, document, pairs, paragraph, region, section, swatch
+from limitformer.reports.verdict import BROKEN, WATCH
 from limitformer.results.correlation import correlation
 
 LAW = (
@@ -42,62 +42,13 @@ Part = dict[str, Any]  # a sublayer or a kind of weight; empty: the whole curve
 
 def page(network: CheckedNetwork, against: CheckedNetwork | None, thresholds: Mapping[str, Threshold]) -> str:
     """Return the page of a network, with another one next to it."""
-    script = asset("page.js")
+    script = files("limitformer.checking.page").joinpath("page.js").read_text(encoding="utf-8")
     networks = [network] if against is None else [network, against]
     parts = [heading(network, against), curves(network, against, thresholds), cells(networks)]
     weights = "".join(findings(each) for each in networks)
     parts += map(recipe_section, networks)
     parts += [section("Initialisation, weight by weight", "initialisation", weights), sources(networks, thresholds)]
     return document(f"{network.name}: limitformer check", "".join(parts), script, as_json(grids(networks)))
-
-
-def document(title: str, body: str, script: str = "", data: str = "") -> str:
-    """Return a page of the sections in `body`, with one script or none, and the JSON that the script reads."""
-    scripts = f'<script type="application/json" id="data">{data}</script>' if data else ""
-    scripts += f"<script>{script}</script>" if script else ""
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy(script)}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
-        f"<title>{escape(title)}</title><style>{asset('page.css')}</style></head>\n"
-        f"<body><main>{body}</main>\n{scripts}</body></html>\n"
-    )
-
-
-def asset(name: str) -> str:
-    return files("limitformer.checking.page").joinpath(name).read_text(encoding="utf-8")
-
-
-def policy(script: str) -> str:
-    """Return a content policy that allows this script only; none if it is empty."""
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    allowed = f"'sha256-{digest}'" if script else "'none'"
-    return f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {allowed}"
-
-
-def as_json(values: Any) -> str:
-    """Return JSON that cannot close the script tag around it."""
-    return json.dumps(values, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-
-
-def section(title: str, name: str, inner: str) -> str:
-    """Return a section with its heading, or nothing if it would be empty."""
-    return f'<section aria-labelledby="{name}"><h2 id="{name}">{escape(title)}</h2>{inner}</section>' if inner else ""
-
-
-def paragraph(text: str) -> str:
-    return f"<p>{escape(text)}</p>" if text else ""
-
-
-def region(label: str, inner: str) -> str:
-    """Return a region that scrolls by keyboard where it is wider than the screen."""
-    return f'<div role="region" aria-label="{escape(label)}" tabindex="0">{inner}</div>'
-
-
-def pairs(facts: Mapping[str, Any]) -> str:
-    """Return names with their values; empty values are left out."""
-    known = {name: str(value) for name, value in facts.items() if str(value)}
-    return f"<dl>{''.join(f'<dt>{escape(name)}</dt><dd>{escape(value)}</dd>' for name, value in known.items())}</dl>"
 
 
 def heading(network: CheckedNetwork, against: CheckedNetwork | None) -> str:
@@ -121,23 +72,6 @@ def verdicts(network: CheckedNetwork) -> str:
         comparison = region(f"What differs from initialisation in {network.name}", rows_as_html(head, rows))
     cards = "".join(card(each, network.exists) for each in network.verdicts)
     return cards + comparison + "".join(paragraph(line) for line in network.remarks())
-
-
-def card(verdict: Verdict, exists: bool) -> str:
-    """Return the grade of a verdict in words, sign and colour; then the numbers, the reason and the fix."""
-    facts = {
-        "value": number(verdict.value),
-        "threshold": "" if np.isnan(verdict.threshold) else f"{verdict.threshold:g}: {verdict.source}",
-        "layer": "" if verdict.layer is None else str(verdict.layer),
-        "rate": "" if np.isnan(verdict.rate) else number(verdict.rate),
-        "samples": "" if exists else f"{verdict.share:.0%} of them",
-        "why": verdict.why,
-        "fix": verdict.mends,
-    }
-    word = TRAINED if verdict.name == TRAINED else verdict.grade
-    sentence = escape(verdict.said.removeprefix(f"{word}: "))
-    title = f'<h3><span class="kind"><span aria-hidden="true">{verdict.sign}</span> {word}</span> {sentence}</h3>'
-    return f'<article class="card {word}">{title}{"" if verdict.name in (FINE, TRAINED) else pairs(facts)}</article>'
 
 
 def curves(network: CheckedNetwork, against: CheckedNetwork | None, thresholds: Mapping[str, Threshold]) -> str:
@@ -257,15 +191,6 @@ def legend(network: CheckedNetwork, against: CheckedNetwork | None) -> str:
     items = "".join(f"<li>{swatch(kind)} {escape(label)}</li>" for kind, label in swatches)
     hint = "Point at a plot for its numbers, or open them below it."
     return f'<ul class="legend">{items}</ul><p class="hint-text">{hint}</p>'
-
-
-def swatch(kind: str) -> str:
-    if kind == "band":
-        inner = '<rect class="band" width="28" height="12"/>'
-    else:
-        inner = f'<path class="line {kind}" d="M0,6 28,6"/>'
-        inner += '<circle class="own" cx="14" cy="6" r="2.6"/>' if kind == "own" else ""
-    return f'<svg class="swatch" viewBox="0 0 28 12" aria-hidden="true">{inner}</svg>'
 
 
 def cells(networks: list[CheckedNetwork]) -> str:

@@ -6,31 +6,19 @@ menu chooses the learning rate; without a script all rates are shown.
 
 from collections.abc import Callable, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from importlib.resources import files
+from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from limitformer.checking.comparison import LINES, kind_of
 from limitformer.checking.curves import place_of
-from limitformer.checking.page.page import (
-    asset,
-    card,
-    document,
-    evenly,
-    pairs,
-    paragraph,
-    region,
-    section,
-    swatch,
-    threshold_table,
-)
-from limitformer.checking.page.svg import WIDTH, Line, Panel, number, plot, rows_as_html, toggle
+from limitformer.checking.page.page import evenly, threshold_table
 from limitformer.checking.step_verdicts import compared_loss, middle, quantile, stated_rate
 from limitformer.checking.thresholds import STEP_THRESHOLDS
-
-if TYPE_CHECKING:
-    from limitformer.checking.steps import StepsReport
+from limitformer.checking.trained_networks import TrainedNetworks
+from limitformer.reports.figures import LINES, WIDTH, Line, Panel, kind_of, number, plot, rows_as_html, toggle
+from limitformer.reports.page import card, document, keys, pairs, paragraph, region, section
 
 LAW = (
     "These are training steps in law: networks as their own code draws them, and steps by the optimiser's own formulas."
@@ -45,14 +33,14 @@ ROW, LABEL, BAR = 18, 17, 34  # heights of a row of cells, of its label, and of 
 SPAN = 10  # ratio of the largest value to the smallest from which colours follow the logarithm
 
 
-def page(report: "StepsReport") -> str:
+def page(report: TrainedNetworks) -> str:
     """Return the page of a report."""
-    script = asset("steps.js")
+    script = files("limitformer.checking.page").joinpath("steps.js").read_text(encoding="utf-8")
     parts = [heading(report), rates(report), losses(report), movements(report), sources(report)]
     return document(f"{report.name}: limitformer steps", "".join(parts), script)
 
 
-def heading(report: "StepsReport") -> str:
+def heading(report: TrainedNetworks) -> str:
     top = paragraph(report.heading) + paragraph(report.proof) + paragraph(LAW) + paragraph(report.caveat)
     cards = "".join(card(each, exists=True) for each in report.verdicts)
     return f"<header><h1>{escape(report.name)}</h1>{top}</header>" + section("Verdict", "verdict", cards)
@@ -61,7 +49,7 @@ def heading(report: "StepsReport") -> str:
 # By rate
 
 
-def rates(report: "StepsReport") -> str:
+def rates(report: TrainedNetworks) -> str:
     """Return the share of networks whose loss falls, over the rate, and the table by rate."""
     table, count = report.table().sortby("rate"), report.data.sizes["sample"]
     x = table["rate"].values.astype(float)
@@ -98,15 +86,6 @@ def rates(report: "StepsReport") -> str:
     return section("By learning rate", "rates", inner)
 
 
-def keys(pairs: Sequence[tuple[str, str]]) -> str:
-    """Return a legend; lines of one class share an entry."""
-    labels: dict[str, list[str]] = {}
-    for kind, label in pairs:
-        labels.setdefault(kind, []).append(label)
-    items = "".join(f"<li>{swatch(kind)} {escape(', '.join(each))}</li>" for kind, each in labels.items())
-    return f'<ul class="legend">{items}</ul>'
-
-
 def drawn(panels: Sequence[Panel]) -> str:
     """Return the panels that have a finite number."""
     return "".join(plot(each) for each in panels if any(np.isfinite(line.y).any() for line in each.lines))
@@ -115,7 +94,7 @@ def drawn(panels: Sequence[Panel]) -> str:
 # By step
 
 
-def losses(report: "StepsReport") -> str:
+def losses(report: TrainedNetworks) -> str:
     """Return the loss by step, a plot for each rate, and the gradient norm of all rates."""
     data = report.data
     kind = compared_loss(data)
@@ -159,7 +138,7 @@ def losses(report: "StepsReport") -> str:
 # By layer and weight
 
 
-def movements(report: "StepsReport") -> str:
+def movements(report: TrainedNetworks) -> str:
     """Return what the steps move at each rate, and a menu of the rates; the stated rate comes first."""
     data = report.data
     first = stated_rate(report.table())
@@ -350,7 +329,7 @@ def scale(y: float, low: float, high: float) -> str:
 # Sources
 
 
-def sources(report: "StepsReport") -> str:
+def sources(report: TrainedNetworks) -> str:
     """Return the thresholds and the provenance."""
     facts = {
         name: number(value) if isinstance(value, float) else value

@@ -2,16 +2,14 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from limitformer.base.errors import require
+from limitformer.initialisation.recipes.weight import Weight
 from limitformer.weightless import laws
 from limitformer.weightless.laws import Law
-
-if TYPE_CHECKING:
-    from limitformer.initialisation.recipes.recipe import Weight
 
 EVERYWHERE = (-math.inf, math.inf)
 
@@ -93,7 +91,7 @@ def constant(value: float) -> ComparedLaw:
     return compared_law(laws.constant(float(value)))
 
 
-def orthogonal(weight: "Weight", gain: float) -> ComparedLaw:
+def orthogonal(weight: Weight, gain: float) -> ComparedLaw:
     """Return the law of a Haar matrix of the weight's shape times `gain`."""
     return compared_law(laws.orthogonal(float(gain), int(weight.rows), int(weight.columns)))
 

@@ -19,7 +19,7 @@ from limitformer.initialisation.recipes.law import (
     uniform,
     values,
 )
-from limitformer.initialisation.recipes.recipe import Weight, known_as
+from limitformer.initialisation.recipes.weight import Weight, known_as
 
 ENDS = ("embedding", "position embedding", "head")
 READS = ("query", "key", "value", "feed-forward in", "gate")  # matrices that read from the stream

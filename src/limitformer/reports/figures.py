@@ -14,13 +14,13 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
-from limitformer.checking.curves import SPAN
-
 Array = NDArray[np.float64]
 
 WIDTH, HEIGHT, STRIP = 340, 210, 78
 LEFT, RIGHT, TOP, BOTTOM = 48, 10, 10, 34
 TICKS = 5
+SPAN = 5  # ratio of the largest value to the smallest from which an axis is logarithmic
+LINES = 8  # different lines of a plot
 LABEL = 34  # least distance of two labels of x
 LEAST, MOST = sys.float_info.min, sys.float_info.max
 
@@ -300,3 +300,8 @@ def mark(kind: str, label: str, value: float, x: AxisScale, y: float) -> str:
     if kind == "chance":
         return f'<path class="line chance" d="M{at:.1f},{y - 16} {at:.1f},{y + 16}">{title}</path>'
     return f'<circle class="{kind}" cx="{at:.1f}" cy="{y}" r="4.5">{title}</circle>'
+
+
+def kind_of(k: int) -> str:
+    """Return the class of the k-th line."""
+    return f"m{k % LINES}"

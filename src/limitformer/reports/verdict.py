@@ -1,0 +1,72 @@
+"""A statement about a network: its grade, its sentence and the numbers behind it."""
+
+import math
+import textwrap
+from dataclasses import dataclass
+
+FINE, NOTE, WATCH, BROKEN = "fine", "note", "watch", "broken"
+GRADES = (FINE, NOTE, WATCH, BROKEN)  # a note describes, and neither praises nor warns
+ANY = "any"
+TRAINED = "trained"
+WAITS = "waits for zeros"  # a verdict that is no alarm
+SIGNS = {FINE: "✓", NOTE: "·", WATCH: "!", BROKEN: "✗"}
+COLUMNS = 80  # characters of a line of the text
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One statement about a network.
+
+    Attributes:
+        name: fine, or what is wrong: loss, dead, collapsed, grows, dies, frozen, uniform, swamped, vanishing,
+            exploding, range, not finite, …; waits for zeros, which is not a fault; or trained, for a network whose
+            weights are no longer its initial ones. On training steps: rate, unseen, fastest, still, logits, muon.
+        grade: fine, note (it describes only), watch (outside what `design` calls safe) or broken.
+        said: the sentence.
+        value: the median over samples of what was measured.
+        threshold: where the verdict begins; NaN if it has no number.
+        source: the source of the threshold.
+        layer: the first layer or block concerned; None if there is none.
+        share: the part of the samples that show it.
+        why: why it matters, in one sentence.
+        mends: what usually mends it.
+        severe: whether it is past the threshold for broken.
+        rate: the learning rate that it refers to; NaN for a verdict without one.
+    """
+
+    name: str
+    grade: str
+    said: str
+    value: float = math.nan
+    threshold: float = math.nan
+    source: str = ""
+    layer: int | None = None
+    share: float = 1.0
+    why: str = ""
+    mends: str = ""
+    severe: bool = False
+    rate: float = math.nan
+
+    @property
+    def sign(self) -> str:
+        """✓ for fine, ! for watch, ✗ for broken, · for a note, a trained network and weights that wait."""
+        return "·" if self.name in (TRAINED, WAITS) else SIGNS[self.grade]
+
+    def __str__(self) -> str:
+        return self.said
+
+
+def grade_of(verdicts: list[Verdict]) -> str:
+    """Return the worst grade."""
+    return max((one.grade for one in verdicts), key=GRADES.index)
+
+
+def number_text(value: float) -> str:
+    """Return three digits, or thousands with commas."""
+    if math.isinf(value):
+        return "∞"
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
+
+
+def wrapped(line: str, indent: str) -> list[str]:
+    return textwrap.wrap(line, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
