@@ -10,6 +10,7 @@ from docs.tools import cards
 
 from limitformer_papers import FIGURES, RUN_FIGURES, gallery, make
 from limitformer_papers.common.claims import Claim
+from quick_figures import in_tiers
 
 pytestmark = pytest.mark.xdist_group("figures")  # they share the figures
 
@@ -56,7 +57,7 @@ def test_card_states_its_records_numbers():
     assert cards.stamp(record).endswith("time not recorded")
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", in_tiers())
 def test_numbers_equal_the_records_stamp(figures, name):
     """If they have, `make gallery` makes the figure again, and `test_figure_pages` lists the sentences to update.
 
