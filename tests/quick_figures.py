@@ -5,7 +5,10 @@ import pytest
 from limitformer_papers import FIGURES, make
 
 SEED = 11
-FIRST = ("st-fig4", "st-fig7", "st-fig8", "text-fate", "ct-fig1", "ct-fig5", "stock-models")  # of different kinds
+FIRST = (  # of different kinds: curves, densities, maps, arrows, a diagram, bars, bands, errors, many panels
+    *("st-fig1", "st-fig4", "st-fig7", "st-fig8", "text-fate"),
+    *("ct-fig1", "ct-fig5", "ct-fig7", "ct-table1", "large-beta", "stock-models"),
+)
 
 
 class QuickFigures(dict):

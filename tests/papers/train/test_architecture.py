@@ -196,12 +196,6 @@ def test_configuration_refuses_other_networks(options, message):
         configuration(**options)
 
 
-def test_configuration_has_the_defaults_of_the_paper():
-    config = ShapedTransformerConfig()
-    assert (config.num_hidden_layers, config.hidden_size, config.num_attention_heads) == (18, 768, 8)
-    assert (config.intermediate_size, config.max_position_embeddings, config.vocab_size) == (3072, 128, 32000)
-
-
 @every_head
 def test_padded_model_equals_the_unpadded(head):
     model = built(head, num_labels=3)
