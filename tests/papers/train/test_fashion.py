@@ -91,7 +91,10 @@ DAMAGES = {
         "claims 79,228,162,458,924,105,385,300,197,375 entries; at most 268,435,456 are read",
     ),
     "no gzip": (lambda folder: as_gzip(folder, b"plain"), "is damaged: Not a gzipped file"),
-    "cut gzip": (lambda folder: as_gzip(folder, gzip.compress(bytes(99))[:-9]), "is damaged: Compressed file ended"),
+    "cut gzip": (
+        lambda folder: as_gzip(folder, gzip.compress(idx_file(np.zeros((60, SIDE, SIDE), np.uint8)))[:-20]),
+        "is damaged: Compressed file ended",
+    ),
 }
 
 
