@@ -44,7 +44,7 @@ EXPLORER = ("explorer/covariance", "explorer/sphere", "explorer/stock")
 CONTRASTED = ("theory", "gallery", "api/simulate", "check", "explorer/sphere")
 SEEN = (*CONTRASTED, "index", "start-engineer", "notebooks", "known-limits", *sorted({*EXPLORER} - {*CONTRASTED}))
 WIDTHS = (1280, 390)
-READ = ".md-content *, .md-header__title, .md-tabs__link, .md-nav__link"
+READ = ".md-content :not(svg .name), .md-header__title, .md-tabs__link, .md-nav__link"
 
 
 @pytest.fixture(scope="module")

@@ -65,32 +65,6 @@ def test_every_claim_holds(figures, name):
     assert len({claim.name for claim in figures[name].claims}) == len(figures[name].claims)
 
 
-def test_text_fate_titles_panels_and_names_words(figures):
-    data = figures["text-fate"].data
-    with style():
-        drawing = module_of("text-fate").draw(data)
-    titles = [axes.get_title() for axes in drawing.axes if axes.get_label() != "<colorbar>"]
-    assert titles == [f"{model}, layer {depth}" for model in data.model.values for depth in data.depth.values]
-    assert [tick.get_text() for tick in drawing.axes[0].get_yticklabels()] == list(data.label.values)
-    assert any(axes.get_ylabel() == "mean correlation" for axes in drawing.axes)
-
-
-def test_diagram_draws_each_box():
-    """Attention is drawn once, across all tokens, the other boxes once a token; only residual connections are
-    dashed.
-    """
-    module = importlib.import_module("limitformer_papers.clustering.ct_fig5")
-    with style():
-        drawing = module.draw(None)
-    (axes,) = drawing.axes
-    texts = [text.get_text() for text in axes.texts]
-    assert [sum(box.text == text for text in texts) for box in module.BOXES] == [1, 3, 3, 3, 3]
-    boxes = {patch.get_window_extent().width for patch in axes.patches}
-    assert max(boxes) > 5 * sorted(boxes)[-2]
-    dashed = [line for line in axes.get_lines() if line.get_linestyle() == "--" and len(line.get_xdata()) > 0]
-    assert len(dashed) == 3
-
-
 def test_wrong_twin_diagram_without_a_box_is_rejected(monkeypatch):
     """Without 1/√L, or with the normalisation before the sum, the boxes do not make the chain's layer."""
     module = importlib.import_module("limitformer_papers.clustering.ct_fig5")

@@ -16,13 +16,12 @@ from limitformer.cli.app import app
 from limitformer.nn import gains
 from limitformer_papers import make
 from limitformer_papers.commands.train import mlm_place, table_over_seeds
-from limitformer_papers.training import harness
 from limitformer_papers.training.architecture import ShapedTransformerForMaskedLM
 from limitformer_papers.training.data.masking import MaskedCollator
 from limitformer_papers.training.data.text_data import text_data
 from limitformer_papers.training.interrupts import Budget, TrainingInterrupted, within
 from limitformer_papers.training.log import curve, read_log
-from limitformer_papers.training.tasks.mlm import PRESETS, VARIANTS, MlmRun, grid, model_of, preset, run_mlm
+from limitformer_papers.training.tasks.mlm import PRESETS, VARIANTS, MlmRun, grid, preset, run_mlm
 from train_states import assert_same_run
 
 pytestmark = [pytest.mark.xdist_group("training"), pytest.mark.usefixtures("one_thread")]
@@ -122,20 +121,6 @@ def test_held_out_loss_uses_spaced_sequences_and_fixed_masks(finished, monkeypat
     assert abs(held_out_loss(run, tmp_path, lambda n: range(5), 2**63) - found) > 1e-3
 
 
-def test_seeds_and_variants_start_differently(corpus):
-    first, second = (model_of(replace(one(corpus), seed=seed), 300) for seed in (0, 1))
-    assert not torch.equal(first.head.weight, second.head.weight)
-    again = model_of(one(corpus), 300)
-    assert torch.equal(first.head.weight, again.head.weight)
-    assert len(gains(first)) == 6
-    assert len(gains(model_of(one(corpus, "pre-ln"), 300))) == 0
-    queries = [
-        model_of(one(corpus, v, width=128, hidden=128), 300).transformer.blocks[0].attention.query for v in VARIANTS
-    ]
-    ratio = [float(layer.weight.detach().std()) * 128**0.5 for layer in queries]
-    np.testing.assert_allclose(ratio, [128**-0.25, 128**-0.25, 1, 1], rtol=0.05)
-
-
 def test_run_stopped_between_checkpoints_resumes_to_the_last_bit(corpus, tmp_path):
     """Masks, gains that fall and rows of all callbacks come back."""
     run = one(corpus, "shaped-recover", save_every=5)
@@ -144,13 +129,6 @@ def test_run_stopped_between_checkpoints_resumes_to_the_last_bit(corpus, tmp_pat
     for out in ("whole", "broken"):
         run_mlm(run, tmp_path / out, threads=1)
     assert_same_run(*(tmp_path / out / run.name for out in ("whole", "broken")))
-
-
-def test_finished_mlm_run_is_not_trained_again(finished, monkeypatch):
-    out, results = finished
-    run, summary = results[0]
-    monkeypatch.setattr(harness, "ResumableTrainer", lambda *_, **__: pytest.fail("it trained"))
-    assert run_mlm(run, out, threads=1) == summary
 
 
 def test_table_shows_means_and_deviations_over_seeds():
