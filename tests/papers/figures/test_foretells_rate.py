@@ -174,7 +174,7 @@ def test_halves_are_balanced_and_pilots_are_in_the_choosing_one():
 # The networks.
 
 
-@pytest.mark.slow(keep=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "optimizer"), [("plain", "sgd"), ("llama", "adamw"), ("gpt2", "muon")])
 def test_law_is_that_of_the_trained_network(kind, optimizer):
     """The mean loss of an unseen batch after three steps is the same, in standard errors, and not at another rate."""

@@ -184,7 +184,7 @@ def test_glue_fine_tuning_learns_a_word(finished, tmp_path, variant):
 
     out, results = finished
     run = next(run for run, _ in results if run.variant == variant)
-    course = {"epochs": 12, "learning_rate": 5e-3, "batch": 8}
+    course = {"epochs": 8, "learning_rate": 5e-3, "batch": 8}
     fine = GlueRun(pretrained=out / run.name, task="CoLA", **course)
     summary = run_glue(fine, cola(tmp_path / "data"), tmp_path / "glue", threads=1)
     assert summary["eval_matthews"] > 0.5
