@@ -76,19 +76,6 @@ def without_witness(request, monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def folder_of_figures(tmp_path_factory):
-    return tmp_path_factory.mktemp("figures")
-
-
-@pytest.fixture(scope="session")
-def figures(folder_of_figures):
-    """Every figure at quick scale, made once."""
-    from limitformer_papers import FIGURES, make
-
-    return {name: make(name, scale="quick", out=folder_of_figures, seed=11, threads=2) for name in FIGURES}
-
-
-@pytest.fixture(scope="session")
 def whole(tmp_path_factory):
     """The store of the slow sweep, computed by one process."""
     from sweep_grids import CELLS, run, slow_sweep

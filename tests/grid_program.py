@@ -8,7 +8,7 @@ from pathlib import Path
 
 from limitformer.base import progress
 from limitformer.base.errors import InputError
-from limitformer_papers.training import grid, interrupts
+from limitformer_papers.training import grid
 
 ONE_THREAD = {"threads": 1, "save_every": 1000}
 
@@ -24,18 +24,6 @@ def slow(seed: int, out: Path, pause: float = 0.1) -> dict[str, float]:
 def mixed(seed: int, out: Path) -> dict[str, float]:
     """Make a run; number 1 is stuck in its first step."""
     return slow(seed, out, 1000.0 if seed == 1 else 0.1)
-
-
-def patient(seed: int, out: Path) -> dict[str, float]:
-    """Make a run of many steps without a Trainer, which stops after one if it is asked to."""
-    folder, steps = Path(out) / str(seed), 600
-    with interrupts.deferred() as interrupt:
-        for step in range(1, steps + 1):
-            time.sleep(0.1)
-            if interrupt.requested:
-                (folder / "checkpoints" / f"checkpoint-{step}").mkdir(parents=True)
-                raise interrupts.TrainingInterrupted(folder, step, steps)
-    return {}
 
 
 def of_all_kinds(kind: str) -> dict[str, float]:

@@ -3,22 +3,34 @@
 from contextlib import contextmanager
 from html.parser import HTMLParser
 
-CONTRAST = """() => {
-  const light = (text) => {
-    const parts = text.match(/[\\d.]+/g).slice(0, 3).map((part) => part / 255);
-    const [r, g, b] = parts.map((part) => (part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+# Ratios of contrast of all texts that a selector finds, by their elements and colours.
+CONTRAST = """(selector) => {
+  const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+  const rgba = (colour) => {
+    canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
+    return canvas.getImageData(0, 0, 1, 1).data;
   };
-  const behind = (each) => {
-    const colour = getComputedStyle(each).backgroundColor;
-    return colour === "rgba(0, 0, 0, 0)" ? behind(each.parentElement) : colour;
+  const light = (c) => c.slice(0, 3).reduce((sum, v, k) => {
+    v /= 255;
+    return sum + [0.2126, 0.7152, 0.0722][k] * (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+  }, 0);
+  const behind = (node) => {
+    for (let at = node; at; at = at.parentElement) {
+      const colour = rgba(getComputedStyle(at).backgroundColor);
+      if (colour[3] > 250) return Array.from(colour);
+    }
+    return [255, 255, 255];
   };
+  const usual = "h1, p, .kind, .card h3, dt, dd, td, th, figcaption span, svg text";
   const found = {};
-  for (const each of document.querySelectorAll("h1, p, .kind, .card h3, dt, dd, td, th, figcaption span, svg text")) {
-    const style = getComputedStyle(each);
-    const ink = each.namespaceURI.endsWith("svg") ? style.fill : style.color;
-    const [a, b] = [light(ink), light(behind(each))];
-    found[`${each.tagName} ${ink}`] = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+  for (const node of document.querySelectorAll(selector || usual)) {
+    const own = Array.from(node.childNodes).some((child) => child.nodeType === 3 && child.data.trim());
+    if (!own || !node.getClientRects().length || node.closest("button, .headerlink, [hidden]")) continue;
+    const style = getComputedStyle(node), ink = node.namespaceURI.endsWith("svg") ? style.fill : style.color;
+    const back = behind(node), colour = rgba(ink), a = colour[3] / 255;
+    const front = [0, 1, 2].map((k) => a * colour[k] + (1 - a) * back[k]);
+    const [high, low] = [light(front), light(back)].sort((x, y) => y - x), key = `${node.tagName} ${ink}`;
+    found[key] = Math.min(found[key] ?? 21, (high + 0.05) / (low + 0.05));
   }
   return found;
 }"""
@@ -65,16 +77,23 @@ def intruders(text, scripts=2):
 
 
 @contextmanager
-def opened(browser, text, folder, width=1280, scheme="light"):
-    """Open the page at a width; `.troubles` collects console messages and requests."""
+def opened(browser, text, folder, width=1280, scheme="light", view="", **options):
+    """Open the page at a width, with the address's end `view`; `.troubles` collects console messages and requests."""
     place = folder / "check.html"
     place.write_text(text, encoding="utf-8")
-    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True)
+    context = browser.new_context(
+        viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True, **options
+    )
     tab = context.new_page()
     tab.troubles = []
+
+    def request(one):
+        if not one.url.startswith(place.as_uri()):
+            tab.troubles.append(one.url)
+
     tab.on("console", lambda message: tab.troubles.append(message.text))
     tab.on("pageerror", lambda error: tab.troubles.append(str(error)))
-    tab.on("request", lambda request: tab.troubles.append(request.url) if request.url != place.as_uri() else None)
-    tab.goto(place.as_uri())
+    tab.on("request", request)
+    tab.goto(place.as_uri() + view)
     yield tab
     context.close()

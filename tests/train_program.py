@@ -76,21 +76,15 @@ def small_run(folder, callbacks=(), dropout: float = 0.2, model=None, collate=co
     )
 
 
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def die_in_save(step: int) -> None:
-    """Kill the process after a checkpoint's files are written, before it has its manifest."""
-    seal = checkpoints.seal
-    checkpoints.seal = lambda staged, target, notes: (
-        die() if target.name.endswith(f"-{step}") else seal(staged, target, notes)
-    )
-
-
-def run_and_die(folder: str, how: str, step: int) -> None:
-    """Kill the process at a step, or while its checkpoint is saved."""
+def run_and_die(folder: str, step: int) -> None:
+    """Kill the process after the files of the step's checkpoint are written, before it has its manifest."""
     torch.set_num_threads(1)
-    if how == "save":
-        die_in_save(step)
-    small_run(folder, [At(step, die)] if how == "step" else [])
+    seal = checkpoints.seal
+
+    def die_or_seal(staged, target, notes):
+        if target.name.endswith(f"-{step}"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        seal(staged, target, notes)
+
+    checkpoints.seal = die_or_seal
+    small_run(folder)

@@ -98,10 +98,3 @@ def test_collapsed_samples_have_no_density():
     grid = correlations()
     assert np.trapezoid(correlation_density(half, grid), grid) == pytest.approx(0.5, abs=0.01)
     assert (correlation_density(np.ones(9), grid) == 0).all()
-
-
-def test_the_points_reach_the_ends():
-    grid = correlations()
-    assert (np.diff(grid) > 0).all()
-    assert (1 - abs(grid[[0, -1]]) < 1e-6).all()
-    assert (abs(grid) < 1).all()

@@ -8,7 +8,6 @@ import functools
 import json
 import os
 import re
-from contextlib import contextmanager
 from dataclasses import replace
 from math import prod, sqrt
 from pathlib import Path
@@ -20,6 +19,7 @@ from docs.tools import explorer
 from chromium import launched
 from limitformer.base.errors import InputError
 from limitformer_papers.explorer import covariance, make, parts, sphere, stock
+from pages_read import CONTRAST, opened
 
 MOST = 8 * 2**20  # bytes of all pages with numbers
 OTHER_STEPS = 0.02  # largest change of a quantile if some paths differ
@@ -72,34 +72,6 @@ def test_parts_have_a_cell_for_every_choice(name):
     for part in [*data["plots"], *data["facts"], *data.get("sphere", {}).get("sets", [])]:
         assert len(part["cells"]) == prod(sizes[each] for each in part["by"])
         assert all(value in axis(data, each)["values"] for each, value in part.get("only", {}).items())
-
-
-@pytest.mark.parametrize("name", make.PAGES)
-def test_plots_have_numbers_at_all_places(name):
-    data = page(name)
-    for plot in data["plots"]:
-        columns = {each["column"] for each in plot["curves"]} | {
-            plot["band"][end] for end in ("low", "high") if plot["band"]
-        }
-        for cell in plot["cells"]:
-            assert columns == set(range(len(cell)))
-            assert len({len(column) for column in cell}) == 1
-            assert plot["at"] is None or len(cell[0]) == len(plot["at"])
-            assert all(value is None or isinstance(value, int | float) for column in cell for value in column)
-            assert any(value is not None for value in cell[0])
-        if plot["marker"]:
-            assert set(axis(data, plot["marker"])["values"]) <= set(plot["at"])
-
-
-def test_trajectories_stay_on_the_sphere():
-    data = page("sphere")
-    times = len(data["sphere"]["times"])
-    assert axis(data, "time")["values"] == data["sphere"]["times"]
-    for paths in data["sphere"]["sets"]:
-        for cell in paths["cells"]:
-            points = np.array(cell).reshape(times, -1, 3) / 1000
-            assert points.shape[1] in axis(data, "tokens")["values"]
-            assert np.abs(np.linalg.norm(points, axis=2) - 1).max() < 2e-3
 
 
 def test_pages_are_small(tmp_path):
@@ -230,36 +202,18 @@ def browser():
         yield found
 
 
-@contextmanager
-def opened(browser, name, folder, text=None, view="", **options):
-    """Yield the page as one file, without a network; its messages and requests are in `.troubles`."""
-    place = folder / f"{name}.html"
-    place.write_text(explorer.single_file(name) if text is None else text, encoding="utf-8")
-    context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, "offline": True, **options})
-    tab = context.new_page()
-    tab.troubles = []
-    tab.on("console", lambda message: tab.troubles.append(message.text))
-    tab.on("pageerror", lambda error: tab.troubles.append(str(error)))
-    tab.on(
-        "request",
-        lambda request: tab.troubles.append(request.url) if not request.url.startswith(place.as_uri()) else None,
-    )
-    tab.goto(place.as_uri() + view)
-    yield tab
-    context.close()
-
-
 UNDRAWN = """() => [...document.querySelectorAll("figure:not([hidden]) > svg")].filter((plot) => {
   const shapes = [...plot.querySelectorAll(".line, .path")].map((each) => each.getBoundingClientRect());
   return !shapes.some((box) => box.width + box.height > 20);
 }).map((plot) => plot.getAttribute("aria-label"))"""
 SHAPES = "[...document.querySelectorAll('figure:not([hidden]) path')].map((each) => each.getAttribute('d')).join()"
+READ = "h1, p, a, legend, label, output, dt, dd, strong, .legend span, summary, figure > svg text:not(.name)"
 SLIDERS = {"covariance": "Residual strength γ", "sphere": "Inverse temperature β", "stock": "initializer_range"}
 
 
 @pytest.mark.parametrize("name", make.PAGES)
 def test_page_draws_every_curve_without_requests(browser, name, tmp_path):
-    with opened(browser, name, tmp_path) as tab:
+    with opened(browser, explorer.single_file(name), tmp_path) as tab:
         assert tab.troubles == []
         assert tab.evaluate(UNDRAWN) == []
         visible = len([plot for plot in page(name)["plots"] if plot.get("only") in (None, sphere.STOCHASTIC)]) + (
@@ -269,18 +223,9 @@ def test_page_draws_every_curve_without_requests(browser, name, tmp_path):
         assert page(name)["about"]["samples"] in tab.locator(".about").inner_text()
 
 
-def test_wrong_twin_failing_script_is_detected(browser, tmp_path):
-    text = explorer.single_file("covariance")
-    broken = text.replace("path(run, `line ${kind}`)", "nothing(run)")
-    assert broken != text
-    with opened(browser, "covariance", tmp_path, broken) as tab:
-        assert tab.troubles
-        assert tab.evaluate(UNDRAWN)
-
-
 @pytest.mark.parametrize("name", make.PAGES)
 def test_slider_works_by_keys_and_its_address_restores_the_picture(browser, name, tmp_path):
-    with opened(browser, name, tmp_path) as tab:
+    with opened(browser, explorer.single_file(name), tmp_path) as tab:
         slider = tab.get_by_role("slider", name=SLIDERS[name])
         first = tab.evaluate(SHAPES)
         slider.focus()
@@ -290,7 +235,7 @@ def test_slider_works_by_keys_and_its_address_restores_the_picture(browser, name
         tab.keyboard.press("ArrowLeft")
         assert tab.evaluate(SHAPES) == first
         assert tab.troubles == []
-    with opened(browser, name, tmp_path, view=view) as tab:
+    with opened(browser, explorer.single_file(name), tmp_path, view=view) as tab:
         assert tab.evaluate(SHAPES) == moved
         assert tab.troubles == []
 
@@ -299,7 +244,7 @@ def test_readout_shows_computed_numbers(browser, tmp_path):
     data, chosen = page("covariance"), {"layer": "both", "gamma": 0.8, "tau0": 0.5, "tokens": 8}
     low, middle, high = (each[30] for each in cell_of(data, data["plots"][0], **chosen))
     view = "#" + "&".join(f"{name}={value}" for name, value in (chosen | {"ratio": 1.5}).items())
-    with opened(browser, "covariance", tmp_path, view=view) as tab:
+    with opened(browser, explorer.single_file("covariance"), tmp_path, view=view) as tab:
         said = tab.locator(".said").first.text_content().replace("−", "-")
         assert said == f"depth/width 1.5: median {middle}, 5 to 95 % of paths {low} to {high}"
         tab.locator("summary").first.click()
@@ -309,7 +254,7 @@ def test_readout_shows_computed_numbers(browser, tmp_path):
 
 def test_plot_is_read_by_keys(browser, tmp_path):
     """Stock shapes have no slider over layers."""
-    with opened(browser, "stock", tmp_path) as tab:
+    with opened(browser, explorer.single_file("stock"), tmp_path) as tab:
         plot = tab.locator("figure > svg").first
         plot.focus()
         tab.keyboard.press("ArrowRight")
@@ -318,7 +263,7 @@ def test_plot_is_read_by_keys(browser, tmp_path):
 
 
 def test_sphere_turns_by_keys_and_pointer(browser, tmp_path):
-    with opened(browser, "sphere", tmp_path) as tab:
+    with opened(browser, explorer.single_file("sphere"), tmp_path) as tab:
         ball, before = tab.locator("svg.sphere"), tab.evaluate(SHAPES)
         said = tab.locator(".said").first.text_content()
         ball.focus()
@@ -340,32 +285,12 @@ def test_sphere_turns_by_keys_and_pointer(browser, tmp_path):
         assert tab.troubles == []
 
 
-CONTRAST = """() => {
-  const light = (text) => {
-    const parts = text.match(/[\\d.]+/g).slice(0, 3).map((part) => part / 255);
-    const [r, g, b] = parts.map((part) => (part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const behind = (each) => {
-    const colour = getComputedStyle(each).backgroundColor;
-    return colour === "rgba(0, 0, 0, 0)" ? behind(each.parentElement) : colour;
-  };
-  const read = "h1, p, a, legend, label, output, dt, dd, strong, .legend span, summary, figure > svg text:not(.name)";
-  return Math.min(...[...document.querySelectorAll(read)].map((each) => {
-    const style = getComputedStyle(each);
-    const [a, b] = [light(each.namespaceURI.endsWith("svg") ? style.fill : style.color), light(behind(each))];
-    return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-  }));
-}"""
-
-
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 @pytest.mark.parametrize("name", make.PAGES)
 def test_page_fits_the_screen_and_is_legible(browser, name, width, scheme, tmp_path):
-    size = {"width": width, "height": 844}
-    with opened(browser, name, tmp_path, viewport=size, color_scheme=scheme, has_touch=width < 400) as tab:
+    with opened(browser, explorer.single_file(name), tmp_path, width, scheme, has_touch=width < 400) as tab:
         assert tab.evaluate("document.documentElement.scrollWidth") == width
-        assert tab.evaluate(CONTRAST) >= 4.5
+        assert min(tab.evaluate(CONTRAST, READ).values()) >= 4.5
         controls = tab.locator("input:visible, select:visible").evaluate_all(
             "all => all.map((one) => one.labels.length)"
         )

@@ -52,10 +52,7 @@ class Config:
     layers: tuple[int, ...] = (1, 7)
 
 
-paper = Config
-
-
-quick = paper
+paper = quick = Config
 
 
 def compute(config: Config, run: FigureRun) -> xr.Dataset:

@@ -58,10 +58,7 @@ class Config:
     smoothing: int = 40
 
 
-paper = Config
-
-
-quick = paper
+paper = quick = Config
 
 
 def compute(config: Config, run: FigureRun) -> xr.Dataset:
@@ -99,16 +96,10 @@ def losses(depth: int, data: xr.Dataset) -> list[Claim]:
     statements, mean = [], data["final"].mean("seed", skipna=False)
     for name in data["variant"].values:
         for rate in data["rate"].values:
-            value, diverged_seeds = (
-                float(mean.sel(variant=name, rate=rate)),
-                data["diverged"].sel(variant=name, rate=rate),
-            )
+            value = float(mean.sel(variant=name, rate=rate))
             if not np.isnan(value):
-                statements.append(
-                    Claim(
-                        f"d = {depth}, {variant_label(name, diverged_seeds)}, rate {rate:g}: final training loss", value
-                    )
-                )
+                label = variant_label(name, data["diverged"].sel(variant=name, rate=rate))
+                statements.append(Claim(f"d = {depth}, {label}, rate {rate:g}: final training loss", value))
     return statements
 
 

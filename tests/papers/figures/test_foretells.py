@@ -12,8 +12,7 @@ from scipy.stats import binom, rankdata, spearmanr
 
 from limitformer_papers.beyond import foretells, ranks, tiny_networks
 from limitformer_papers.beyond.foretells import CHOOSE, TEST, cells_of, halves, paper, quick
-from limitformer_papers.beyond.tiny_networks import KINDS, TinyNetwork
-from limitformer_papers.common.claims import FigureRun
+from limitformer_papers.beyond.tiny_networks import TinyNetwork
 from limitformer_papers.training import harness
 from limitformer_papers.training.data.text_data import text_data
 
@@ -45,11 +44,6 @@ def test_nan_and_infinity_rank_last_and_tied():
     assert ranks.spearman([1.0, np.inf, 2.0, np.nan, 0.0], [1, 5, 3, 4, 2]) == ranks.spearman(large, [1, 5, 3, 4, 2])
 
 
-def test_constant_has_no_correlation():
-    assert ranks.spearman(np.ones(5), np.arange(5)) == 0
-    assert ranks.p_value(np.ones(5), np.arange(5), np.zeros(5), 0, 50) == 1
-
-
 def test_p_value_equals_that_of_all_orders():
     """All 720 orders of six values can be listed."""
     x, y = np.array(TIED[:6]), np.array(OTHER[:6])
@@ -58,17 +52,6 @@ def test_p_value_equals_that_of_all_orders():
     exact = np.mean(every >= abs(spearmanr(x, y).statistic) - 1e-12)
     p = ranks.p_value(x, y, np.zeros(6), 3)
     assert abs(p - exact) < 5 * np.sqrt(exact * (1 - exact) / ranks.DRAWS)
-
-
-def test_p_value_detects_a_relation_and_not_shuffled_outcomes():
-    """At level 5 %, a relation is detected in almost all lists, and in 5 % of shuffled ones, the wrong twin."""
-    trials, detections = 100, {"related": 0, "shuffled": 0}
-    for seed in range(trials):
-        x, y = related(seed)
-        detections["related"] += ranks.p_value(x, y, ALL, seed, 199) < 0.05
-        detections["shuffled"] += ranks.p_value(x, random(1000 + seed).permutation(y), ALL, seed, 199) < 0.05
-    assert detections["related"] > 0.95 * trials
-    assert binom.ppf(1e-4, trials, 0.05) <= detections["shuffled"] <= binom.ppf(1 - 1e-4, trials, 0.05)
 
 
 def test_rho_within_groups_ignores_differences_between_groups():
@@ -101,19 +84,13 @@ def test_interval_contains_the_true_correlation():
 # The halves.
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_halves_split_each_kind_and_depth_equally(seed):
-    cells, (held_out, again) = cells_of(paper()), halves(paper(), seed)
+def test_halves_split_each_kind_and_depth_equally():
+    cells, (held_out, again) = cells_of(paper()), halves(paper(), 0)
+    assert (held_out != halves(paper(), 1)[0]).any()
     assert len(set(cells)) == len(cells) == len(held_out) == 48
     for group in itertools.product(paper().kinds, paper().depths):
         inside = np.array([(cell.kind, cell.depth) == group for cell in cells])
         assert (held_out[inside].sum(), (~held_out)[inside].sum(), again[inside].sum()) == (2, 2, 1)
-
-
-def test_halves_are_drawn_by_the_seed():
-    first, same, other = (halves(paper(), seed)[0] for seed in (0, 0, 1))
-    np.testing.assert_array_equal(first, same)
-    assert (first != other).any()
 
 
 # The study, on invented numbers.
@@ -144,12 +121,6 @@ def test_hypotheses_hold_where_the_law_decides_and_fail_by_chance():
         assert sum(one[name] for one in chance) <= binom.ppf(1 - 1e-4, 15, foretells.LEVEL)
 
 
-def test_turned_sign_refutes_the_hypotheses():
-    data = study(lambda x: x)
-    turned = data["loss"].where(data["half"] == CHOOSE, -data["loss"])
-    assert judged(data.assign(loss=turned.transpose("seed", "cell"))) == {"over all": False, "at one s": False}
-
-
 def test_held_out_half_does_not_affect_the_choice():
     data, noise = study(lambda x: x), random(5).standard_normal(48)
     names = foretells.predictors(data)
@@ -165,13 +136,6 @@ def test_hypotheses_are_not_judged_with_few_networks():
     data = study(lambda x: x)
     few = data.isel(cell=np.concatenate([np.flatnonzero(data["half"] == side)[:9] for side in (CHOOSE, TEST)]))
     assert set(judged(few).values()) == {None}
-
-
-def test_rho_between_seeds_uses_networks_trained_twice():
-    data = study(lambda x: x)
-    assert foretells.between_seeds(data) == pytest.approx(1)
-    turned = data["loss"].values * [[1], [-1]]
-    assert foretells.between_seeds(data.assign(loss=(("seed", "cell"), turned))) == pytest.approx(-1)
 
 
 def test_runs_that_diverged_are_drawn_and_counted():
@@ -200,17 +164,9 @@ def test_finished_run_is_read_and_equals_a_new_one(data, tmp_path, monkeypatch):
     assert whole == tiny_networks.trained(cell, sizes, data, 4, tmp_path)
 
 
-def test_diverged_network_has_infinite_loss(data, tmp_path, monkeypatch):
-    cell, sizes = TinyNetwork("none", 2, 0.1), quick().sizes
-    tiny_networks.trained(cell, sizes, data, 0, tmp_path)
-    lost = {"diverged": True, "eval_loss": float("nan")}
-    monkeypatch.setattr(tiny_networks, "train", lambda *_, **__: lost)
-    assert tiny_networks.trained(cell, sizes, data, 0, tmp_path)[1] == np.inf
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["post", "shaped"])
 def test_checked_law_is_that_of_the_trained_network(kind):
-    """The law's standard deviations are those of the drawn weights, and each kind has its norms."""
+    """The law's standard deviations are those of the drawn weights; the network has its kind's norms and is causal."""
     cell, sizes = TinyNetwork(kind, 2, 0.05), quick().sizes
     subject = tiny_networks.resolve(
         tiny_networks.configuration(cell, sizes), shaping=tiny_networks.shaping_of(cell, sizes)
@@ -221,26 +177,19 @@ def test_checked_law_is_that_of_the_trained_network(kind):
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
     blocks = model.base_model.encoder.layer if kind == "post" else model.base_model.h
     norms = [name for name, part in blocks[0].named_modules() if type(part).__name__ == "LayerNorm"]
-    assert len(norms) == {"pre": 2, "post": 2}.get(kind, 0)
+    assert len(norms) == (2 if kind == "post" else 0)
     assert any("shaping" in name for name, _ in blocks[0].named_parameters()) == (kind == "shaped")
+    assert not sees_ahead(model.eval(), sizes.length)
+    if kind == "post":
+        model.config.is_decoder = False
+        assert sees_ahead(type(model)(model.config).eval(), sizes.length)
 
 
-def test_networks_are_causal():
-    """A later token changes no earlier logit; in BERT without `is_decoder`, the wrong twin, it does."""
+def sees_ahead(model, length):
+    """Whether a later token changes an earlier logit."""
     import torch
 
-    for kind, causal in ((kind, True) for kind in KINDS):
-        assert sees_ahead(torch, kind) is not causal
-    assert sees_ahead(torch, "post", is_decoder=False)
-
-
-def sees_ahead(torch, kind, **changes):
-    cell, sizes = TinyNetwork(kind, 2, 0.3), quick().sizes
-    config = tiny_networks.configuration(cell, sizes)
-    config.update(changes)
-    torch.manual_seed(0)
-    model = tiny_networks.resolve(config, shaping=tiny_networks.shaping_of(cell, sizes)).subject.factory().eval()
-    ids = torch.arange(sizes.length)[None]
+    ids = torch.arange(length)[None]
     other = ids.clone()
     other[0, -1] = 77
     with torch.no_grad():
@@ -255,15 +204,3 @@ def test_loss_of_frequencies_is_near_the_entropy(data):
     loss = tiny_networks.loss_of_frequencies(own, replace(quick().sizes, evaluated=10**6))
     assert entropy <= loss < entropy + 0.02
     assert loss < np.log(quick().sizes.vocabulary) - 0.5  # the wrong twin: all tokens alike
-
-
-def test_folder_depends_on_grid_and_seed(tmp_path):
-    def place(config, seed):
-        with foretells.place_of(config, FigureRun(seed, 1, tmp_path)) as out:
-            return out
-
-    assert place(paper(), 0) == place(paper(), 0)
-    assert len({place(paper(), 0), place(paper(), 1), place(quick(), 0)}) == 3
-    with foretells.place_of(quick(), FigureRun(0, 1)) as passing:
-        assert passing.is_dir()
-    assert not passing.exists()

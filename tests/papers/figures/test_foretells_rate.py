@@ -85,11 +85,6 @@ def test_overflow_is_too_large_a_rate():
     np.testing.assert_allclose(foretells_rate.predicted(data, DEFAULT), rates[7])
 
 
-def test_rates_beyond_the_grid_are_its_ends():
-    for bearable, end in ((1e-9, 1e-6), (1e9, 1e6)):
-        np.testing.assert_allclose(foretells_rate.predicted(invented(bearable), DEFAULT), end)
-
-
 def test_rates_that_were_not_tried_are_left_out():
     data = invented(1.0, best=2.0**-3, diverging=2.0**4)
     assert set(foretells_rate.measured(data, BEST).ravel()) == {2.0**-3}
@@ -97,12 +92,6 @@ def test_rates_that_were_not_tried_are_left_out():
     fewer = data.assign(end=data["end"].where(~np.isin(data["tried"], [2.0**-3, 2.0**4])))
     assert set(foretells_rate.measured(fewer, BEST).ravel()) <= {2.0**-4, 2.0**-2}
     assert set(foretells_rate.measured(fewer, DIVERGING).ravel()) == {2.0**5}
-
-
-def test_rate_is_infinite_where_nothing_diverged():
-    data = invented(1.0, diverging=np.inf)
-    assert np.isinf(foretells_rate.mean_measured(data, DIVERGING)).all()
-    assert foretells_rate.safety(data, DEFAULT)[-1].value == 40
 
 
 def test_return_to_the_start_counts_as_diverging():
@@ -129,10 +118,10 @@ def test_hypotheses_hold_where_the_law_decides_and_fail_by_chance(monkeypatch):
     monkeypatch.setattr(foretells_rate, "interval_within", lambda *_: (0.0, 0.0))  # takes most of the time
     assert judged(invented(powers[:, None], best=powers / 2, diverging=8 * powers)) == [True, True]
     chance = []
-    for k in range(12):
+    for k in range(4):
         other = 2.0 ** random(20 + k).integers(-8, 9, 40)
         chance += judged(invented(powers[:, None], best=other, diverging=other * 4))
-    assert sum(chance) <= 2 * binom.ppf(1 - 1e-4, 12, foretells_rate.LEVEL)
+    assert sum(chance) <= 2 * binom.ppf(1 - 1e-4, 4, foretells_rate.LEVEL)
 
 
 def test_wrong_twin_prediction_that_knows_only_the_optimizer_is_rejected():
@@ -185,8 +174,8 @@ def test_halves_are_balanced_and_pilots_are_in_the_choosing_one():
 # The networks.
 
 
-@pytest.mark.slow(keep=1)
-@pytest.mark.parametrize(("kind", "optimizer"), [("gpt2", "muon"), ("llama", "adamw"), ("plain", "sgd")])
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "optimizer"), [("plain", "sgd"), ("llama", "adamw"), ("gpt2", "muon")])
 def test_law_is_that_of_the_trained_network(kind, optimizer):
     """The mean loss of an unseen batch after three steps is the same, in standard errors, and not at another rate."""
     sizes = replace(SMALL, law_rates=((0.5, 1.0, 2), (0.02, 0.04, 2), (0.02, 0.04, 2)))
@@ -246,25 +235,11 @@ def test_rate_that_leaves_the_loss_as_it_was_does_not_diverge():
     assert first(np.array([np.inf, np.inf, np.inf]), 3.0) == 0
 
 
-def test_search_goes_on_while_the_loss_stays_as_it_was(monkeypatch):
-    ends = np.array([3.0] * 6 + [2.9, 2.5, 2.0, 2.5, 3.0, np.inf, *[np.inf] * 15])
-    rates = rate_networks.tries_of("sgd", RateSizes())
-    monkeypatch.setattr(rate_networks, "trained_at", lambda case, sizes, rate, seed: (3.0, ends[rates == rate][0]))
-    _, tried = rate_networks.training_of(CASE, RateSizes(), 0)
-    assert np.nanargmin(tried) == 8
-    assert rate_networks.first_diverged(tried, 3.0) == 10
-
-
-def test_training_that_overflows_is_infinite():
-    start, end = rate_networks.trained_at(RateCase("plain", 8, 1, "large", "sgd"), SMALL, 1e4, 0)
-    assert np.isfinite(start)
-    assert end == np.inf
-
-
 def test_finished_case_is_read(tmp_path, monkeypatch):
-    whole = rate_networks.outcome_of(CASE, SMALL, 1, 4, tmp_path)
+    sizes = replace(SMALL, law_rates=((0.5, 1.0, 2),) * 3, powers=((-1, 0),) * 3)
+    whole = rate_networks.outcome_of(CASE, sizes, 1, 4, tmp_path)
     monkeypatch.setattr(rate_networks, "steps_in_law", lambda *_: pytest.fail("it was computed again"))
-    np.testing.assert_equal(rate_networks.outcome_of(CASE, SMALL, 1, 4, tmp_path), whole)
+    np.testing.assert_equal(rate_networks.outcome_of(CASE, sizes, 1, 4, tmp_path), whole)
 
 
 def test_text_has_the_chains_frequencies():

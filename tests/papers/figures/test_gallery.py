@@ -10,6 +10,7 @@ from docs.tools import cards
 
 from limitformer_papers import FIGURES, RUN_FIGURES, gallery, make
 from limitformer_papers.common.claims import Claim
+from quick_figures import in_tiers
 
 pytestmark = pytest.mark.xdist_group("figures")  # they share the figures
 
@@ -39,14 +40,6 @@ def test_figure_without_a_picture_has_a_page_that_draws_it(name):
     assert f"(figures/{name}.md)" in cards.OPENING
 
 
-def test_card_needs_a_picture(tmp_path, monkeypatch):
-    for name in ("st-lr", "st-table2"):
-        (tmp_path / f"{name}.md").write_bytes((PICTURES / f"{name}.md").read_bytes())
-    (tmp_path / "st-lr.png").touch()
-    monkeypatch.setattr(cards, "FIGURES", tmp_path)
-    assert re.findall(r"^-   \*\*\[.*\]\(figures/(.*)\.md\)", cards.cards(), re.MULTILINE) == ["st-lr"]
-
-
 def test_card_states_its_records_numbers():
     record = {"claims": [{"holds": True}, {"holds": False}, {"holds": None}], "seed": 3, "scale": "paper"}
     record |= {"limitformer_version": "9.8.7", "seconds": 1234.5}
@@ -56,7 +49,7 @@ def test_card_states_its_records_numbers():
     assert cards.stamp(record).endswith("time not recorded")
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", in_tiers())
 def test_numbers_equal_the_records_stamp(figures, name):
     """If they have, `make gallery` makes the figure again, and `test_figure_pages` lists the sentences to update.
 

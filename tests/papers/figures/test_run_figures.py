@@ -190,15 +190,10 @@ def made(runs, folder):
     return {name: make(name, out=folder, runs=runs) for name in RUN_FIGURES}
 
 
-def test_run_figures_write_exactly_three_files(made, folder):
-    expected = {f"{name}.{ending}" for name in RUN_FIGURES for ending in ("png", "nc", "json")}
-    assert {path.name for path in folder.iterdir()} == expected
-
-
 @pytest.mark.parametrize("name", RUN_FIGURES)
 def test_picture_data_and_record(made, folder, name):
+    assert {path.name for path in folder.glob(f"{name}.*")} == {f"{name}.{end}" for end in ("png", "nc", "json")}
     with Image.open(folder / f"{name}.png") as picture:
-        assert picture.format == "PNG"
         assert len(picture.convert("RGB").getcolors(maxcolors=2**24)) > 20
     loaded, data = lf.load(folder / f"{name}.nc"), made[name].data
     assert set(loaded.variables) == set(data.variables)
@@ -246,16 +241,12 @@ def test_lr_curves_are_means_over_the_last_steps(tmp_path):
 INF = math.inf
 COMPARED = {
     "Pre-LN degrades": ({SHAPED: [2.0, 2.1], PRE: [2.0, 3.0]}, 0.1, True, -0.9, True),
-    "shaped degrades": ({SHAPED: [2.0, 3.0], PRE: [2.0, 2.1]}, 10, False, 0.9, False),
     "shaped diverges at the largest rate": ({SHAPED: [2.0, None], PRE: [2.0, 2.1]}, INF, False, INF, False),
     "Pre-LN diverges at the largest rate": ({SHAPED: [2.0, 2.1], PRE: [2.0, None]}, 0, True, -INF, True),
     "both diverge": ({SHAPED: [2.0, None], PRE: [2.0, None]}, None, None, None, None),
-    "Pre-LN diverges at the smallest rate": ({SHAPED: [2.1, 2.0], PRE: [None, 2.0]}, 0, True, 0, None),
     "nothing depends on the rate": ({SHAPED: [2.0, 2.0], PRE: [2.0, 2.0]}, None, None, 0, None),
-    "Pre-LN does not depend on it": ({SHAPED: [2.5, 2.0], PRE: [2.0, 2.0]}, INF, False, 0, None),
     "shaped alone is worse at the largest rate": ({SHAPED: [2.0, 2.1], PRE: [2.3, 2.0]}, 1 / 3, True, 0.1, False),
     "slow at the smallest rate": ({SHAPED: [3.0, 2.0], PRE: [2.0, 2.1]}, 10, False, -0.1, True),
-    "one rate": ({SHAPED: [2.0], PRE: [3.0]}, None, None, None, None),
     "rates that only one has": ({SHAPED: [2.0, 2.1, 9.0], PRE: [2.0, 3.0]}, 0.1, True, -0.9, True),
     "shaped alone": ({SHAPED: [2.0, 2.1]}, None, None, None, None),
 }
@@ -294,19 +285,6 @@ def test_lr_divergence_of_one_seed_makes_the_mean_infinite(tmp_path):
     assert list(cross.get_xdata()) == [11]
 
 
-def test_lr_lost_run_counts_as_diverged_and_leaves_the_panel(tmp_path):
-    grid(tmp_path, {(PRE, 1e-3): [2.0], (PRE, 1e-2): [2.0], (SHAPED, 1e-3): [2.0]})
-    mlm(tmp_path, SHAPED, 1e-2, lost=True)
-    assert claim_of("st-lr", tmp_path, "Recover (1 of 1 diverged), rate 0.01").value == INF
-    (axes,) = drawn("st-lr", tmp_path).axes
-    low, high = axes.get_ylim()
-    assert 1.5 < low < 2
-    assert 5 < high < 6
-    (cross,) = [line for line in axes.get_lines() if line.get_marker() == "x"]
-    assert list(cross.get_xydata()[0]) == [1, 5]  # where it leaves the picture
-    make("st-lr", out=tmp_path / "out", runs=tmp_path)  # no warning that there is no room
-
-
 def test_incomplete_seeds_are_left_out_and_counted(tmp_path):
     """In an unfinished grid, a mean over other seeds would compare seeds."""
     grid(tmp_path, {(SHAPED, 1e-3): [2.0, 9.0], (SHAPED, 1e-2): [2.1], (PRE, 1e-3): [2.0, 9.0], (PRE, 1e-2): [2.2]})
@@ -316,15 +294,6 @@ def test_incomplete_seeds_are_left_out_and_counted(tmp_path):
     assert claim_of("st-lr", tmp_path, "spread").value == pytest.approx(0.5)
     for name in ("st-fig6", "st-table1"):
         assert data_of(name, tmp_path).attrs["runs"].endswith("1 of 2 seeds")
-
-
-def test_runs_without_a_common_seed_are_refused(tmp_path):
-    mlm(tmp_path, SHAPED, seed=0)
-    mlm(tmp_path, PRE, seed=1)
-    with pytest.raises(
-        InputError, match=r"No seed is finished for all settings .*has \[\d\]\. Nearest: finish the grid"
-    ):
-        data_of("st-lr", tmp_path)
 
 
 def test_lr_draws_a_panel_for_each_depth(tmp_path):
@@ -354,10 +323,8 @@ GAMMAS = {
     "the least held-out loss": ({0.1: [2.0, 2.5], 0.2: [2.2, 2.1]}, 0.2),
     "a divergence is worse than any loss": ({0.1: [1.0, None], 0.2: [5.0, 5.0]}, 0.2),
     "all diverged somewhere: fewer times": ({0.1: [1.0, None, None], 0.2: [5.0, 5.0, None]}, 0.2),
-    "as often: by the rest": ({0.1: [3.0, None], 0.2: [None, 2.0]}, 0.2),
     "diverged everywhere": ({0.2: [None, None], 0.1: [None, None]}, 0.1),
     "rates that both have": ({0.1: [2.0], 0.2: [1.9, 9.0]}, 0.2),
-    "one": ({0.3: [None]}, 0.3),
 }
 
 
@@ -414,7 +381,7 @@ def test_entropy_is_the_mean_over_heads_and_seeds(tmp_path):
     assert claim_of("st-fig6", tmp_path, "over that of").value == pytest.approx(0.7 / 1.9)
 
 
-@pytest.mark.parametrize(("entropy", "holds"), [(0.3, True), (0.6, False), (1.5, False)])
+@pytest.mark.parametrize(("entropy", "holds"), [(0.3, True), (0.6, False)])
 def test_entropy_claim_reaches_each_verdict(entropy, holds, tmp_path):
     entropies(tmp_path, {(PRE, 1e-2): {"entropy": entropy}, (PRE, 1e-3): {"entropy": 0.1}})
     claim = claim_of("st-fig6", tmp_path, "over that of")
@@ -437,31 +404,6 @@ def test_entropy_claim_is_not_judged_for_diverged_runs(variant, ended, tmp_path)
     assert "a seed diverged" in labels(figure)
 
 
-def test_entropy_claim_is_not_judged_if_a_seed_diverged_at_every_rate(tmp_path):
-    entropies(tmp_path, {})
-    for rate in (1e-3, 1e-2):
-        mlm(tmp_path, PRE, rate, seed=2, died=7)
-        mlm(tmp_path, SHAPED, rate, seed=2)
-    (claim,) = [one for one in claims_of("st-fig6", tmp_path) if "over that of" in one.name]
-    assert claim.holds is None
-    assert "Pre-LN (1 of 3 diverged)" in claim.name
-    line = drawn("st-fig6", tmp_path).axes[2].get_lines()[0]
-    assert list(line.get_xdata()) == [0, 5]  # with the seed that lived on it would be another mean
-
-
-def test_entropy_claim_uses_the_largest_common_rate(tmp_path):
-    entropies(tmp_path, {(PRE, 1e-3): {"entropy": 0.4}})
-    mlm(tmp_path, PRE, 1e-1, 0)
-    mlm(tmp_path, PRE, 1e-1, 1)
-    claims = claims_of("st-fig6", tmp_path)
-    assert [claim.name.partition(":")[0] for claim in claims] == ["Pre-LN, rate 0.1", "rate 0.01"]
-    assert claims[1].holds is False
-    figure = drawn("st-fig6", tmp_path)
-    assert [axes.get_title() for axes in figure.axes][:2] == [
-        f"shaped, Recover, layer {layer}, γ = 0.2" for layer in (1, 2)
-    ]
-
-
 # st-table1
 
 
@@ -478,10 +420,8 @@ def pairs(out, gaps, base=2.0, **shaped):
     ("gaps", "holds"),
     [
         ([0.0, 0.01, -0.01], True),
-        ([0.02, 0.03, 0.025], True),
         ([0.5, 0.4, 0.6], False),
         ([0.5, -0.4, 0.1], None),  # noise does not make it comparable
-        ([-0.5, 0.4, 0.0, -0.2], None),
         ([0.0, 0.0], None),
     ],
 )
@@ -527,27 +467,6 @@ def test_table_claim_where_a_side_diverged_everywhere(who, holds, tmp_path):
     assert claim_of("st-table1", tmp_path, "minus Pre-LN").holds is holds
 
 
-def test_table_shows_no_spread_for_one_seed(tmp_path):
-    pairs(tmp_path, [0.125])
-    assert texts(drawn("st-table1", tmp_path)) == ["2.000", "2.000", "2.125", "2.000"]
-
-
-def test_table_has_a_row_for_each_gamma_and_depth(tmp_path):
-    for depth in (2, 4):
-        for seed in range(3):
-            for gamma in (0.05, 0.2):
-                mlm(tmp_path, SHAPED, seed=seed, depth=depth, gamma=gamma, held_out=2 + gamma * depth + 0.001 * seed**2)
-            mlm(tmp_path, PRE, seed=seed, depth=depth, held_out=2.15)
-    data = data_of("st-table1", tmp_path)
-    rows = list(zip(data["depth"].values, data["variant"].values, data["gamma"].values, strict=True))
-    assert rows == [(d, v, g) for d in (2, 4) for v, g in ((SHAPED, 0.05), (SHAPED, 0.2), (PRE, 0.0))]
-    claims = [claim for claim in claims_of("st-table1", tmp_path) if "minus Pre-LN" in claim.name]
-    assert [claim.holds for claim in claims] == [True, None]
-    assert [claim.name.partition(" minus")[0] for claim in claims] == [
-        f"d = {d}, shaped, Recover, γ = 0.05" for d in (2, 4)
-    ]
-
-
 # st-table2
 
 
@@ -570,26 +489,13 @@ def test_scores_are_those_of_the_runs(tmp_path):
     assert data.attrs["runs"].startswith("pretraining: n = 32, d = 2")
 
 
-@pytest.mark.parametrize(
-    ("gaps", "holds"),
-    [
-        ([0.1, 0.11, 0.09], True),
-        ([-0.1, -0.11, -0.09], False),
-        ([0.3, -0.2, 0.1], None),
-        ([0.1, 0.1], None),
-        ([0.1], None),
-    ],
-)
+@pytest.mark.parametrize(("gaps", "holds"), [([0.1, 0.11, 0.09], True), ([-0.1, -0.11, -0.09], False), ([0.1], None)])
 def test_scores_are_compared_by_pretraining_seed(gaps, holds, tmp_path):
     """Five fine-tunings of one network are one value of the comparison, not five."""
-    base = [0.2, 0.6, 0.1][: len(gaps)]
-    levels = {(PRE, 0.0): base, (SHAPED, 0.2): [b + gap for b, gap in zip(base, gaps, strict=True)]}
+    levels = {(PRE, 0.0): [0.2, 0.6, 0.1][: len(gaps)]}
+    levels[SHAPED, 0.2] = [base + gap for base, gap in zip(levels[PRE, 0.0], gaps, strict=True)]
     claim = claim_of("st-table2", tuned(tmp_path, levels, tunings=5), "minus Pre-LN")
-    assert claim.value == pytest.approx(np.mean(gaps))
-    assert claim.holds is holds
-    if len(gaps) > 1:
-        half = t.ppf(0.975, len(gaps) - 1) * np.std(gaps, ddof=1) / len(gaps) ** 0.5
-        assert f"95 %: ± {half:.3f};" in claim.name
+    assert (claim.value, claim.holds) == (pytest.approx(np.mean(gaps)), holds)
 
 
 def test_diverged_fine_tuning_has_no_score(tmp_path):
@@ -614,32 +520,6 @@ def test_pretraining_rate_is_chosen_by_pretraining_loss(tmp_path):
 def test_scores_use_seeds_that_all_rows_and_tasks_have(tmp_path):
     tuned(tmp_path, {(PRE, 0.0): [0.2, 0.3], (SHAPED, 0.2): [0.4]}, tasks=("CoLA", "RTE"))
     assert data_of("st-table2", tmp_path)["score"].shape == (2, 2, 1, 1)
-    glue(tmp_path, mlm(tmp_path, LEARN, seed=1))
-    with pytest.raises(InputError, match=r"No pair of .* has \[.*\]\. Nearest: finish the grid"):
-        data_of("st-table2", tmp_path)
-
-
-def test_fine_tunings_of_different_settings_are_refused(tmp_path):
-    before = mlm(tmp_path, PRE)
-    glue(tmp_path, before, seed=0)
-    glue(tmp_path, before, seed=1, epochs=3)
-    with pytest.raises(InputError, match="2 different settings or data and cannot be compared: epochs is"):
-        data_of("st-table2", tmp_path)
-
-
-def test_pretrainings_of_different_settings_are_refused(tmp_path):
-    glue(tmp_path, mlm(tmp_path, PRE))
-    glue(tmp_path, mlm(tmp_path, SHAPED, width=64))
-    with pytest.raises(InputError, match="2 different settings or data and cannot be compared: width is"):
-        data_of("st-table2", tmp_path)
-
-
-def test_fine_tuning_without_its_pretraining_is_refused(tmp_path):
-    glue(tmp_path, mlm(tmp_path, PRE))
-    lost = glue(tmp_path, mlm(tmp_path, SHAPED))
-    shutil.rmtree(tmp_path / lost.parent.name)
-    with pytest.raises(InputError, match=r"began from shaped-recover-.*, whose finished run is not in .*Nearest: copy"):
-        data_of("st-table2", tmp_path)
 
 
 # ct-fig2
@@ -657,9 +537,7 @@ def seeds_of(out, differences, level=0.5):
     [
         ([0.1, 0.12, 0.11], True),
         ([-0.1, -0.12, -0.11], False),
-        ([0.1, 0.2, 0.0], False),
         ([0.1, 0.16, 0.05], False),  # three standard errors, but the quantile of two degrees of freedom is 4.3
-        ([0.1, 0.13], False),
         ([0.1], None),
     ],
 )
@@ -682,60 +560,79 @@ def test_vision_curves_are_those_of_the_pairs(runs):
     assert claim_of("ct-fig2", runs, "constant runs that diverged").value == 0
 
 
-def test_vision_runs_of_different_settings_are_refused(tmp_path):
-    vit(tmp_path, "random", 0, diverged=True)
-    vit(tmp_path, "constant", 0)
-    with pytest.raises(InputError, match=r"seeds \[0\] of constant and \[\] of random \(1 diverged\)"):
-        data_of("ct-fig2", tmp_path)
-    vit(tmp_path, "random", 1, beta=3.0)
-    with pytest.raises(
-        InputError, match=r"2 different settings or data and cannot be compared: config\.beta is 1\.0 in"
-    ):
-        data_of("ct-fig2", tmp_path)
-
-
 # Bad folders
 
 
-@pytest.mark.parametrize("name", ["st-table2", "ct-fig2"])
-def test_folder_without_the_figures_runs_is_refused(name, tmp_path):
-    with pytest.raises(InputError, match="No finished runs in"):
+def same_twice(run):
+    shutil.copytree(run, run.parent / "two")
+
+
+def without_its_pretraining(out):
+    glue(out, mlm(out, PRE))
+    lost = glue(out, mlm(out, SHAPED))
+    shutil.rmtree(out / lost.parent.name)
+
+
+UNLIKE = "2 different settings or data and cannot be compared: "
+# Each case writes runs; the figure of its name refuses them with the message.
+REFUSED = {
+    "no runs": ("ct-fig2", lambda out: None, "No finished runs in"),
+    "other experiments": ("ct-fig2", lambda out: mlm(out, PRE), "are of other experiments"),
+    "one fine-tuning twice": (
+        "st-table2",
+        lambda out: same_twice(glue(out, mlm(out, PRE), name="one")),
+        r"one and .*two are the same run twice",
+    ),
+    "other variants": (
+        "st-lr",
+        lambda out: [mlm(out, LEARN), mlm(out, POST)],
+        r"of shaped-recover and pre-ln; the finished runs in .* are of post-ln, shaped-l",
+    ),
+    "other width": ("st-fig6", lambda out: [mlm(out, PRE), mlm(out, SHAPED, width=64)], UNLIKE + "width is "),
+    "other course of fine-tuning": (
+        "st-table2",
+        lambda out: [glue(out, mlm(out, PRE)), glue(out, mlm(out, PRE, seed=1), epochs=3)],
+        UNLIKE + "epochs is",
+    ),
+    "lost pretraining": (
+        "st-table2",
+        without_its_pretraining,
+        r"began from shaped-recover-.*, whose finished run is not in .*Nearest: copy",
+    ),
+    "no common seed": (
+        "st-lr",
+        lambda out: [mlm(out, SHAPED), mlm(out, PRE, seed=1)],
+        r"No seed is finished for all settings .*has \[\d\]\. Nearest: finish the grid",
+    ),
+    "no common pair of seeds": (
+        "st-table2",
+        lambda out: [glue(out, mlm(out, PRE)), glue(out, mlm(out, LEARN, seed=1))],
+        r"No pair of .* has \[.*\]\. Nearest: finish the grid",
+    ),
+    "diverged side of a pair": (
+        "ct-fig2",
+        lambda out: [vit(out, "random", diverged=True), vit(out, "constant")],
+        r"seeds \[0\] of constant and \[\] of random \(1 diverged\)",
+    ),
+    "other β": (
+        "ct-fig2",
+        lambda out: [vit(out, "constant"), vit(out, "random", beta=3.0)],
+        UNLIKE + r"config\.beta is 1\.0 in",
+    ),
+    "damaged log": (
+        "st-lr",
+        lambda out: (mlm(out, PRE) / FILE).write_bytes(b"PAR1 half of it"),
+        "is not a log that limitformer wrote",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_runs_that_cannot_be_compared_are_refused(case, tmp_path):
+    name, write, message = REFUSED[case]
+    write(tmp_path)
+    with pytest.raises(InputError, match=message):
         data_of(name, tmp_path)
-    mine, other = (vit, mlm) if name == "ct-fig2" else (mlm, vit)
-    other(tmp_path, "constant" if other is vit else PRE)
-    with pytest.raises(InputError, match="are of other experiments"):
-        data_of(name, tmp_path)
-    one = mine(tmp_path, PRE if mine is mlm else "constant", name="one")
-    if name == "st-table2":
-        one = glue(tmp_path, one, name="one")
-    shutil.copytree(one, one.parent / "two")
-    with pytest.raises(InputError, match=r"one and .*two are the same run twice"):
-        data_of(name, tmp_path)
-
-
-def test_runs_of_other_variants_are_refused(tmp_path):
-    mlm(tmp_path, LEARN)
-    mlm(tmp_path, POST)
-    with pytest.raises(
-        InputError, match=r"of shaped-recover and pre-ln; the finished runs in .* are of post-ln, shaped-l"
-    ):
-        data_of("st-lr", tmp_path)
-    assert len(claims_of("st-table1", tmp_path)) == 6
-
-
-@pytest.mark.parametrize(("key", "value"), [("width", 64), ("batch", 4), ("data", {"source": "x"})])
-def test_runs_of_different_sizes_are_refused(key, value, tmp_path):
-    mlm(tmp_path, PRE)
-    mlm(tmp_path, SHAPED, **{key: value})
-    full = "data.source" if key == "data" else key
-    with pytest.raises(InputError, match=f"2 different settings or data and cannot be compared: {full} is "):
-        data_of("st-fig6", tmp_path)
-
-
-def test_damaged_log_is_refused(tmp_path):
-    (mlm(tmp_path, PRE) / FILE).write_bytes(b"PAR1 half of it")
-    with pytest.raises(InputError, match="is not a log that limitformer wrote"):
-        data_of("st-lr", tmp_path)
 
 
 # Without torch

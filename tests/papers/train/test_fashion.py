@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 
 import numpy as np
 import pytest
@@ -55,56 +56,57 @@ def test_first_images_alone_are_taken_and_set_the_scale(tmp_path):
     np.testing.assert_allclose(training[3]["pixel_values"][0], expected, rtol=1e-6)
 
 
-def damage(folder, how: str) -> None:
-    images, labels = folder / TRAINING, folder / LABELS
-    content = images.read_bytes()
-    if how == "missing":
-        labels.unlink()
-    elif how == "empty":
-        images.write_bytes(b"")
-    elif how == "cut in the sizes":
-        images.write_bytes(content[:9])
-    elif how == "longer":
-        images.write_bytes(content + b"\0")
-    elif how == "swapped":
-        images.write_bytes(labels.read_bytes())
-    elif how == "floats":
-        images.write_bytes(idx_file(np.zeros((2, 2), ">f4"), kind=13))
-    elif how == "label 10":
-        labels.write_bytes(labels.read_bytes()[:-1] + b"\x0a")
-    elif how == "fewer labels":
-        labels.write_bytes(idx_file(np.zeros(59, np.uint8)))
-    elif how == "other size":
-        images.write_bytes(idx_file(np.zeros((60, 32, 32), np.uint8)))
-    elif how == "huge":
-        images.write_bytes(bytes([0, 0, 8, 3]) + b"\xff" * 12)
-    elif how == "no gzip":
-        images.rename(folder / f"{TRAINING}.gz")
-    elif how == "cut gzip":
-        images.unlink()
-        (folder / f"{TRAINING}.gz").write_bytes(gzip.compress(content)[:-2000])
+def as_gzip(folder, content: bytes) -> None:
+    (folder / TRAINING).unlink()
+    (folder / f"{TRAINING}.gz").write_bytes(content)
 
 
-@pytest.mark.parametrize(
-    ("how", "message"),
-    [
-        ("missing", r"No file train-labels-idx1-ubyte or .*\.gz in .* Nearest: install Debian"),
-        ("empty", "is not an IDX file of unsigned bytes; it begins with nothing"),
-        ("cut in the sizes", "ends within its sizes"),
-        ("longer", r"must hold 60 × 28 × 28 = 47,040 bytes after its sizes; got more\. Nearest"),
-        ("swapped", "must hold n square images and n labels; got 60 pixels and 60 labels"),
-        ("floats", "not an IDX file of unsigned bytes; it begins with 00 00 0d 02"),
-        ("label 10", "must be 0 to 9; got 10"),
-        ("fewer labels", "got 60 × 28 × 28 pixels and 59 labels"),
-        ("other size", r"must have one size; got \(32, 32\) and \(28, 28\)"),
-        ("huge", "claims 79,228,162,458,924,105,385,300,197,375 entries; at most 268,435,456 are read"),
-        ("no gzip", "is damaged: Not a gzipped file"),
-        ("cut gzip", "is damaged: Compressed file ended"),
-    ],
-)
-def test_damaged_and_foreign_files_are_refused_before_any_work(how, message, tmp_path):
+# The files to write, by name, or what to do with the folder; and the message.
+DAMAGES = {
+    "missing": (
+        lambda folder: (folder / LABELS).unlink(),
+        r"No file train-labels-idx1-ubyte or .*\.gz in .* Nearest: install Debian",
+    ),
+    "empty": ({TRAINING: b""}, "is not an IDX file of unsigned bytes; it begins with nothing"),
+    "cut in the sizes": (lambda folder: os.truncate(folder / TRAINING, 9), "ends within its sizes"),
+    "longer": (
+        {TRAINING: idx_file(np.zeros((60, SIDE, SIDE), np.uint8)) + b"\0"},
+        r"must hold 60 × 28 × 28 = 47,040 bytes after its sizes; got more\. Nearest",
+    ),
+    "swapped": (
+        {TRAINING: idx_file(np.zeros(60, np.uint8))},
+        "must hold n square images and n labels; got 60 pixels and 60 labels",
+    ),
+    "floats": (
+        {TRAINING: idx_file(np.zeros((2, 2), ">f4"), kind=13)},
+        "not an IDX file of unsigned bytes; it begins with 00 00 0d 02",
+    ),
+    "label 10": ({LABELS: idx_file(np.full(60, 10, np.uint8))}, "must be 0 to 9; got 10"),
+    "other size": (
+        {TRAINING: idx_file(np.zeros((60, 32, 32), np.uint8))},
+        r"must have one size; got \(32, 32\) and \(28, 28\)",
+    ),
+    "huge": (
+        {TRAINING: bytes([0, 0, 8, 3]) + b"\xff" * 12},
+        "claims 79,228,162,458,924,105,385,300,197,375 entries; at most 268,435,456 are read",
+    ),
+    "no gzip": (lambda folder: as_gzip(folder, b"plain"), "is damaged: Not a gzipped file"),
+    "cut gzip": (
+        lambda folder: as_gzip(folder, gzip.compress(idx_file(np.zeros((60, SIDE, SIDE), np.uint8)))[:-20]),
+        "is damaged: Compressed file ended",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_damaged_and_foreign_files_are_refused_before_any_work(how, tmp_path):
     write_fashion(tmp_path, packed=False)
-    damage(tmp_path, how)
+    damage, message = DAMAGES[how]
+    if callable(damage):
+        damage(tmp_path)
+    else:
+        for name, content in damage.items():
+            (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=message) as refused:
         run_vit("fashion", variant="random", seed=0, out=tmp_path / "out", data=tmp_path)
     assert "\n" not in str(refused.value)

@@ -4,19 +4,16 @@ import os
 import re
 import signal
 import subprocess
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import typer
 from typer.testing import CliRunner
 
-from limitformer.base.errors import InputError
 from limitformer_papers import gpu
 from limitformer_papers.gpu import PICTURES, SIZES, continue_runs
-from limitformer_papers.training.data import idx
 from limitformer_papers.training.interrupts import Budget, TrainingInterrupted
 from limitformer_papers.training.plan import RUN
 from limitformer_papers.training.tasks import mlm, vit
@@ -64,6 +61,7 @@ def assert_same_runs(root: Path, other: Path, number: int) -> None:
         assert_same_run(root / name, other / name)
 
 
+@pytest.mark.slow
 def test_runs_cut_by_ctrl_c_and_budgets_have_the_same_bits(whole, tmp_path, capsys):
     with pytest.raises(TrainingInterrupted) as ended:
         continue_runs("tiny", Budget(1e6, clock=Ticks(8)), tmp_path)
@@ -87,9 +85,9 @@ def test_finished_runs_leave_pictures_and_no_checkpoints(whole, capsys, monkeypa
     assert lines[:2] == ["ct-fig2: 2 of 2 runs are finished.", "st-lr, st-fig6: 2 of 2 runs are finished."]
 
 
-def test_picture_that_cannot_be_drawn_is_named(tmp_path, capsys):
-    gpu.draw("vit", tmp_path)
-    assert "ct-fig2 is not drawn: No finished runs in" in capsys.readouterr().out
+def test_command_ends_when_the_minutes_are_over(tmp_path, capsys):
+    assert not continue_runs("tiny", Budget(2 / 60, clock=Ticks()), tmp_path)
+    assert "The minutes are over; the same command resumes." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -141,36 +139,3 @@ def test_make_gpu_passes_size_minutes_and_folders():
     assert command("SIZE=tiny", "MINUTES=25", "RUNS=a", "DATA=b") == (
         "limitformer_papers.gpu --size tiny --minutes 25 --out a --data b"
     )
-
-
-def test_run_that_fails_ends_the_command_with_its_error(tmp_path, monkeypatch):
-    def fail(*_, **__):
-        raise InputError("no memory")
-
-    monkeypatch.setattr(vit, "run_vit", fail)
-    with pytest.raises(InputError, match="no memory"):
-        continue_runs("tiny", NEVER, tmp_path)
-
-
-def write_images(folder: Path) -> None:
-    """Write 40 training and 20 test images in the format of Fashion-MNIST."""
-    generator = np.random.default_rng(0)
-    for name in idx.NAMES:
-        shape = (40 if name.startswith("train") else 20, *((28, 28) if "images" in name else ()))
-        head = bytes([0, 0, 8, len(shape)]) + np.array(shape, ">i4").tobytes()
-        (folder / name).write_bytes(head + generator.integers(10, size=shape, dtype=np.uint8).tobytes())
-
-
-@pytest.mark.slow
-def test_papers_list_runs_on_a_small_set_of_its_images(tmp_path, monkeypatch):
-    """The list of size paper, with its augmented images, its rates and its seeds, on networks of two layers."""
-    write_images(tmp_path)
-    small = {"layers": 2, "dim": 8, "epochs": 4, "warmup_epochs": 1, "batch": 20}
-    paper = replace(SIZES["paper"], mlm="tiny", mlm_changes=gpu.TINY_WORDS, mlm_seeds=1, documents=40)
-    monkeypatch.setitem(SIZES, "paper", replace(paper, vit_changes=SIZES["paper"].vit_changes | small))
-    roots = [tmp_path / name / "gpu-paper" for name in ("whole", "parts")]
-    assert continue_runs("paper", NEVER, roots[0].parent, tmp_path)
-    while not continue_runs("paper", Budget(21 / 60, clock=Ticks()), roots[1].parent, tmp_path):
-        pass
-    assert_same_runs(roots[1], roots[0], 10)
-    assert (roots[1] / "figures" / "ct-fig2.png").exists()

@@ -30,40 +30,27 @@ def explicit_entropy(query, key, scale, mask=None):
     return -torch.special.xlogy(p, p).sum(-1)
 
 
-def qk(queries=70, keys=70, groups=2):
-    return torch.randn(3, 4, queries, 8), torch.randn(3, groups, keys, 8)
+def qk(queries=70, keys=70):
+    return torch.randn(3, 4, queries, 8), torch.randn(3, 2, keys, 8)
 
 
-@pytest.mark.parametrize("groups", [1, 2])
-def test_entropy_without_a_mask_equals_explicit(groups):
-    query, key = qk(groups=groups)
-    expected = explicit_entropy(query, key, 0.7).mean((0, 2))
-    np.testing.assert_allclose(entropy(Logits(query, key, 0.7)), expected, rtol=1e-12)
-    wrong = explicit_entropy(query, key, 0.7 * 1.001).mean((0, 2))
-    assert not np.allclose(entropy(Logits(query, key, 0.7)), wrong, rtol=1e-6)
-
-
-def test_causal_entropy_equals_explicit():
+@pytest.mark.parametrize(("causal", "padded"), [(False, ""), (True, ""), (False, "left"), (True, "right")])
+def test_entropy_equals_explicit(causal, padded):
     query, key = qk()
-    lower = torch.ones(70, 70, dtype=torch.bool).tril()
-    expected = explicit_entropy(query, key, 0.7, lower).mean((0, 2))
-    np.testing.assert_allclose(entropy(Logits(query, key, 0.7, is_causal=True)), expected, rtol=1e-12)
-    both = Logits(query, key, 0.7, mask=visibility(None, is_causal=True, queries=70, keys=70))
-    np.testing.assert_allclose(entropy(both), expected, rtol=1e-12)
-
-
-@pytest.mark.parametrize(("causal", "left"), [(False, True), (True, False)])
-def test_entropy_leaves_padding_out(causal, left):
-    query, key = qk()
-    seen = torch.arange(70) < torch.tensor([70, 50, 20])[:, None]
-    seen = seen.flip(1) if left else seen
-    mask = seen[:, None, None].expand(3, 1, 70, 70)
-    mask = mask & torch.ones(70, 70, dtype=torch.bool).tril() if causal else mask
+    lower = torch.ones(70, 70, dtype=torch.bool).tril() if causal else torch.ones(70, 70, dtype=torch.bool)
+    seen = torch.arange(70) < torch.tensor([70, 50, 20] if padded else [70] * 3)[:, None]
+    seen = seen.flip(1) if padded == "left" else seen
+    mask = seen[:, None, None] & lower
     rows = explicit_entropy(query, key, 0.7, mask | ~mask.any(-1, keepdim=True))
     expected = (rows * seen[:, None]).sum((0, 2)) / seen.sum()
-    logits = Logits(query, key, 0.7, mask=visibility(seen[:, None, None], is_causal=causal, queries=70, keys=70))
-    np.testing.assert_allclose(entropy(logits), expected, rtol=1e-12)
-    assert not np.allclose(expected, rows.mean((0, 2)), rtol=1e-3)  # padding would have counted
+    there = seen[:, None, None] if padded else None
+    visible = Logits(query, key, 0.7, mask=visibility(there, is_causal=causal, queries=70, keys=70))
+    np.testing.assert_allclose(entropy(visible), expected, rtol=1e-12)
+    if padded:
+        assert not np.allclose(expected, rows.mean((0, 2)), rtol=1e-3)  # padding would have counted
+    else:
+        np.testing.assert_allclose(entropy(Logits(query, key, 0.7, is_causal=causal)), expected, rtol=1e-12)
+        assert not np.allclose(entropy(Logits(query, key, 0.7 * 1.001, is_causal=causal)), expected, rtol=1e-6)
 
 
 def test_entropy_with_cache_and_additive_mask_equals_explicit():

@@ -4,8 +4,6 @@ import errno
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from functools import partial
@@ -20,7 +18,7 @@ from grid_program import mixed, of_all_kinds, slow
 from limitformer.base.errors import InputError
 from limitformer_papers.commands.train import finish_all
 from limitformer_papers.training import grid, interrupts
-from limitformer_papers.training.grid import GridInterrupted, gpus, run_all, work
+from limitformer_papers.training.grid import GridInterrupted, gpus, run_all
 from limitformer_papers.training.interrupts import Interrupt, TrainingInterrupted
 from limitformer_papers.training.log import read_log
 from sweep_grids import alive
@@ -28,32 +26,6 @@ from train_program import STEPS, At, small_run
 
 pytestmark = pytest.mark.xdist_group("training")  # they share a process to fork
 LINE = 'raise ZeroDivisionError("by nothing")'
-
-PROGRAM = """
-import sys
-from functools import partial
-from grid_program import patient
-from limitformer_papers.training import grid
-
-def make(*args, process=grid.spawning.Process, **options):
-    print("made", flush=True)
-    return process(*args, **options)
-
-if __name__ == "__main__":
-    grid.spawning.Process = make
-    for run, outcome in grid.run_all(range(3), partial(patient, out=sys.argv[1]), workers=2):
-        print(run, outcome, flush=True)
-"""
-
-
-def begun(folder: Path) -> subprocess.Popen[str]:
-    """Start a grid of three runs on two workers, in its own process group, as a terminal does."""
-    program = folder / "program.py"
-    program.write_text(PROGRAM)
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    command = [sys.executable, str(program), str(folder)]
-    return subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
 
 
 def until(happened, seconds: float = 300) -> None:
@@ -66,19 +38,6 @@ def until(happened, seconds: float = 300) -> None:
 def checkpoint(folder: Path) -> int:
     """Return the step of the newest checkpoint, or 0."""
     return max((int(path.name.partition("-")[2]) for path in folder.glob("checkpoints/checkpoint-*")), default=0)
-
-
-@pytest.mark.slow
-def test_ctrl_c_while_workers_start_saves_their_runs(tmp_path):
-    process = begun(tmp_path)
-    assert [process.stdout.readline() for _ in range(2)] == ["made\n"] * 2
-    os.killpg(process.pid, signal.SIGINT)
-    _, output = process.communicate(timeout=300)
-    assert output.count("Finishing the steps in work; Ctrl-C again to stop at once.") == 1
-    assert "GridInterrupted: Interrupted; runs: 2 stopped and saved, 1 not begun." in output
-    assert output.count("Traceback") == 1  # of the program, which does not catch it
-    assert [checkpoint(tmp_path / str(seed)) for seed in (0, 1)] == [1, 1]
-    assert not (tmp_path / "2").exists()
 
 
 def interrupt_all() -> None:
@@ -112,18 +71,6 @@ def test_ctrl_c_saves_runs_and_a_second_ends_stuck_ones(tmp_path, monkeypatch):
     assert read_log(tmp_path / "0").equals(read_log(tmp_path / "whole" / "0"))
     ours, theirs = (load_file(one / "0" / "model" / "model.safetensors") for one in (tmp_path, tmp_path / "whole"))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-
-
-def test_process_without_its_parent_saves_its_run(tmp_path):
-    ours, theirs = forking.Pipe()
-    worker = forking.Process(target=work, args=(theirs, partial(slow, out=tmp_path), 0, None, ()), daemon=True)
-    worker.start()
-    theirs.close()
-    until(lambda: (tmp_path / "0" / "run.json").exists())
-    ours.close()
-    worker.join(60)
-    assert worker.exitcode == 0
-    assert 0 < checkpoint(tmp_path / "0") < STEPS
 
 
 def as_words(outcomes) -> dict[str, str]:

@@ -17,9 +17,7 @@ from transformers import Trainer, TrainingArguments
 import limitformer_papers.training
 from forks import forked
 from limitformer.base.errors import InputError, MissingExtraError
-from limitformer.nn import Gain
 from limitformer_papers.training import checkpoints
-from limitformer_papers.training.data.batches import Batches
 from limitformer_papers.training.harness import ResumableTrainer, arguments, evaluate, train
 from limitformer_papers.training.interrupts import TrainingInterrupted
 from limitformer_papers.training.log import Log, curve, read_log, read_table
@@ -53,9 +51,9 @@ def interrupted(folder: Path, step: int, **changes) -> None:
         small_run(folder, [At(step, ctrl_c)], **changes)
 
 
-# 12 steps are an epoch, 7 an evaluation and 10 a checkpoint: before, at and after each.
+# 12 steps are an epoch, 7 an evaluation and 10 a checkpoint.
 @pytest.mark.slow(keep=1)
-@pytest.mark.parametrize("step", [25, 1, 28, 30])
+@pytest.mark.parametrize("step", [25, 28, 30])
 def test_interrupted_run_resumes_to_the_last_bit(step, unbroken, tmp_path):
     interrupted(tmp_path / "run", step)
     assert (tmp_path / "run" / "checkpoints" / f"checkpoint-{step}").is_dir()
@@ -72,12 +70,7 @@ def test_wrong_twin_resuming_without_generators_is_detected(unbroken, tmp_path, 
         assert_same_run(tmp_path / "run", unbroken)
 
 
-def test_ctrl_c_in_the_last_step_finishes_the_run(unbroken, tmp_path):
-    small_run(tmp_path / "run", [At(STEPS, ctrl_c)])
-    assert_same_run(tmp_path / "run", unbroken)
-
-
-def test_second_ctrl_c_ends_at_once_and_the_run_resumes(unbroken, tmp_path):
+def test_second_ctrl_c_ends_at_once(tmp_path):
     with pytest.raises(KeyboardInterrupt) as ended:
         small_run(tmp_path / "run", [At(26, lambda: (ctrl_c(), ctrl_c()))])
     assert not isinstance(ended.value, TrainingInterrupted)
@@ -86,26 +79,15 @@ def test_second_ctrl_c_ends_at_once_and_the_run_resumes(unbroken, tmp_path):
         "checkpoint-10",
     ]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    small_run(tmp_path / "run")
-    assert_same_run(tmp_path / "run", unbroken)
 
 
-@pytest.mark.parametrize(("how", "step", "last_step"), [("step", 37, 30), ("save", 30, 20)])
-def test_killed_run_resumes_to_the_last_bit(how, step, last_step, unbroken, tmp_path):
-    killed = forked(run_and_die, str(tmp_path / "run"), how, step)
+def test_run_killed_while_it_saves_resumes_to_the_last_bit(unbroken, tmp_path):
+    killed = forked(run_and_die, str(tmp_path / "run"), 30)
     killed.join(300)
     assert killed.exitcode == -signal.SIGKILL
     checkpoint, damaged = checkpoints.newest(tmp_path / "run" / "checkpoints")
-    assert (checkpoint and checkpoint.step, damaged) == (last_step, [])
+    assert (checkpoint and checkpoint.step, damaged) == (20, [])
     small_run(tmp_path / "run")
-    assert_same_run(tmp_path / "run", unbroken)
-
-
-def test_run_killed_before_its_summary_is_finished(unbroken, tmp_path):
-    shutil.copytree(unbroken, tmp_path / "run")
-    (tmp_path / "run" / "summary.json").unlink()
-    shutil.rmtree(tmp_path / "run" / "model")
-    small_run(tmp_path / "run", [At(STEPS + 1, lambda: pytest.fail("one step too many"))])
     assert_same_run(tmp_path / "run", unbroken)
 
 
@@ -120,16 +102,7 @@ def flip(folder: Path) -> None:
     (folder / "optimizer.pt").write_bytes(content)
 
 
-def forget(folder: Path) -> None:
-    (folder / checkpoints.MANIFEST).unlink()
-
-
-def lose(folder: Path) -> None:
-    (folder / "log.parquet").unlink()
-
-
-@pytest.mark.slow(keep=2)
-@pytest.mark.parametrize(("damage", "all_of_them"), [(truncate, True), (flip, False), (forget, True), (lose, False)])
+@pytest.mark.parametrize(("damage", "all_of_them"), [(truncate, True), (flip, False)])
 def test_damaged_checkpoints_are_skipped(damage, all_of_them, unbroken, tmp_path, capfd):
     interrupted(tmp_path / "run", 25)
     folders = checkpoints.listed(tmp_path / "run" / "checkpoints")
@@ -189,27 +162,6 @@ def difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -
     return max(float((ours[name] - theirs[name]).abs().max()) for name in theirs)
 
 
-class Still(nn.Module):
-    """A model whose loss has no gradients, so that only weight decay changes it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.norm, self.gain = nn.Linear(6, 2), nn.LayerNorm(6), Gain(1.0)
-        nn.init.ones_(self.linear.bias)
-
-    def forward(self, x, labels):
-        return {"loss": 0 * (self.gain() * self.linear(self.norm(x))).sum(), "logits": x}
-
-
-def test_gains_norms_and_biases_have_no_weight_decay(tmp_path):
-    model = Still()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    small_run(tmp_path, model=model, steps=1, warmup=0, schedule="constant", weight_decay=0.5, learning_rate=0.1)
-    after = model.state_dict()
-    torch.testing.assert_close(after["linear.weight"], 0.95 * before.pop("linear.weight"))
-    assert all(torch.equal(after[name], value) for name, value in before.items())
-
-
 def test_diverged_run_ends_with_a_message(tmp_path, capfd):
     summary = small_run(tmp_path, learning_rate=1e30, warmup=0, schedule="constant")
     assert summary["diverged"]
@@ -261,10 +213,6 @@ def test_evaluation_weights_batches_by_labels():
 def test_differing_fields_of_a_nested_setting_are_named_alone():
     there, here = ({"about": {"config": {"width": width, "layers": 2}}} for width in (96, 128))
     assert differences(there, here) == ["config.width is 96 there, 128 here"]
-
-
-def test_resuming_accepts_other_free_options(unbroken):
-    assert small_run(unbroken, save_every=3, keep_checkpoints=1, threads=1)["steps"] == STEPS
 
 
 def test_newest_checkpoints_are_kept(unbroken):
@@ -414,24 +362,21 @@ def test_second_process_is_refused(tmp_path):
 
 
 def test_start_and_resumption_are_printed(tmp_path, capfd):
+    """A plan of an older version, which lacks an option, has its default."""
     interrupted(tmp_path, 3)
     output = capfd.readouterr().err
     assert output.split("\n")[1] == "Finishing the current step; Ctrl-C again to stop at once."
     assert "Resumes" not in output
-    small_run(tmp_path)
-    assert capfd.readouterr().err == f"Resumes from step 3 of 50: {tmp_path}\n"
-    small_run(tmp_path)
-    assert capfd.readouterr().err == f"Already finished: {tmp_path}\n"
-
-
-def test_plan_of_an_older_version_has_defaults(tmp_path):
-    interrupted(tmp_path, 3)
     content = json.loads((tmp_path / "run.json").read_text())
     del content["plan"]["clip"]
     (tmp_path / "run.json").write_text(json.dumps(content))
     with pytest.raises(InputError, match=r"clip is None there, 0\.5 here"):
         small_run(tmp_path, clip=0.5)
+    capfd.readouterr()
     assert small_run(tmp_path)["steps"] == STEPS
+    assert capfd.readouterr().err == f"Resumes from step 3 of 50: {tmp_path}\n"
+    small_run(tmp_path, save_every=3, keep_checkpoints=1, threads=1)  # options that may change
+    assert capfd.readouterr().err == f"Already finished: {tmp_path}\n"
 
 
 def test_missing_bf16_is_refused(tmp_path, monkeypatch):
@@ -449,26 +394,9 @@ def test_missing_package_is_named(monkeypatch):
         importlib.reload(limitformer_papers.training)
 
 
-def test_batches_are_permutations_drawn_from_the_seed():
-    class EpochData(list):
-        epochs: list[int] = []  # noqa: RUF012
-
-        def set_epoch(self, epoch: int) -> None:
-            self.epochs.append(epoch)
-
-    data = EpochData(range(10))
-    whole = list(Batches(data, 4, 6, seed=5))
-    assert data.epochs == [0, 1, 2]
-    for epoch in range(3):
-        seen = whole[2 * epoch] + whole[2 * epoch + 1]
-        assert len(set(seen)) == 8
-    assert whole[:2] != whole[2:4]
-    assert list(Batches(data, 4, 6, seed=6)) != whole
-
-
 def test_number_of_threads_is_restored(tmp_path):
     before = torch.get_num_threads()
     during = []
-    small_run(tmp_path, [At(1, lambda: during.append(torch.get_num_threads()))], threads=2, steps=6)
+    small_run(tmp_path, [At(1, lambda: during.append(torch.get_num_threads()))], threads=2, steps=1, warmup=0)
     assert during == [2]
     assert torch.get_num_threads() == before

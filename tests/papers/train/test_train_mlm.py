@@ -16,13 +16,12 @@ from limitformer.cli.app import app
 from limitformer.nn import gains
 from limitformer_papers import make
 from limitformer_papers.commands.train import mlm_place, table_over_seeds
-from limitformer_papers.training import harness
 from limitformer_papers.training.architecture import ShapedTransformerForMaskedLM
 from limitformer_papers.training.data.masking import MaskedCollator
 from limitformer_papers.training.data.text_data import text_data
 from limitformer_papers.training.interrupts import Budget, TrainingInterrupted, within
 from limitformer_papers.training.log import curve, read_log
-from limitformer_papers.training.tasks.mlm import PRESETS, VARIANTS, MlmRun, grid, model_of, preset, run_mlm
+from limitformer_papers.training.tasks.mlm import PRESETS, VARIANTS, MlmRun, grid, preset, run_mlm
 from train_states import assert_same_run
 
 pytestmark = [pytest.mark.xdist_group("training"), pytest.mark.usefixtures("one_thread")]
@@ -52,9 +51,9 @@ def one(corpus, variant="shaped-learn", **changes):
 
 @pytest.fixture(scope="module")
 def finished(corpus, tmp_path_factory):
-    """A run of each variant at two rates."""
+    """Runs of each variant, at a rate at which they learn."""
     out = tmp_path_factory.mktemp("runs")
-    runs = list(grid(config(learning_rates=(1e-3, 1e-2), seeds=1), str(corpus)))
+    runs = list(grid(config(learning_rates=(1e-2,), seeds=1), str(corpus)))
     return out, [(run, run_mlm(run, out, threads=1)) for run in runs]
 
 
@@ -69,16 +68,15 @@ def test_paper_grid_has_the_papers_settings():
 
 
 def test_every_variant_learns(finished):
-    """At the larger rate losses fall from about that of guessing by frequency, and the log has all its rows."""
+    """Losses fall from about that of guessing by frequency, and the log has all its rows."""
     out, results = finished
-    assert len(results) == 8
+    assert [run.variant for run, _ in results] == list(VARIANTS)
     for run, summary in results:
         assert not summary["diverged"]
         assert np.isfinite(summary["eval_loss"])
-        if run.learning_rate == 1e-2:
-            _, losses = curve(read_log(out / run.name), "loss")
-            assert losses[-3:].mean() < losses[:3].mean() - 0.5
         log = read_log(out / run.name)
+        _, losses = curve(log, "loss")
+        assert losses[-3:].mean() < losses[:3].mean() - 0.5
         names = set(log["name"].to_pylist())
         wanted = {"loss", "entropy", "correlation", "gradient_norm", "gradient_norm_value", "eval_loss"}
         assert wanted <= names
@@ -112,7 +110,7 @@ def held_out_loss(run, out, chosen, seed):
 def test_held_out_loss_uses_spaced_sequences_and_fixed_masks(finished, monkeypatch, corpus, tmp_path):
     """A small corpus is evaluated as a whole; of a large one, evenly spaced sequences are, not the first ones."""
     out, results = finished
-    for run, summary in results[:4]:
+    for run, summary in results[:2]:
         assert held_out_loss(run, out, range, 2**63) == pytest.approx(summary["eval_loss"], abs=1e-5)
         assert abs(held_out_loss(run, out, range, run.seed) - summary["eval_loss"]) > 1e-3
     monkeypatch.setattr("limitformer_papers.training.tasks.mlm.EVALUATED", 5)
@@ -123,36 +121,14 @@ def test_held_out_loss_uses_spaced_sequences_and_fixed_masks(finished, monkeypat
     assert abs(held_out_loss(run, tmp_path, lambda n: range(5), 2**63) - found) > 1e-3
 
 
-def test_seeds_and_variants_start_differently(corpus):
-    first, second = (model_of(replace(one(corpus), seed=seed), 300) for seed in (0, 1))
-    assert not torch.equal(first.head.weight, second.head.weight)
-    again = model_of(one(corpus), 300)
-    assert torch.equal(first.head.weight, again.head.weight)
-    assert len(gains(first)) == 6
-    assert len(gains(model_of(one(corpus, "pre-ln"), 300))) == 0
-    queries = [
-        model_of(one(corpus, v, width=128, hidden=128), 300).transformer.blocks[0].attention.query for v in VARIANTS
-    ]
-    ratio = [float(layer.weight.detach().std()) * 128**0.5 for layer in queries]
-    np.testing.assert_allclose(ratio, [128**-0.25, 128**-0.25, 1, 1], rtol=0.05)
-
-
 def test_run_stopped_between_checkpoints_resumes_to_the_last_bit(corpus, tmp_path):
     """Masks, gains that fall and rows of all callbacks come back."""
     run = one(corpus, "shaped-recover", save_every=5)
-    for seconds in (7, 3):
-        with within(Budget(seconds / 60, clock=count(1).__next__)), pytest.raises(TrainingInterrupted):
-            run_mlm(run, tmp_path / "broken", threads=1)
+    with within(Budget(7 / 60, clock=count(1).__next__)), pytest.raises(TrainingInterrupted):
+        run_mlm(run, tmp_path / "broken", threads=1)
     for out in ("whole", "broken"):
         run_mlm(run, tmp_path / out, threads=1)
     assert_same_run(*(tmp_path / out / run.name for out in ("whole", "broken")))
-
-
-def test_finished_mlm_run_is_not_trained_again(finished, monkeypatch):
-    out, results = finished
-    run, summary = results[0]
-    monkeypatch.setattr(harness, "ResumableTrainer", lambda *_, **__: pytest.fail("it trained"))
-    assert run_mlm(run, out, threads=1) == summary
 
 
 def test_table_shows_means_and_deviations_over_seeds():
@@ -191,18 +167,6 @@ def test_figures_are_made_from_trained_runs(finished, tmp_path):
             assert float(lr["loss"].sel(place)[-1]) == pytest.approx(losses[-1], rel=1e-6)  # 12 steps: no smoothing
 
 
-def test_run_figures_refuse_missing_or_unlike_runs(finished, corpus, tmp_path):
-    run_mlm(one(corpus), tmp_path, threads=1)
-    run_mlm(one(corpus, "pre-ln", width=16), tmp_path, threads=1)
-    with pytest.raises(InputError, match="cannot be compared: width is"):
-        make("st-table1", out=tmp_path / "out", runs=tmp_path)
-    with pytest.raises(InputError, match="st-fig7 is not drawn from runs"):
-        make("st-fig7", out=tmp_path / "out", runs=tmp_path)
-    with pytest.raises(InputError, match="No such folder of runs"):
-        make("st-lr", out=tmp_path / "out", runs=tmp_path / "none")
-    assert not (tmp_path / "out" / "st-lr.png").exists()
-
-
 def cola(folder: Path) -> Path:
     """Write sentences that are acceptable if they contain a cat."""
     rng, words = np.random.default_rng(0), ["the", "cat", "dog", "runs", "eats", "big", "house"]
@@ -219,8 +183,8 @@ def test_glue_fine_tuning_learns_a_word(finished, tmp_path, variant):
     from limitformer_papers.training.tasks.glue import GlueRun, run_glue
 
     out, results = finished
-    run = next(run for run, _ in results if run.variant == variant and run.learning_rate == 1e-2)
-    course = {"epochs": 12, "learning_rate": 5e-3, "batch": 8}
+    run = next(run for run, _ in results if run.variant == variant)
+    course = {"epochs": 8, "learning_rate": 5e-3, "batch": 8}
     fine = GlueRun(pretrained=out / run.name, task="CoLA", **course)
     summary = run_glue(fine, cola(tmp_path / "data"), tmp_path / "glue", threads=1)
     assert summary["eval_matthews"] > 0.5
@@ -255,14 +219,12 @@ def limitformer(*arguments: object) -> Result:
     [
         (["--variant", "shaped"], "--variant must be of shaped-learn, shaped-recover, pre-ln, post-ln; got 'shaped'"),
         (["--variant", "pre-ln,pre-ln"], "--variant lists a name twice; got 'pre-ln,pre-ln'"),
-        (["--variant", "pre-ln", "--seed", "1.5"], "--seed must be whole numbers"),
         (["--preset", "huge", "--variant", "pre-ln"], "Unknown preset 'huge'; there are tiny, small, paper"),
         (["--variant", "pre-ln", "--heads", "3"], "heads must divide width; got width=128, heads=3"),
         (["--variant", "pre-ln", "--gamma", "0.1"], "--gamma would change nothing: pre-ln have none"),
         (["--variant", "shaped-learn", "--gamma", "1.5"], "gamma must lie in [0, 1]; got 1.5"),
         (["--variant", "pre-ln", "--data", "/nowhere"], "/nowhere"),
         (["--variant", "pre-ln", "--steps", "0"], "steps must be at least 1; got 0"),
-        (["--variant", "pre-ln", "--learning-rate", "0"], "learning_rate"),
         (["--variant", "pre-ln", "--workers", "0"], "workers must be at least 1; got 0"),
     ],
 )
@@ -275,11 +237,6 @@ def test_mlm_command_reports_bad_input_in_one_line(options, message, corpus, tmp
     assert len(lines) == 1
     assert lines[0].startswith("Error: ")
     assert message in lines[0]
-
-
-def test_vocabulary_above_the_corpus_is_refused(corpus, tmp_path):
-    with pytest.raises(InputError, match="vocabulary is larger than the corpus allows; got 30000, the largest"):
-        text_data(str(corpus), 30_000, 16, tmp_path)
 
 
 def test_mlm_command_trains_and_prints_the_loss(corpus, tmp_path):
