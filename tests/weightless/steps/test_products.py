@@ -7,7 +7,7 @@ from scipy.stats import ks_2samp
 
 from limitformer.weightless.products import Bases, DrawnMatrix, UndrawnMatrix
 
-ROWS, COLUMNS, STD, SAMPLES = 9, 6, 0.4, 1500
+ROWS, COLUMNS, STD, SAMPLES = 9, 6, 0.4, 300
 DTYPE = torch.float64
 
 
