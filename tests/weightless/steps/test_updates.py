@@ -136,8 +136,10 @@ def by_history(rule, dtype=torch.float64, kind=EntrywiseHistory):
 
 
 @pytest.mark.parametrize("rule", [ADAMW, LION, replace(ADAMW, weight_decay=0.0)], ids=["adamw", "lion", "adam"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("kind", [EntrywiseHistory, StoredUpdates])
+@pytest.mark.parametrize(
+    ("dtype", "kind"),
+    [(torch.float64, EntrywiseHistory), (torch.float64, StoredUpdates), (torch.float32, StoredUpdates)],
+)
 def test_products_with_updates_by_entries_are_those_of_the_whole_matrix(rule, dtype, kind):
     history, value = by_history(rule, dtype, kind), by_tensor(rule)[-1]
     update = (value - history.decay * start()).to(dtype)
@@ -165,8 +167,7 @@ def test_twins_without_bias_correction_or_with_coupled_decay_are_others():
     assert float((coupled - right).abs().max()) > 0.01
 
 
-@pytest.mark.parametrize("cores", [1, 2, 4])
-@pytest.mark.parametrize("kind", [EntrywiseHistory, StoredUpdates])
+@pytest.mark.parametrize(("cores", "kind"), [(1, EntrywiseHistory), (4, StoredUpdates), (4, EntrywiseHistory)])
 def test_blocks_have_the_same_bits_for_any_number_of_threads(cores, kind, monkeypatch):
     def products():
         generator, history = torch.Generator().manual_seed(5), kind(ADAMW, (96, 300))
