@@ -1,13 +1,10 @@
 """Shaped attention in Hugging Face models against explicit matrices A: masks, caches, compilation."""
 
-import copy
-
 import pytest
 import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import (
-    AttentionInterface,
     AttentionMaskInterface,
     BertLMHeadModel,
     DynamicCache,
@@ -31,7 +28,6 @@ from hf_models import (
     padding,
     restarting,
     shaped,
-    stock,
     unlike,
     written_out,
 )
@@ -102,8 +98,7 @@ def test_shaped_models_equal_those_with_explicit_matrices(family, mask, monkeypa
 @pytest.mark.parametrize(
     ("family", "per_head", "left_out"),
     [
-        ("bert", False, ["gamma1"]), ("gpt2", True, ["gamma1"]), ("llama", False, ["gamma2"]),
-        ("vit", True, ["gamma2"]), ("bert", True, ["gamma1", "gamma2"]),
+        ("gpt2", True, ["gamma1"]), ("llama", False, ["gamma2"]), ("bert", True, ["gamma1", "gamma2"]),
     ],
 )  # fmt: skip
 def test_shaped_models_without_terms_equal_explicit_ones(family, per_head, left_out, monkeypatch):
@@ -113,37 +108,6 @@ def test_shaped_models_without_terms_equal_explicit_ones(family, per_head, left_
     actual = forward_and_backward(model, **inputs)
     written_out(monkeypatch)
     assert_same(actual, forward_and_backward(model, **inputs))
-
-
-def still(model):
-    for name, value in model.named_parameters():
-        with torch.no_grad():
-            if ".query." in name or "q_proj" in name:
-                value.zero_()
-            if "c_attn" in name:
-                value[..., : value.shape[-1] // 3] = 0.0
-    return model
-
-
-def only_values(module, query, key, value, attention_mask, **_):
-    return value.repeat_interleave(query.shape[1] // key.shape[1], 1).transpose(1, 2).contiguous(), None
-
-
-@pytest.mark.parametrize(
-    ("family", "mask"), [("bert", "boolean"), ("gpt2", "packed"), ("llama", "packed"), ("vit", "none")]
-)
-def test_attention_without_logits_is_the_identity(family, mask, monkeypatch):
-    """It is exact, and only holds at γ₁ = γ₂ = 1. Rows without visible tokens are γ₁ I too."""
-    model = still(shape_model(stock(family)))
-    inputs = given(family) | MASKS[mask]
-    out = model(**inputs, use_cache=False, output_attentions=True)
-    assert len(out.attentions) == 2
-    for a in out.attentions:
-        assert torch.equal(a, torch.eye(TOKENS, dtype=torch.float64).expand(BATCH, HEADS, TOKENS, TOKENS))
-    other = unlike(copy.deepcopy(model))(**inputs, use_cache=False, output_attentions=True)
-    assert largest(other.attentions[0], out.attentions[0]) > 1e-2
-    monkeypatch.setitem(AttentionInterface._global_mapping, "shaped", only_values)
-    assert largest(model(**inputs, use_cache=False).last_hidden_state, out.last_hidden_state) < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -254,24 +218,6 @@ def test_cached_logits_equal_those_of_the_whole_text(name, cache, chunks):
     logits = in_chunks(model, ids, CACHES[cache](model), CHUNKS[chunks])
     assert logits.shape == whole.shape
     assert largest(logits, whole) < 1e-12 * max(1.0, float(whole.detach().abs().max()))
-
-
-@pytest.mark.parametrize(
-    ("name", "cache", "chunks"),
-    [
-        ("gpt2", "dynamic", "a prompt, then several"),
-        ("llama", "static", "one at a time"),
-        ("bert", "static, just long enough", "a prompt, then several"),
-    ],
-)
-def test_cached_logits_with_padding_equal_those_of_the_whole_text(name, cache, chunks):
-    model, ids, mask = language_model(name), text(), torch.ones(BATCH, TOKENS, dtype=torch.long)
-    mask[1, :2], mask[2, :3] = 0, 0
-    positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    whole = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
-    logits = in_chunks(model, ids, CACHES[cache](model), CHUNKS[chunks], mask)
-    seen = mask.bool()
-    assert largest(logits[seen], whole[seen]) < 1e-12 * max(1.0, float(whole.detach().abs().max()))
 
 
 @pytest.mark.parametrize("name", ["cache", "past_key_values"])
@@ -593,8 +539,6 @@ def test_model_refuses_padding_of_another_length(family, tokens):
 
 def test_model_refuses_masks_of_another_shape():
     model = FAMILIES["bert"]()
-    with pytest.raises(InputError, match="mask must have the shape"):
-        model(**given("bert"), attention_mask=torch.ones(BATCH, 1, TOKENS, TOKENS - 1, dtype=torch.bool))
     with pytest.raises(InputError, match="mask must be boolean"):
         model(**given("bert"), attention_mask=torch.ones(BATCH, 1, TOKENS, TOKENS, dtype=torch.long))
     with pytest.raises(InputError, match="mask must have the shape"):

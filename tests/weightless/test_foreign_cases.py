@@ -103,22 +103,12 @@ def loop_of_four_dimensions(q, k, v):
     return torch.cat([attend(*(each[:, j : j + 1] for each in (q, k, v))) for j in range(q.shape[1])], 1)
 
 
-def masked_loop(q, k, v):
-    """A loop with a mask that is added and hides nothing."""
-    mask = torch.zeros(q.shape[2], q.shape[2])
-    return torch.stack([(q[:, j] @ k[:, j].mT + mask).softmax(-1) @ v[:, j] for j in range(q.shape[1])], 1)
-
-
 def groups(q, k, v):
     return attend(*(each.unflatten(1, (2, -1)) for each in (q, k, v))).flatten(1, 2)
 
 
 def fused(q, k, v):
     return functional.scaled_dot_product_attention(q, k, v, scale=1.0)
-
-
-def fused_heads_first(q, k, v):
-    return fused(*(each.transpose(0, 1) for each in (q, k, v))).transpose(0, 1)
 
 
 def fused_flat_heads_first(q, k, v):
@@ -129,8 +119,8 @@ def fused_flat_heads_first(q, k, v):
 ATTEND = {
     each.__name__: each
     for each in (
-        attend, heads_first, flat, flat_heads_first, loop, loop_of_four_dimensions, masked_loop, groups, fused,
-        fused_heads_first, fused_flat_heads_first,
+        attend, heads_first, flat, flat_heads_first, loop, loop_of_four_dimensions, groups, fused,
+        fused_flat_heads_first,
     )
 }  # fmt: skip
 
@@ -195,24 +185,6 @@ def test_two_inputs_through_the_same_blocks_are_two_stacks(in_turn):
     x, y = module.both(*inputs)
     assert_covariance(report.stacks[0].data, x)
     assert_covariance(report.data, y)
-
-
-def test_blocks_in_a_loop_are_one_stack():
-    class Loop(Net):
-        def forward(self, ids):
-            return self.head(self.loop(ids)[-1])
-
-        def loop(self, ids):
-            e = self.embed(ids)
-            states = self.trunk(e)
-            last = self.trunk(states[-1] + e)
-            return [*states[:-1], *last]
-
-    torch.manual_seed(1)
-    module = Loop()
-    report = lf.check(module, IDS, law=False, progress=False)
-    assert report.stacks == ()
-    assert_covariance(report.data, module.loop(IDS))
 
 
 def test_parallel_lists_with_a_stream_each_are_two_stacks():
@@ -418,31 +390,6 @@ def test_factories_whose_samples_are_equal_are_named():
         assert reason in str(lf.check(factory, IDS, samples=2, progress=False))
     assert "equal_samples" not in lf.weightless.simulate(Net, IDS, samples=3, **OPTIONS).attrs
     assert "equal_samples" not in lf.weightless.simulate(seeded, IDS, samples=1, **OPTIONS).attrs
-
-
-@pytest.mark.parametrize(("dtype", "draw"), [(torch.float32, "never"), (torch.float64, "always")])
-def test_maps_of_no_tokens_have_a_zero_gradient(dtype, draw):
-    class Unused(Net):
-        """A Gaussian expert that receives no token, as a sequence of none, and one that receives all."""
-
-        def __init__(self):
-            super().__init__()
-            self.unused, self.used = nn.Linear(WIDTH, 8), nn.Linear(WIDTH, WIDTH)
-            for one in (self.unused, self.used):
-                nn.init.normal_(one.weight, std=0.1)
-
-        def trunk(self, x):
-            states = super().trunk(x)
-            none = self.unused(states[-1][:, :0])
-            assert none.shape[1:] == (0, 8)
-            return [*states[:-1], states[-1] + self.used(states[-1]) + none.sum(1, keepdim=True).sum(-1, keepdim=True)]
-
-    for samples in (1, 3):
-        data = lf.weightless.simulate(
-            Unused, IDS, samples=samples, gradients=True, dtype=dtype, draw=draw, **OPTIONS
-        ).sel(weight=["unused.weight", "used.weight"])
-        np.testing.assert_array_equal(data.weight_gradient[:, 0], 0.0)
-        assert (data.weight_gradient[:, 1] > 0).all()
 
 
 def test_pass_that_torch_has_no_memory_for_is_refused_in_plain_words():

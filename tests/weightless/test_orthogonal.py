@@ -1,6 +1,5 @@
 """Orthogonal weights: their law, and passes that never draw them against networks that `nn.init.orthogonal_` draws."""
 
-import copy
 import functools
 import math
 import pickle
@@ -220,34 +219,6 @@ def test_drawn_matrix_is_haar(rows, columns):
 # Modules.
 
 
-class Feed(nn.Module):
-    """A wide map and a tall one."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 40), nn.Linear(40, 16)
-        nn.init.orthogonal_(self.up.weight)
-        nn.init.orthogonal_(self.down.weight)
-
-    def forward(self, x):
-        return self.down(torch.tanh(self.up(self.norm(x))))
-
-
-def test_both_precisions_give_the_same_sample():
-    x = np.random.default_rng(0).standard_normal((1, 4, 16))
-
-    def factory():
-        return Stack(Feed(), turned(16), Feed())
-
-    options = {"samples": 2, "gradients": True, **OPTIONS}
-    single, double = (
-        lf.weightless.simulate(factory, x, dtype=one, **options) for one in (torch.float32, torch.float64)
-    )
-    for name in ("loss", "covariance", "weight_gradient", "stream_gradient"):
-        assert np.allclose(single[name], double[name], rtol=1e-4, equal_nan=True), name
-    assert not np.allclose(single.loss[0], double.loss[1], rtol=1e-2)
-
-
 class Stack(nn.Module):
     """Residual layers, each with a linear map."""
 
@@ -298,23 +269,6 @@ def test_weight_is_drawn_if_tokens_are_many(width, number, draw, weights):
 def used_twice():
     first = turned()
     return Stack(first, nn.Tanh(), first)
-
-
-def copied():
-    first = turned()
-    return Stack(first, nn.Tanh(), copy.deepcopy(first))
-
-
-def doubled_copy():
-    first, second = turned(), turned()
-    second.weight = nn.Parameter(2 * first.weight.detach())
-    return Stack(first, nn.Tanh(), second)
-
-
-@pytest.mark.parametrize("factory", [used_twice, copied, doubled_copy])
-def test_weights_used_twice_or_copied_are_drawn(factory):
-    data = lf.weightless.simulate(factory, np.ones((1, 3, 12)), samples=1, **OPTIONS)
-    assert "never drawn" not in data.attrs["weights"]
 
 
 def test_weight_used_twice_is_drawn_even_where_gaussian_ones_need_not_be(monkeypatch):

@@ -1,7 +1,5 @@
 """Sequences in either dimension of the stream and of the inputs."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
@@ -93,21 +91,6 @@ def test_inputs_of_both_orders_give_the_same_numbers_or_are_refused(batch_first)
     for network in (lambda: encoder(batch_first), module):
         with pytest.raises(lf.InputError, match=f"influence each other. Nearest: batch_dim={right} if"):
             lf.check(network, ordered, samples=2, batch_dim=1 - right, progress=False)
-
-
-def test_a_transformer_may_have_as_many_tokens_as_samples():
-    model = lf.Transformer(width=12, depth=2, gamma=0.5, attention=lf.ShapedAttention(tau0=1.0))
-    options = {"seed": 0, "dtype": torch.float64, "progress": False}
-    several, alone = (lf.weightless.simulate(model, np.eye(4), samples=n, **options) for n in (4, 1))
-    np.testing.assert_allclose(several.covariance[:1], alone.covariance, rtol=1e-9)
-
-
-def test_samples_side_by_side_equal_single_ones_in_both_orders():
-    ids = torch.tensor([[3, 7, 3, 9, 5], [1, 2, 3, 4, 4]])
-    options = {"seed": 0, "dtype": torch.float64, "progress": False}
-    for module in (partial(Words, True), partial(Words, False)):
-        several, alone = (lf.weightless.simulate(module, ids, samples=n, **options) for n in (6, 1))
-        np.testing.assert_allclose(several.covariance[:1], alone.covariance, rtol=1e-9)
 
 
 @pytest.mark.parametrize("batch_dim", [2, True])

@@ -9,11 +9,10 @@ from torch import nn
 from torch.nn import functional
 
 import limitformer as lf
-from limitformer.weightless import network, shared
+from limitformer.weightless import network
 from limitformer.weightless.inputs import inputs_of
 from limitformer.weightless.losses import chosen_loss
 from limitformer.weightless.models import blueprint_of
-from weightless_families import CONFIGS, INPUTS
 
 WIDTH, SAMPLES = 6, 5
 OPTIONS = {"gradients": True, "dtype": torch.float64, "progress": False}
@@ -157,39 +156,3 @@ def autograd(use, sample):
     prepared = inputs_of(inputs(), blueprint)
     arrays = weightless.run(0, range(sample, sample + 1), prepared, "auto", chosen_loss(None, "hidden"))
     return dict(zip(weightless.trained, arrays["weight_gradient"][0], strict=True))
-
-
-def test_network_without_random_weights_has_gradients_of_autograd():
-    class Fixed(Used):
-        def __init__(self):
-            super().__init__(layer_norm)
-            for block in self.blocks:
-                nn.init.zeros_(block.map.weight), nn.init.ones_(block.map.bias)
-
-    data = lf.weightless.simulate(Fixed, inputs(), samples=4, seed=0, **OPTIONS)
-    torch.set_default_dtype(torch.float64)
-    try:
-        module = Fixed()
-    finally:
-        torch.set_default_dtype(torch.float32)
-    (module(inputs()).square().sum(-1).mean() / 2).backward()
-    norms = {name: float(p.grad.norm()) for name, p in module.named_parameters() if p.grad is not None}
-    assert norms["blocks.1.map.weight"] > 0
-    for name, norm in norms.items():
-        np.testing.assert_allclose(data.weight_gradient.sel(weight=name), norm, rtol=1e-12, atol=1e-15)
-
-
-def test_shared_gradients_change_no_bit_of_states(monkeypatch):
-    def arrays():
-        blueprint = blueprint_of(CONFIGS["bert"]())
-        weightless = network.Weightless(blueprint, torch.float64, torch.device("cpu"))
-        return weightless.run(0, range(4), inputs_of(INPUTS, blueprint), "auto", chosen_loss(None, "masked"))
-
-    apart = arrays()
-    monkeypatch.setattr(
-        shared.SharedGradients, "has_shared", lambda self, values: False
-    )  # one gradient for all samples
-    summed = arrays()
-    for name in ("covariance", "stream_gradient", "loss"):
-        np.testing.assert_array_equal(apart[name], summed[name])
-    assert np.isfinite(apart["weight_gradient"]).sum() > np.isfinite(summed["weight_gradient"]).sum()

@@ -16,7 +16,6 @@ from torch.nn.utils import parametrizations
 import limitformer as lf
 from limitformer.nn.drawn.simulate import torch_seed
 from limitformer.weightless.building import build_sample, build_twice, drawn_module
-from limitformer.weightless.implicit import Implicit
 
 N, LEVEL = 48, 1e-4
 
@@ -233,19 +232,6 @@ def halves(net):
     net.weight = nn.Parameter(table)
 
 
-def dirac(net):
-    net.weight = nn.Parameter(torch.empty(4, 4, 3))
-    nn.init.dirac_(net.weight)
-
-
-def identity(net):
-    nn.init.eye_(net.weight)
-
-
-def mask(net):
-    net.register_buffer("mask", torch.empty(N, N).fill_(-math.inf).triu_(1), persistent=False)
-
-
 def on_the_device_of_a_weight(net):
     net.register_buffer("places", torch.arange(N, device=net.weight.device)[:, None] * 2.0)
     net.register_buffer("sevens", torch.full((3, 5), 7.0, device=net.weight.device).cumsum(1))
@@ -263,7 +249,7 @@ def sparse_buffer(net):
     net.register_buffer("pairs", torch.ones(4, 4).tril().to_sparse(), persistent=False)
 
 
-FIXED = [halves, dirac, identity, mask, on_the_device_of_a_weight, given_rows, sparse_buffer]
+FIXED = [halves, on_the_device_of_a_weight, given_rows, sparse_buffer]
 
 
 @pytest.mark.parametrize("change", FIXED, ids=lambda change: change.__name__)
@@ -352,25 +338,6 @@ def test_compiled_modules_run_eagerly():
     )
     np.testing.assert_array_equal(plain, whole)
     assert np.isfinite(blocks).all()
-
-
-def test_implicit_weights_are_parameters():
-    class Asking(Shared):
-        def forward(self, x):
-            assert all(isinstance(map_.weight, nn.Parameter) for map_ in self.maps)
-            SEEN.extend((type(map_.weight), map_.weight.requires_grad) for map_ in self.maps)
-            return super().forward(x)
-
-    def factory():
-        net = Stack(Asking, 1)
-        net.blocks[0].maps[1].weight.requires_grad_(False)
-        return net
-
-    lf.weightless.simulate(factory, X, samples=1, **OPTIONS)
-    assert SEEN[:3] == [(Implicit, True), (Implicit, False), (Implicit, True)]
-
-
-SEEN = []
 
 
 @pytest.mark.parametrize("change", [nn.Module.half, nn.Module.cpu, copy.deepcopy])

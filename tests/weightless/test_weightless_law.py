@@ -11,7 +11,6 @@ from torch import nn
 import limitformer as lf
 from cases.foreign import Layers, Residual, linear
 from limitformer.weightless import laws, network
-from limitformer.weightless.building import build_twice
 from limitformer.weightless.models import blueprint_of
 from limitformer.weightless.numbers import entries as draw_entries
 from weightless_families import CONFIGS
@@ -191,15 +190,6 @@ def test_dependent_or_rearranged_entries_have_unknown_laws(factory, monkeypatch)
     assert data.attrs["weights"] == "1 drawn by the model's own code"
 
 
-def test_reused_memory_does_not_inherit_a_law():
-    def made():
-        first = nn.Linear(512, 512)
-        first.bias.data = torch.zeros(512)
-        return nn.ModuleDict({"a": first, "b": nn.ParameterList([torch.ones(512) for _ in range(4)])})
-
-    assert [str(lf.weightless.law(made)[f"b.{k}"]) for k in range(4)] == ["ones"] * 4
-
-
 def holding(make):
     """Return a factory of modules with the parameters that `make` returns."""
     return lambda: nn.ParameterList([nn.Parameter(each) for each in make()])
@@ -252,19 +242,6 @@ def written(rows):
 def test_constant_rows_must_be_rows_of_the_parameter_itself():
     assert lf.weightless.law(holding(lambda: written(lambda m: m[3])))["0"].rows == {3: 0.0}
     assert lf.weightless.law(holding(lambda: written(lambda m: m.view(4, 16).detach()[1])))["0"].kind == "unknown"
-
-
-def given(view):
-    numbers, matrix = torch.arange(64.0).view(8, 8), torch.empty(8, 8)
-    (matrix.T if view == "written" else matrix).copy_(numbers)
-    return [matrix.T if view == "read" else matrix]
-
-
-@pytest.mark.parametrize("view", ["", "read", "written"])
-def test_rearranged_given_numbers_keep_their_values(view):
-    built = build_twice(holding(lambda: given(view)), torch.float32)
-    assert built.laws["0"].kind == "given"
-    torch.testing.assert_close(next(built.module.parameters()).detach(), given(view)[0])
 
 
 class TiedPair(nn.Module):

@@ -290,35 +290,3 @@ def test_tied_head_has_the_zero_row_of_the_padding():
     data = lf.weightless.simulate(Tied, [[3, 7, 9]], samples=3, seed=0, gradients=True, loss=loss, progress=False)
     assert max(seen) == 0.0
     assert np.isfinite(data.loss).all()
-
-
-class TiedWithRow(Tied):
-    """Adds a row of its table that is read by its number, as Gemma 4 does for padding."""
-
-    def forward(self, ids):
-        text = self.embed(ids)
-        row = self.embed.weight[-36, :]
-        x = self.down(text + row.view(1, 1, -1))
-        for layer in self.layers:
-            x = layer(x)
-        last = self.up(x)
-        ROWS.append((row, self.embed(torch.tensor([[4, 5]]))[0], last, nn.functional.linear(last, self.embed.weight)))
-        return ROWS[-1][-1]
-
-
-ROWS = []
-
-
-def test_row_of_a_table_that_is_read_by_its_number_is_that_of_the_table():
-    ROWS.clear()
-    options = {"samples": 1, "seed": 0, "gradients": True, "draw": "never", "progress": False}
-    data = lf.weightless.simulate(TiedWithRow, [[3, 7, 9]], **options)
-    assert "rows drawn, rest never drawn" in data.attrs["weights"]
-    assert data.attrs["kept"] == ""
-    row, looked_up, last, logits = (each.detach() for each in ROWS[-1])
-    assert torch.equal(row, looked_up[0])
-    assert not torch.allclose(row, looked_up[1])
-    torch.testing.assert_close(logits[..., 4], last @ row)
-    assert not torch.allclose(logits[..., 5], last @ row)
-    only = lf.weightless.simulate(TiedWithRow, [[3, 7, 9]], loss=lambda out, _: ROWS[-1][0].sum(), **options)
-    assert only.weight_gradient.sel(weight="embed.weight").item() == pytest.approx(12**0.5)

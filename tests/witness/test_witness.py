@@ -15,14 +15,11 @@ from cases.fresh.modules import IDS, Looped, lm_loss
 from cases.fresh_witness.modules import CASES
 from limitformer.nn.drawn.simulate import torch_seed
 from limitformer.weightless.building import drawn_module
-from limitformer.weightless.laws import normal
-from limitformer.weightless.run import DrawWholeError, RandomWeight, WeightlessRun
 from limitformer.weightless.steps import trajectory
 from limitformer.witness import DRAWN, NOT_WITNESSED, WITNESSED
 from limitformer.witness import training as witness_training
 from limitformer.witness import witness as witness_module
 from limitformer.witness.complete import Known, completed, identity_error, solved
-from limitformer.witness.real import CastsAsCopies
 
 SMALL = {"vocab_size": 101, "bos_token_id": 1, "eos_token_id": 2}
 GPT2 = {"model_type": "gpt2", "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 32, **SMALL}
@@ -211,19 +208,6 @@ def test_module_without_room_is_reduced_or_not_witnessed(monkeypatch):
     assert lf.check(LLAMA, tokens=12, witness=False, **QUIET).witness is None
 
 
-def test_second_answer_from_fresh_numbers_is_refused():
-    run = WeightlessRun(0, range(1), 1, torch.float64, torch.device("cpu"))
-    weight = RandomWeight("w", normal(0.0, 1.0), (4, 4), run)
-    run.note_fresh("w", "w: forward")
-    run.note_fresh("w", "w: backward")
-    with pytest.raises(DrawWholeError, match="answer twice"):
-        run.note_fresh("w", "w: forward")
-    with pytest.raises(DrawWholeError, match="its entries are read"):
-        run.entries(weight, weight.rows)
-    run.forget({"w"})
-    run.note_fresh("w", "w: forward")
-
-
 def test_map_that_few_tokens_use_before_many_is_kept_for_both():
     """ProphetNet's order: fresh numbers answer for one token, then the others would read the entries."""
 
@@ -291,18 +275,6 @@ def test_steps_that_rounding_changes_do_not_count():
     assert found.hidden > 0
     assert "step" not in str(found)
     assert max(found.differences.values()) < 1e-6
-
-
-def test_casts_may_be_copies():
-    """A float64 tensor stays in float64 where float32 is asked for; other casts do not. The type hy_v4 needs it."""
-    x, y = torch.ones(2, dtype=torch.float64), torch.ones(2, dtype=torch.int64)
-    with CastsAsCopies(torch.float32):
-        copies = x.float(), x.to(torch.float32), x.type(torch.float32), x.softmax(0, dtype=torch.float32)
-        others = y.float(), x.half(), x.float().to(torch.bfloat16)
-    assert {each.dtype for each in copies} == {torch.float64}
-    assert all(each is not x for each in copies)
-    assert [each.dtype for each in others] == [torch.float32, torch.float16, torch.bfloat16]
-    assert x.float().dtype == torch.float32
 
 
 def squares(out, _):
