@@ -14,7 +14,6 @@ from transformers import (
 )
 
 from hf_models import (
-    BASE,
     BATCH,
     CACHE,
     HEADS,
@@ -32,7 +31,7 @@ from hf_models import (
     written_out,
 )
 from limitformer import InputError
-from limitformer.hf import Shaping, load_shaped, shape_model
+from limitformer.hf import Shaping, shape_model
 from limitformer.hf.attention import check_packing, shaped_attention_forward, shaped_mask
 from limitformer.nn import shaped_attention
 
@@ -372,26 +371,6 @@ def test_output_attentions_may_list_layers(family):
 
 
 @pytest.mark.parametrize("family", ["bert", "llama"])
-def test_configuration_may_set_output_attentions_before_shaping(family, tmp_path):
-    """The setting survives saving and loading; a single call may override it."""
-    config = config_of(family, attn_implementation="eager")
-    config.output_attentions = True
-    model = unlike(shape_model(loud(BASE[family](config).eval())))
-    inputs = {name: x.float() if x.is_floating_point() else x for name, x in given(family).items()}
-    attentions = model(**inputs).attentions
-    assert len(attentions) == 2
-    assert all(
-        torch.equal(a, b) for a, b in zip(attentions, model(**inputs, output_attentions=True).attentions, strict=True)
-    )
-    assert not model(**inputs, output_attentions=False).get("attentions")
-    model.save_pretrained(tmp_path)
-    for options in ({}, {"output_attentions": True}):
-        again = load_shaped(tmp_path, **options)(**inputs).attentions
-        assert all(torch.equal(a, b) for a, b in zip(attentions, again, strict=True))
-    assert not load_shaped(tmp_path, output_attentions=False)(**inputs).get("attentions")
-
-
-@pytest.mark.parametrize("family", ["bert", "llama"])
 def test_output_attentions_are_part_of_the_gradient_graph(family):
     """Attentions have a gradient, and parameters the same one as without them."""
     model = FAMILIES[family]()
@@ -513,19 +492,6 @@ def test_shaped_model_refuses_another_attention():
             model(**given("bert"), use_cache=False)
     model.set_attn_implementation("shaped")
     model(**given("bert"), use_cache=False)
-
-
-@pytest.mark.parametrize("family", ["bert", "gpt2"])
-def test_empty_text_has_finite_tokens_and_gradients(family):
-    """Other texts of the batch do not change."""
-    model, mask = FAMILIES[family]().train(), padding(left=True)
-    mask[1] = 0
-    out = model(**given(family), attention_mask=mask, use_cache=False).last_hidden_state
-    assert out.isfinite().all()
-    wanted = model(**given(family), attention_mask=padding(left=True), use_cache=False).last_hidden_state
-    assert largest(out[[0, 2]], wanted[[0, 2]]) < 1e-12 * wanted.detach().abs().max()
-    out.square().sum().backward()
-    assert all(value.grad is None or value.grad.isfinite().all() for value in model.parameters())
 
 
 @pytest.mark.parametrize(("family", "tokens"), [("bert", TOKENS - 1), ("llama", TOKENS + 1)])

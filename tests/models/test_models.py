@@ -49,6 +49,7 @@ MODELS = {
     "softmax": transformer(attention=SoftmaxAttention()),
     "heads": transformer(attention=SoftmaxAttention(tau0=2.0, heads=3)),
     "heads with head_dim": transformer(attention=ShapedAttention(tau0=2.0, heads=5, head_dim=7)),
+    "relu": transformer(feedforward=ReLU(hidden=48)),
     "gelu": transformer(feedforward=GELU(hidden=5)),
     "one matrix": transformer(attention=None, feedforward=OneMatrix(activation=ReLU())),
     "pre": transformer(norm="pre"),

@@ -111,15 +111,12 @@ def test_a_network_that_trains_has_the_strengths_of_its_places():
 # --- gains ----------------------------------------------------------------------------------------------------------
 
 CLOSED = {
-    "ReLU": (lambda x: max(x, 0.0), 2.0),
     "squared ReLU": (activations.squared_relu, 2 / 3),
     "GELU": (activations.gelu, lf.GELU().gain_at(1)),
-    "x": (lambda x: x, 1.0),
     "step off 0": (lambda x: 1.0 if x > 0.37 else 0.0, 2 / (1 - erf(0.37 / sqrt(2)))),
     "|x + ½| − x/4": (own.bent, None),
     "tanh": (activations.hyperbolic_tangent, None),
     "SiLU": (own.silu, None),
-    "e^(x/2)": (lambda x: np.exp(x / 2), np.exp(-0.5)),
 }
 
 

@@ -300,21 +300,6 @@ def test_call_compiled_for_any_sizes_is_the_same():
         assert (compiled(query, key) - call(query, key)).abs().max() < 1e-12
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # vmap loops over the fused kernel
-@pytest.mark.parametrize(("mask", "causal"), [(padded(True), True), (biased(HEADS), False)], ids=["padding", "bias"])
-def test_gradients_of_several_values_at_once(mask, causal):
-    query, key, value, options = made(kv_heads=HEADS)
-
-    def gradient(v):
-        call = {"mask": mask, "is_causal": causal, **options}
-        return torch.func.grad(lambda v: shaped_attention(query, key, v, **call).square().sum())(v)
-
-    values = torch.stack([value, 2 * value, value.flip(0)])
-    found = torch.vmap(gradient)(values)
-    for one, v in zip(found, values, strict=True):
-        assert (one - gradient(v)).abs().max() < 1e-11
-
-
 @pytest.mark.parametrize("what", ["mask", "positions"])
 def test_masks_and_positions_changed_before_backward_are_refused(what):
     query, key, value, options = made(kv_heads=HEADS)
@@ -324,17 +309,6 @@ def test_masks_and_positions_changed_before_backward_are_refused(what):
     tensor.fill_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         found.sum().backward()
-
-
-@pytest.mark.filterwarnings("ignore")  # torch warns that traces are deprecated and have fixed shapes
-def test_a_trace_is_the_same():
-    query, key, value, options = made()
-
-    def call(query, key, value):
-        return shaped_attention(query, key, value, is_causal=True, **options)
-
-    traced = torch.jit.trace(call, (query, key, value))
-    assert torch.allclose(traced(key=key, value=2 * value, query=-query), call(-query, key, 2 * value), atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from torch.nn import functional
 import limitformer as lf
 from cases import foreign
 from cases.foreign import ASKING, net_after, skipping_matrices_without_entries
-from limitformer.weightless.choices import CODEC_SAMPLES
 
 WIDTH, WORDS, TOKENS = 16, 50, 10
 SAME_AND_DIFFERENT = torch.tensor([[1] * TOKENS, list(range(TOKENS))])
@@ -218,31 +217,6 @@ def test_parallel_lists_with_a_stream_each_are_two_stacks():
     assert report.about["blocks"].count("the network changes the stream") == 2
 
 
-class ParallelBranches(Net):
-    """Lists of norms, attentions and feed-forward networks; each branch reads a norm of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.h = None
-        self.norms, self.more = (nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(3)) for _ in range(2))
-        self.one, self.two = (nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3)) for _ in range(2))
-
-    def trunk(self, x):
-        states = [x]
-        for norm, more, one, two in zip(self.norms, self.more, self.one, self.two, strict=True):
-            x = states[-1]
-            states.append(x + (one(norm(x)) + two(more(x))))
-        return states
-
-
-def test_parallel_branches_in_lists_are_one_block():
-    torch.manual_seed(1)
-    module = ParallelBranches()
-    report = lf.check(module, IDS, law=False, progress=False)
-    assert report.stacks == ()
-    assert_covariance(report.data, module.trunk(module.embed(IDS)))
-
-
 class Hourglass(nn.Module):
     """Blocks that go down and up, with connections that skip those between, and layers that join them."""
 
@@ -277,35 +251,6 @@ def test_blocks_down_and_up_with_skipping_connections_are_two_stacks():
     assert_covariance(report.data, up)
     assert "up: 3 × Block (the network changes the stream between blocks" in report.about["blocks"]
     assert "down: 3 × Block;" in report.about["blocks"]
-
-
-def test_blocks_that_read_fewer_tokens_are_a_stack_of_their_own():
-    class Pruned(Net):
-        def trunk(self, x):
-            states = [x]
-            for k, block in enumerate(self.h):
-                states.append(block(states[-1][:, ::2] if k == 2 else states[-1]))
-            return states
-
-    torch.manual_seed(1)
-    module = Pruned()
-    report = lf.check(module, IDS, law=False, progress=False)
-    states = module.trunk(module.embed(IDS))
-    assert report.about["blocks"] == "h (20 tokens): 2 × Block; h (10 tokens): 1 × Block"
-    assert_covariance(report.stacks[0].data, states[:3])
-    assert_covariance(report.data, [states[2][:, ::2], states[3]])
-
-
-def test_stack_names_only_the_modules_that_ran_in_it():
-    config = transformers.EncodecConfig(
-        num_filters=8, hidden_size=16, upsampling_ratios=[4, 2], codebook_size=16, num_residual_layers=1
-    )
-    data = lf.weightless.simulate(config, 16, samples=1, seed=0, progress=False)
-    stacks = data.attrs["blocks"].split("; ")
-    assert data.attrs["inputs"] == f"input_values (1, 1, {CODEC_SAMPLES})"
-    assert "encoder.layers (200 tokens): 1 × EncodecLSTM" in stacks
-    assert "encoder.layers (1600 tokens): 1 × EncodecResnetBlock" in stacks
-    assert all(stack.count("Encodec") == 1 for stack in stacks)
 
 
 class Batched(Net):

@@ -2,9 +2,7 @@
 
 import contextlib
 import copy
-import functools
 import math
-import random
 
 import numpy as np
 import pytest
@@ -124,44 +122,6 @@ def test_equal_rows_are_drawn_once():
     assert all(torch.equal(each, each[:1].expand(N, N)) for each in weights)
     assert kstest(rows, "norm").pvalue > LEVEL
     assert kstest(2 * rows, "norm").pvalue < LEVEL
-
-
-class Slotted:
-    __slots__ = ("matrix",)
-
-    def __init__(self, matrix):
-        self.matrix = matrix
-
-
-class Elsewhere(nn.Module):
-    """Random numbers that are not parameters."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(2, 2))
-        one, two, three, self.attribute = (torch.randn(N, N) for _ in range(4))
-        self.in_closure, self.partial = lambda: one, functools.partial(torch.add, two)
-        self.in_object = {"deep": [Slotted(three)]}
-        self.layers = [nn.Linear(N, N), nn.Linear(N, N)]
-        self.factor = random.random()
-
-    def numbers(self):
-        matrices = self.attribute, self.in_closure(), self.partial(0.0), self.in_object["deep"][0].matrix
-        return [*matrices, self.layers[1].weight.detach()]
-
-
-def test_random_numbers_outside_of_parameters_have_the_law_of_drawn_ones():
-    builds, factors = [], []
-    for seed in range(12):
-        module, _ = build_sample(Elsewhere, torch.float32, seed)
-        builds.append(module.numbers())
-        factors.append(module.factor)
-    assert len(set(factors)) == 12
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        drawn = [Elsewhere().numbers() for _ in range(12)]
-    for mine, theirs in zip(zip(*builds, strict=True), zip(*drawn, strict=True), strict=True):
-        assert_one_law(mine, theirs)
 
 
 def test_entries_that_the_code_reads_are_those_of_the_build():

@@ -8,7 +8,7 @@ import torch
 from scipy.linalg.lapack import dpstrf
 from scipy.stats import ks_2samp
 
-from limitformer.weightless.maps import NeverDrawnMap, RedrawnMap
+from limitformer.weightless.maps import NeverDrawnMap
 from limitformer.weightless.products import RepeatedMap, products_of
 from limitformer.weightless.roots import (
     cholesky,
@@ -264,23 +264,6 @@ def test_householder_roots_preserve_small_differences():
 
     assert kept(householder_root) == pytest.approx(1.0, abs=1e-4)
     assert kept(gram_root) < 0.99  # a Gram matrix has only the part along other tokens
-
-
-def test_redrawn_map_has_gradients_of_autograd():
-    z = tokens(torch.float64)
-    w = torch.randn(SAMPLES, INPUTS, OUTPUTS, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-
-    class Kept(FromTorch):
-        def whole(self):
-            return w.detach()
-
-    numbers = Kept(0)
-    loss(RedrawnMap.apply(z, torch.zeros((), requires_grad=True), numbers)).backward()
-    mine, z = z.grad, tokens(torch.float64)
-    w.requires_grad_()
-    loss(z @ w).backward()
-    assert torch.allclose(mine, z.grad, atol=1e-12)
-    assert np.allclose(numbers.squared, w.grad.square().sum((-1, -2)), rtol=1e-12)
 
 
 def test_gradients_of_gradients_are_refused():

@@ -10,7 +10,6 @@ from limitformer.base.errors import InputError
 from limitformer.weightless.steps import trajectory
 from training_networks import (
     BATCHES,
-    Custom,
     next_token,
 )
 from weightless_families import CONFIGS
@@ -29,37 +28,9 @@ def test_clipping_is_by_the_norm_of_all_weights_together():
     assert bool(moved.any())
 
 
-class ZeroProjections(Custom):
-    """Output projections that start at zero."""
-
-    def __init__(self):
-        super().__init__(width=32)
-        self.head = nn.Linear(32, 40, bias=False)
-        nn.init.normal_(self.head.weight, std=0.2)
-        for block in self.blocks:
-            nn.init.zeros_(block.out.weight)
-            nn.init.zeros_(block.down.weight)
-            nn.init.zeros_(block.out.bias)
-            nn.init.zeros_(block.down.bias)
-
-
 def simulate(model, inputs=None, **options):
     options = {"samples": 2, "seed": 0, "progress": False, "optimizer": "sgd"} | options
     return lf.weightless.simulate_steps(model, BATCHES[0] if inputs is None else inputs, **options)
-
-
-def test_projections_of_zero_move_first_and_matrices_before_them_one_step_later():
-    data = simulate(ZeroProjections, loss=next_token, optimizer={"name": "sgd", "lr": 0.1}).isel(rate=0, sample=0)
-    change = data.weight_change * 1.0
-    moved = {name: change.sel(weight=name).values for name in data.weight.values}
-    assert (moved["head.weight"][1:] > 0).all()
-    for name in ("blocks.0.out.weight", "blocks.1.down.weight"):
-        assert moved[name][1] == np.inf  # relative to zero
-    for name in ("blocks.0.up.weight", "blocks.0.value.weight"):
-        assert moved[name][1] == 0.0
-        assert moved[name][2] > 0.0
-    assert (data.branch_change[1:] == np.inf).all()
-    assert data.stream_change[1, -1] > 0
 
 
 def test_samples_and_rates_have_the_same_numbers_alone_and_together():
