@@ -415,6 +415,10 @@ def scaled_part(net):
     net.w.data[1:] *= 2
 
 
+def reshaped(net):
+    net.w = nn.Parameter(nn.init.orthogonal_(torch.empty(4, 16)).view(8, 8))
+
+
 def sliced(net):
     whole = nn.init.orthogonal_(torch.empty(16, 8))
     net.w, net.v = nn.Parameter(whole[:8]), nn.Parameter(whole[8:])
@@ -433,7 +437,7 @@ def stacked(net):
 
 @pytest.mark.parametrize(
     "change",
-    [plus, part, scaled_part, sliced, viewed, stacked],
+    [plus, part, scaled_part, reshaped, sliced, viewed, stacked],
     ids=lambda f: f.__name__,
 )
 def test_parts_sums_and_other_forms_have_no_law(change):
