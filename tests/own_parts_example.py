@@ -25,10 +25,6 @@ def bent(x):
     return abs(x + 0.5) - 0.25 * x
 
 
-def logistic(x):
-    return 1.0 / (1.0 + math.exp(-x))
-
-
 # --- attention ---
 
 

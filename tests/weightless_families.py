@@ -1,17 +1,11 @@
-"""Small networks of every family, and the statistics by which two laws of them are compared."""
+"""Small networks of every family."""
 
 import numpy as np
 import torch
 import transformers
-from scipy.stats import ks_2samp
 from torch import nn
 
 import limitformer as lf
-from drawn_networks import statistics
-from limitformer.subjects.inputs import inputs_of
-from limitformer.subjects.losses import chosen_loss
-from limitformer.subjects.subject import resolve
-from many_networks import parts_found_once
 
 SIZE = {
     "vocab_size": 40,
@@ -76,22 +70,6 @@ def weightless(family, samples, seed=1, inputs=None, **options):
     return lf.weightless.simulate(config, prepared, samples=samples, seed=seed, **options)
 
 
-def drawn(family, samples, seed=0):
-    """Run a model of transformers whose initialisation is repeated for each sample."""
-    torch.manual_seed(seed)
-    subject = resolve(CONFIGS[family]())
-    arguments = inputs_of(inputs_for(family), subject)
-    model = subject.factory().double().eval()
-    networks = []
-    with parts_found_once():
-        for _ in range(samples):
-            draw_again(model)
-            networks.append(
-                statistics(model, arguments.of(0, range(1), torch.float64), chosen_loss(None, subject.task))
-            )
-    return networks
-
-
 def draw_again(model):
     """Repeat the model's own initialisation; a tied head takes the law of the embedding."""
     for part in (*model.modules(), *model.parameters(), *model.buffers()):
@@ -106,49 +84,8 @@ def draw_again(model):
     model.zero_grad(set_to_none=True)
 
 
-def paired(data, networks):
-    """Return pairs of samples of both, by the name of the statistic."""
-    a, b = data.covariance.values, np.array([each["covariance"] for each in networks])
-    pairs, last = {}, a.shape[1] - 1
-    for layer in (0, 1, last):
-        for name, statistic in STREAM.items():
-            pairs[f"{name}, layer {layer}"] = statistic(a[:, layer]), statistic(b[:, layer])
-    gradients = np.array([each["stream_gradient"] for each in networks])
-    for layer in (0, last):
-        pairs[f"stream gradient {layer}"] = data.stream_gradient.values[:, layer], gradients[:, layer]
-    for name in data.weight.values:
-        mine = data.weight_gradient.sel(weight=name).values
-        pairs[f"gradient of {name}"] = mine, np.array([n["weight_gradient"].get(name, np.nan) for n in networks])
-    entropy = np.array([each["entropy"] for each in networks])
-    if entropy.ndim == 3:
-        mine = data.entropy.values[:, ~np.isnan(data.entropy.values[0, :, 0])]
-        pairs |= {f"entropy {k}": (mine[:, k, k % mine.shape[2]], entropy[:, k, k % mine.shape[2]]) for k in (0, -1)}
-    pairs["loss"] = data.loss.values, np.array([each["loss"] for each in networks])
-    return pairs
-
-
 def correlation(v, i, j):
     return v[:, i, j] / np.sqrt(v[:, i, i] * v[:, j, j])
-
-
-STREAM = {
-    "size of token 4": lambda v: v[:, 4, 4],
-    "correlation of tokens 1 and 4": lambda v: correlation(v, 1, 4),
-    "correlation of equal tokens": lambda v: correlation(v, 0, 2),
-    "largest eigenvalue": lambda v: np.linalg.eigvalsh(v)[:, -1],
-}
-
-
-def p_values(pairs):
-    """Return p-values of two-sample Kolmogorov-Smirnov tests; a statistic that only one has fails."""
-    p = {}
-    for name, (mine, theirs) in pairs.items():
-        missing = np.isnan(mine), np.isnan(theirs)
-        assert missing[0].mean() == missing[1].mean() or not (missing[0].all() or missing[1].all()), name
-        mine, theirs = mine[~missing[0]], theirs[~missing[1]]
-        if len(mine) and np.ptp(mine) > 1e-9 * abs(mine[0]):
-            p[name] = float(ks_2samp(mine, theirs).pvalue)
-    return p
 
 
 class Step(nn.Module):

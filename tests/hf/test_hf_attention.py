@@ -1,13 +1,10 @@
 """Shaped attention in Hugging Face models against explicit matrices A: masks, caches, compilation."""
 
-import copy
-
 import pytest
 import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import (
-    AttentionInterface,
     AttentionMaskInterface,
     BertLMHeadModel,
     DynamicCache,
@@ -15,10 +12,8 @@ from transformers import (
     LlamaForCausalLM,
     StaticCache,
 )
-from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
 from hf_models import (
-    BASE,
     BATCH,
     CACHE,
     HEADS,
@@ -32,12 +27,11 @@ from hf_models import (
     padding,
     restarting,
     shaped,
-    stock,
     unlike,
     written_out,
 )
 from limitformer import InputError
-from limitformer.hf import Shaping, load_shaped, shape_model
+from limitformer.hf import Shaping, shape_model
 from limitformer.hf.attention import check_packing, shaped_attention_forward, shaped_mask
 from limitformer.nn import shaped_attention
 
@@ -50,7 +44,6 @@ FAMILIES = {
     "vit": lambda **options: shaped("vit", **options),
 }
 CAUSAL = {"bert, a decoder", "gpt2", "llama"}
-families = pytest.mark.parametrize("family", FAMILIES)
 
 
 def given(family):
@@ -104,8 +97,7 @@ def test_shaped_models_equal_those_with_explicit_matrices(family, mask, monkeypa
 @pytest.mark.parametrize(
     ("family", "per_head", "left_out"),
     [
-        ("bert", False, ["gamma1"]), ("gpt2", True, ["gamma1"]), ("llama", False, ["gamma2"]),
-        ("vit", True, ["gamma2"]), ("bert", True, ["gamma1", "gamma2"]),
+        ("gpt2", True, ["gamma1"]), ("llama", False, ["gamma2"]), ("bert", True, ["gamma1", "gamma2"]),
     ],
 )  # fmt: skip
 def test_shaped_models_without_terms_equal_explicit_ones(family, per_head, left_out, monkeypatch):
@@ -117,37 +109,9 @@ def test_shaped_models_without_terms_equal_explicit_ones(family, per_head, left_
     assert_same(actual, forward_and_backward(model, **inputs))
 
 
-def still(model):
-    for name, value in model.named_parameters():
-        with torch.no_grad():
-            if ".query." in name or "q_proj" in name:
-                value.zero_()
-            if "c_attn" in name:
-                value[..., : value.shape[-1] // 3] = 0.0
-    return model
-
-
-def only_values(module, query, key, value, attention_mask, **_):
-    return value.repeat_interleave(query.shape[1] // key.shape[1], 1).transpose(1, 2).contiguous(), None
-
-
-@pytest.mark.parametrize(("family", "mask"), [pair for pair in PAIRS if pair[1] != "added"])
-def test_attention_without_logits_is_the_identity(family, mask, monkeypatch):
-    """It is exact, and only holds at γ₁ = γ₂ = 1. Rows without visible tokens are γ₁ I too."""
-    name = family.partition(",")[0]
-    model = still(shape_model(stock(name, is_decoder=True) if "decoder" in family else stock(name)))
-    inputs = given(family) | MASKS[mask]
-    out = model(**inputs, use_cache=False, output_attentions=True)
-    assert len(out.attentions) == 2
-    for a in out.attentions:
-        assert torch.equal(a, torch.eye(TOKENS, dtype=torch.float64).expand(BATCH, HEADS, TOKENS, TOKENS))
-    other = unlike(copy.deepcopy(model))(**inputs, use_cache=False, output_attentions=True)
-    assert largest(other.attentions[0], out.attentions[0]) > 1e-2
-    monkeypatch.setitem(AttentionInterface._global_mapping, "shaped", only_values)
-    assert largest(model(**inputs, use_cache=False).last_hidden_state, out.last_hidden_state) < 1e-12
-
-
-@pytest.mark.parametrize(("family", "mask"), PAIRS)
+@pytest.mark.parametrize(
+    ("family", "mask"), [("bert", "added"), ("roberta", "right padding"), ("gpt2", "packed"), ("vit", "none")]
+)
 def test_output_attentions_equal_those_of_the_reference(family, mask, monkeypatch):
     """`output_attentions` reaches every family, for one call only."""
     model, inputs = FAMILIES[family](), given(family) | MASKS[mask]
@@ -173,7 +137,7 @@ def unpadded(model, row, left, **options):
 
 @pytest.mark.parametrize(
     ("family", "left"),
-    [("bert", False), ("bert", True), ("roberta", True), ("bert, a decoder", True), ("gpt2", False), ("llama", True)],
+    [("bert", False), ("roberta", True), ("bert, a decoder", True), ("gpt2", False), ("llama", True)],
 )
 def test_padded_model_needs_the_mask_function_to_equal_the_unpadded(family, left, monkeypatch):
     model = FAMILIES[family]()
@@ -191,18 +155,6 @@ def test_padded_model_needs_the_mask_function_to_equal_the_unpadded(family, left
     ignored = model(**inputs, use_cache=False).last_hidden_state
     if left or family not in CAUSAL:  # under a causal mask, padding on the right is never seen
         assert largest(ignored[2, place], alone) > 1e-3
-
-
-@pytest.mark.parametrize("name", ["none", "right padding", "left padding"])
-@pytest.mark.parametrize("kind", ["causal", "both sides"])
-def test_mask_function_equals_that_of_sdpa(kind, name):
-    function = causal_mask_function if kind == "causal" else bidirectional_mask_function
-    mask = MASKS[name].get("attention_mask")
-    mask = None if mask is None else mask.bool()
-    arguments = {"mask_function": function, "attention_mask": mask}
-    mask_of_shaped = shaped_mask(BATCH, TOKENS, TOKENS, **arguments, allow_is_causal_skip=False)
-    wanted = sdpa_mask(BATCH, TOKENS, TOKENS, **arguments, allow_is_causal_skip=False)
-    assert torch.equal(mask_of_shaped.as_mask().expand_as(wanted), wanted)
 
 
 # Caches.
@@ -228,11 +180,9 @@ CACHES = {
 CHUNKS = {
     "one at a time": [1] * TOKENS,
     "all at once": [TOKENS],
-    "a prompt, then one at a time": [6, 1, 1, 1, 1],
     "a prompt, then several": [4, 5, 1],
     "chunked prefill": [3, 3, 3, 1],
 }
-models = pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
 
 
 @torch.no_grad()
@@ -249,34 +199,24 @@ def in_chunks(model, ids, cache, chunks, mask=None):
     return torch.cat(parts, 1)
 
 
-@pytest.mark.slow(keep=15)
-@pytest.mark.parametrize("cache", CACHES)
-@pytest.mark.parametrize("chunks", CHUNKS)
-@pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
-def test_cached_logits_equal_those_of_the_whole_text(name, cache, chunks, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "cache", "chunks"),
+    [
+        ("llama", "dynamic", "one at a time"),
+        ("llama", "static", "chunked prefill"),
+        ("llama", "static, just long enough", "all at once"),
+        ("gpt2", "dynamic", "a prompt, then several"),
+        ("gpt2", "static", "one at a time"),
+        ("bert", "dynamic", "chunked prefill"),
+        ("bert", "static", "a prompt, then several"),
+    ],
+)
+def test_cached_logits_equal_those_of_the_whole_text(name, cache, chunks):
     model, ids = language_model(name), text()
     whole = model(input_ids=ids, use_cache=False).logits
     logits = in_chunks(model, ids, CACHES[cache](model), CHUNKS[chunks])
     assert logits.shape == whole.shape
     assert largest(logits, whole) < 1e-12 * max(1.0, float(whole.detach().abs().max()))
-
-
-@pytest.mark.parametrize(
-    ("name", "cache", "chunks"),
-    [
-        ("gpt2", "dynamic", "a prompt, then several"),
-        ("llama", "static", "a prompt, then one at a time"),
-        ("bert", "static, just long enough", "a prompt, then several"),
-    ],
-)
-def test_cached_logits_with_padding_equal_those_of_the_whole_text(name, cache, chunks):
-    model, ids, mask = language_model(name), text(), torch.ones(BATCH, TOKENS, dtype=torch.long)
-    mask[1, :2], mask[2, :3] = 0, 0
-    positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    whole = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
-    logits = in_chunks(model, ids, CACHES[cache](model), CHUNKS[chunks], mask)
-    seen = mask.bool()
-    assert largest(logits[seen], whole[seen]) < 1e-12 * max(1.0, float(whole.detach().abs().max()))
 
 
 @pytest.mark.parametrize("name", ["cache", "past_key_values"])
@@ -329,16 +269,15 @@ def test_generate_does_not_depend_on_caches(name, strategy, padded):
         assert torch.equal(logits[:, 5:-1].argmax(-1), texts["dynamic"][:, 6:])
 
 
-@models
-def test_assisted_generation_changes_no_token(name):
+def test_assisted_generation_changes_no_token():
     """Prompt lookup takes several tokens at once, and shortens the cache."""
-    model, ids = language_model(name), text(1, 4).repeat(1, 3)
+    model, ids = language_model("llama"), text(1, 4).repeat(1, 3)
     options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(ids)}
     guessed = model.generate(ids, **options, prompt_lookup_num_tokens=3)
     assert torch.equal(guessed, model.generate(ids, **options, use_cache=False))
 
 
-@models
+@pytest.mark.parametrize("name", ["gpt2", "bert"])
 def test_generate_fills_a_cache_of_fixed_length(name):
     """The cache is then as long as the prompt, and the mask is made outside the model."""
     model, ids, mask = language_model(name), text(2, 6), torch.ones(2, 6, dtype=torch.long)
@@ -365,8 +304,7 @@ def reached(model, monkeypatch, **inputs):
     return seen
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
-@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize(("name", "cached"), [("gpt2", True), ("bert", False)])
 def test_mask_of_ones_reaches_the_kernel_as_none(name, cached, monkeypatch):
     """Stock models do the same; one token of padding keeps the mask."""
     model, ids = language_model(name), text()
@@ -378,11 +316,6 @@ def test_mask_of_ones_reaches_the_kernel_as_none(name, cached, monkeypatch):
     assert torch.equal(model(**inputs).logits, model(input_ids=ids, use_cache=cached).logits)
     inputs["attention_mask"][1, 0] = 0
     assert reached(model, monkeypatch, **inputs) == [(True, False)] * 2
-
-
-def test_mask_of_ones_reaches_a_bidirectional_kernel_as_none(monkeypatch):
-    inputs = given("bert") | {"attention_mask": torch.ones(BATCH, TOKENS, dtype=torch.long)}
-    assert reached(FAMILIES["bert"](), monkeypatch, **inputs) == [(False, False)] * 2
 
 
 @pytest.mark.parametrize(
@@ -403,25 +336,18 @@ def test_packed_sequences_and_a_cache_are_refused(name, how):
     assert largest(packed[:, 4:8], alone) < 1e-12 * alone.detach().abs().max()
 
 
-@pytest.mark.parametrize("use_cache", [True, False])
-def test_packed_sequences_of_a_causal_bert_need_a_mask(use_cache):
+def test_packed_sequences_of_a_causal_bert_need_a_mask():
     """Its masks are not known to read positions, so that tokens would see the sequences before theirs, cache or not."""
     model, ids = language_model("bert"), text()
     with pytest.raises(
         InputError, match=r"masks are not known to read positions: .* Nearest: an attention_mask \(batch, 1,"
     ):
-        model(input_ids=ids, position_ids=restarting(), use_cache=use_cache)
+        model(input_ids=ids, position_ids=restarting(), use_cache=False)
     sequence = torch.arange(TOKENS) // 4
     mask = ((sequence[:, None] == sequence) & torch.ones(TOKENS, TOKENS).tril().bool()).expand(BATCH, 1, -1, -1)
     packed = model(input_ids=ids, position_ids=restarting(), attention_mask=mask, use_cache=False).logits
     alone = model(input_ids=ids[:, 4:8], use_cache=False).logits
     assert largest(packed[:, 4:8], alone) < 1e-12 * alone.detach().abs().max()
-
-
-def test_bidirectional_model_takes_packed_positions_as_positions():
-    """A BERT that is not a decoder has no cache: positions only choose embeddings."""
-    model = FAMILIES["bert"]()
-    assert torch.isfinite(model(**given("bert"), position_ids=restarting()).last_hidden_state).all()
 
 
 # Attentions.
@@ -442,26 +368,6 @@ def test_output_attentions_may_list_layers(family):
     assert torch.equal(model(**inputs).last_hidden_state, every.last_hidden_state)
     with pytest.raises(InputError, match=r"output_attentions must be a flag, or layers from 0 to 1; got \[2\]"):
         model(**inputs, output_attentions=[2])
-
-
-@pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "vit"])
-def test_configuration_may_set_output_attentions_before_shaping(family, tmp_path):
-    """The setting survives saving and loading; a single call may override it."""
-    config = config_of(family, attn_implementation="eager")
-    config.output_attentions = True
-    model = unlike(shape_model(loud(BASE[family](config).eval())))
-    inputs = {name: x.float() if x.is_floating_point() else x for name, x in given(family).items()}
-    attentions = model(**inputs).attentions
-    assert len(attentions) == 2
-    assert all(
-        torch.equal(a, b) for a, b in zip(attentions, model(**inputs, output_attentions=True).attentions, strict=True)
-    )
-    assert not model(**inputs, output_attentions=False).get("attentions")
-    model.save_pretrained(tmp_path)
-    for options in ({}, {"output_attentions": True}):
-        again = load_shaped(tmp_path, **options)(**inputs).attentions
-        assert all(torch.equal(a, b) for a, b in zip(attentions, again, strict=True))
-    assert not load_shaped(tmp_path, output_attentions=False)(**inputs).get("attentions")
 
 
 @pytest.mark.parametrize("family", ["bert", "llama"])
@@ -486,16 +392,6 @@ def test_output_attentions_are_part_of_the_gradient_graph(family):
         assert one is None or largest(one, other) < 1e-10 * max(1.0, float(other.abs().max()))
 
 
-def test_output_attentions_with_a_cache_are_rows_of_the_whole():
-    """Attentions of a chunk are the last rows of those of the whole text."""
-    model, ids = language_model("llama"), text()
-    whole = model(input_ids=ids, use_cache=False, output_attentions=True).attentions
-    cache = CACHES["dynamic"](model)
-    model(input_ids=ids[:, :6], **{CACHE: cache}, use_cache=True)
-    rest = model(input_ids=ids[:, 6:], **{CACHE: cache}, use_cache=True, output_attentions=True).attentions
-    assert all(largest(one, other[:, :, 6:]) < 1e-13 for one, other in zip(rest, whole, strict=True))
-
-
 # Compilation.
 
 
@@ -504,9 +400,9 @@ def compiled(model, backend, **inputs):
     return torch.compile(model, fullgraph=True, backend=backend)(**inputs)
 
 
-@pytest.mark.slow(keep=1)
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # warnings of torch's compiler
-@pytest.mark.parametrize(("family", "mask"), [("llama", "left padding"), ("bert", "right padding"), ("gpt2", "none")])
+@pytest.mark.parametrize(("family", "mask"), [("llama", "left padding"), ("bert", "right padding")])
 def test_compiled_model_equals_the_model(family, mask):
     model = FAMILIES[family]()
     inputs = given(family) | MASKS[mask]
@@ -518,17 +414,6 @@ def test_compiled_model_equals_the_model(family, mask):
     expected = torch.autograd.grad(wanted.square().sum(), parameters, allow_unused=True)
     for one, other in zip(actual, expected, strict=True):
         assert other is None or largest(one, other) < 1e-10 * max(1.0, float(other.detach().abs().max()))
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_model_compiled_by_inductor_equals_the_model():
-    """Only forward; tests/nn/test_nn_blocks.py has the backward pass."""
-    model, inputs = shaped("gpt2", n_layer=1), given("gpt2") | MASKS["left padding"]
-    with torch.no_grad():
-        out = compiled(model, "inductor", **inputs, use_cache=False).last_hidden_state
-    wanted = model(**inputs, use_cache=False).last_hidden_state
-    assert largest(out, wanted) < 1e-12 * max(1.0, float(wanted.detach().abs().max()))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -552,22 +437,15 @@ def test_compiled_decoding_needs_one_graph():
 # The function itself.
 
 
-@pytest.mark.slow(keep=1)
-@pytest.mark.parametrize(("kind", "causal"), [("padding", True), ("none", False), ("boolean", False), ("added", True)])
-def test_shaped_attention_has_first_and_second_derivatives(kind, causal):
+def test_shaped_attention_has_first_and_second_derivatives():
     """Only torch's kernel without fusion has a second derivative."""
     generator = torch.Generator().manual_seed(0)
     shapes = ((2, 2, 3, 2), (2, 1, 3, 2), (2, 1, 3, 2), (2,), (2,))
     inputs = [torch.randn(*x, generator=generator, dtype=torch.float64, requires_grad=True) for x in shapes]
-    mask = {
-        "none": None,
-        "padding": torch.tensor([[True, True, False], [False, True, True]])[:, None, None],
-        "boolean": torch.rand(2, 1, 3, 3, generator=generator) < 0.6,
-        "added": torch.randn(2, 1, 3, 3, generator=generator, dtype=torch.float64),
-    }[kind]
+    mask = torch.tensor([[True, True, False], [False, True, True]])[:, None, None]
 
     def attention(query, key, value, gamma1, gamma2):
-        return shaped_attention(query, key, value, gamma1=gamma1, gamma2=gamma2, scale=0.7, mask=mask, is_causal=causal)
+        return shaped_attention(query, key, value, gamma1=gamma1, gamma2=gamma2, scale=0.7, mask=mask, is_causal=True)
 
     assert torch.autograd.gradcheck(attention, inputs)
     with sdpa_kernel(SDPBackend.MATH):
@@ -588,14 +466,6 @@ def test_dropout_preserves_the_mean():
     assert deviations.abs().max() < 4.5  # the largest of 40
     wrong = shaped_attention(query, key, value, **options | {"gamma2": 0.6})
     assert ((dropped.mean(0) - wrong[0]) / (dropped.std(0) / 4000**0.5 + 1e-12)).abs().max() > 4.5
-
-
-def test_dropout_is_active_only_in_training():
-    model = shaped("llama", attention_dropout=0.3)
-    inputs = given("llama")
-    assert torch.equal(model(**inputs).last_hidden_state, model(**inputs).last_hidden_state)
-    model.train()
-    assert not torch.equal(model(**inputs).last_hidden_state, model(**inputs).last_hidden_state)
 
 
 class Bare(torch.nn.Module):
@@ -624,19 +494,6 @@ def test_shaped_model_refuses_another_attention():
     model(**given("bert"), use_cache=False)
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2"])
-def test_empty_text_has_finite_tokens_and_gradients(family):
-    """Other texts of the batch do not change."""
-    model, mask = FAMILIES[family]().train(), padding(left=True)
-    mask[1] = 0
-    out = model(**given(family), attention_mask=mask, use_cache=False).last_hidden_state
-    assert out.isfinite().all()
-    wanted = model(**given(family), attention_mask=padding(left=True), use_cache=False).last_hidden_state
-    assert largest(out[[0, 2]], wanted[[0, 2]]) < 1e-12 * wanted.detach().abs().max()
-    out.square().sum().backward()
-    assert all(value.grad is None or value.grad.isfinite().all() for value in model.parameters())
-
-
 @pytest.mark.parametrize(("family", "tokens"), [("bert", TOKENS - 1), ("llama", TOKENS + 1)])
 def test_model_refuses_padding_of_another_length(family, tokens):
     model = FAMILIES[family]()
@@ -648,8 +505,6 @@ def test_model_refuses_padding_of_another_length(family, tokens):
 
 def test_model_refuses_masks_of_another_shape():
     model = FAMILIES["bert"]()
-    with pytest.raises(InputError, match="mask must have the shape"):
-        model(**given("bert"), attention_mask=torch.ones(BATCH, 1, TOKENS, TOKENS - 1, dtype=torch.bool))
     with pytest.raises(InputError, match="mask must be boolean"):
         model(**given("bert"), attention_mask=torch.ones(BATCH, 1, TOKENS, TOKENS, dtype=torch.long))
     with pytest.raises(InputError, match="mask must have the shape"):

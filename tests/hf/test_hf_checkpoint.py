@@ -13,12 +13,10 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
     AutoModel,
-    AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
     Trainer,
     TrainingArguments,
 )
-from transformers.utils import output_capturing
 
 from hf_models import config_of, inputs_of, loud, unlike
 from limitformer import InputError
@@ -32,14 +30,6 @@ SHAPINGS = {
     "residuals": Shaping(residual_gamma=0.3),
     "everything": Shaping(residual_gamma=0.3, shaped_relu=True, gamma1=0.9),
 }
-HEADS = {
-    "bert": ["BertModel", "BertForMaskedLM", "BertForSequenceClassification", "BertLMHeadModel"],
-    "roberta": ["RobertaForMaskedLM", "RobertaForSequenceClassification"],
-    "gpt2": ["GPT2Model", "GPT2LMHeadModel", "GPT2ForSequenceClassification"],
-    "llama": ["LlamaForCausalLM", "LlamaForSequenceClassification"],
-    "vit": ["ViTModel", "ViTForImageClassification"],
-}
-EVERY_HEAD = [(family, name) for family, names in HEADS.items() for name in names]
 
 
 def built(family, name, shaping, seed=0):
@@ -67,8 +57,14 @@ def outputs(model, family):
 
 @pytest.mark.parametrize(
     ("family", "name", "shaping"),
-    [(*head, "residuals" if head[0] == "llama" else "everything") for head in EVERY_HEAD]
-    + [("bert", "BertForMaskedLM", "attention alone"), ("gpt2", "GPT2LMHeadModel", "one gain a layer")],
+    [
+        ("bert", "BertForSequenceClassification", "everything"),
+        ("bert", "BertLMHeadModel", "attention alone"),
+        ("roberta", "RobertaForMaskedLM", "everything"),
+        ("gpt2", "GPT2LMHeadModel", "one gain a layer"),
+        ("llama", "LlamaForCausalLM", "residuals"),
+        ("vit", "ViTModel", "everything"),
+    ],
 )
 def test_loaded_model_has_the_saved_logits(family, name, shaping, tmp_path):
     """Outputs are equal to the last bit after two saves, and the class is the library's."""
@@ -111,7 +107,6 @@ PLAIN = {
     "AutoModel": AutoModel.from_pretrained,
     "its class": transformers.BertForMaskedLM.from_pretrained,
     "another head": AutoModelForSequenceClassification.from_pretrained,
-    "AutoModelForMaskedLM": AutoModelForMaskedLM.from_pretrained,
     "another family": transformers.RobertaModel.from_pretrained,
     "its configuration": lambda folder: AutoModel.from_config(AutoConfig.from_pretrained(folder)),
 }
@@ -124,6 +119,7 @@ def test_from_pretrained_fails_and_names_load_shaped(how, tmp_path):
         PLAIN[how](tmp_path)
 
 
+@pytest.mark.slow
 def test_from_pretrained_fails_without_limitformer(tmp_path):
     saved(tmp_path)
     program = (
@@ -137,14 +133,6 @@ def test_from_pretrained_fails_without_limitformer(tmp_path):
     assert "of a shaped model, which limitformer.hf.load_shaped loads" in done.stdout
 
 
-def test_model_loaded_with_another_activation_does_not_run(tmp_path):
-    """Such a model asks for shaped attention, but its modules have no gains."""
-    saved(tmp_path)
-    model = AutoModelForMaskedLM.from_pretrained(tmp_path, hidden_act="gelu")
-    with pytest.raises(InputError, match="BertSelfAttention is not shaped: its gains were never loaded"):
-        outputs(model, "bert")
-
-
 def edited(folder, **changes):
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
@@ -156,15 +144,8 @@ def weights(folder, change):
     save_file(change(tensors), path, {"format": "pt"})
 
 
-def cut(folder, part):
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[: int(part * path.stat().st_size)])
-
-
 BROKEN = {
-    "no folder": (lambda folder: [path.unlink() for path in folder.iterdir()], "There is no config.json in"),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "The weights in .* cannot be read: "),
-    "half the weights": (lambda folder: cut(folder, 0.5), "The weights in .* cannot be read: "),
     "no gains": (
         lambda folder: weights(folder, lambda kept: {name: x for name, x in kept.items() if "gamma1" not in name}),
         r"does not hold the whole model: 2 missing weights, bert.encoder.layer.0.attention.self.shaping.gamma1.value",
@@ -183,28 +164,13 @@ BROKEN = {
         lambda folder: (folder / "config.json").write_text((folder / "config.json").read_text()[:99]),
         "config.json cannot be read: ",
     ),
-    "a list": (lambda folder: (folder / "config.json").write_text("[1]"), "config.json cannot be read: "),
     "no model type": (lambda folder: edited(folder, model_type="none"), "config.json cannot be read: "),
-    "sizes that are words": (lambda folder: edited(folder, hidden_size="wide"), "config.json cannot be read: "),
     "no shaping": (lambda folder: edited(folder, shaping=None), "holds no shaped model. Load it with from_pretrained"),
-    "a shaping with an unknown field": (
-        lambda folder: edited(folder, shaping={"gamma3": 1.0}),
-        "no shaping that can be used",
-    ),
     "a shaping that cannot be": (
         lambda folder: edited(folder, shaping={"tau0": -1.0}),
         "no shaping that can be used: tau0 must be positive",
     ),
     "no class": (lambda folder: edited(folder, architectures=None), "names no model of transformers"),
-    "an unknown class": (lambda folder: edited(folder, architectures=["BertForTea"]), "names no model of transformers"),
-    "not a class of models": (
-        lambda folder: edited(folder, architectures=["Trainer"]),
-        "names no model of transformers",
-    ),
-    "another shaping": (
-        lambda folder: edited(folder, shaping={"per_head": False}),
-        r"(cannot be read|does not hold the whole model): ",
-    ),
 }
 
 
@@ -216,15 +182,7 @@ def test_load_shaped_refuses_broken_folders_in_one_line(name, tmp_path):
     with pytest.raises(InputError, match=message) as caught:
         load_shaped(tmp_path)
     assert "\n" not in str(caught.value)
-    assert str(tmp_path) in str(caught.value) or name in ("no class", "an unknown class", "not a class of models")
-
-
-def test_load_shaped_refuses_missing_and_unshaped_models(tmp_path):
-    with pytest.raises(InputError, match=r"There is no config.json in .*nowhere"):
-        load_shaped(tmp_path / "nowhere")
-    transformers.BertModel(config_of("bert")).save_pretrained(tmp_path)
-    with pytest.raises(InputError, match=r"holds no shaped model\. Load it with from_pretrained, then shape_model"):
-        load_shaped(tmp_path)
+    assert str(tmp_path) in str(caught.value) or name == "no class"
 
 
 def test_load_shaped_reads_a_subfolder(tmp_path):
@@ -246,12 +204,6 @@ def test_load_shaped_refuses_another_attention(tmp_path):
     with pytest.raises(InputError, match=r"^A shaped model has the attention 'shaped'; got attn_implementation='sdpa'"):
         load_shaped(tmp_path, attn_implementation="sdpa")
     assert load_shaped(tmp_path, attn_implementation="shaped").config._attn_implementation == "shaped"
-
-
-def test_load_shaped_raises_type_error_for_unknown_options(tmp_path):
-    saved(tmp_path)
-    with pytest.raises(TypeError, match="depth_of_the_sea"):
-        load_shaped(tmp_path, depth_of_the_sea=3)
 
 
 class Texts(torch.utils.data.Dataset):
@@ -286,26 +238,6 @@ def test_trainer_resumes_a_shaped_model(tmp_path):
     assert torch.equal(outputs(again, "bert"), outputs(whole, "bert"))
 
 
-def test_loaded_model_records_hidden_states_in_a_new_process(tmp_path, monkeypatch):
-    """The library registers classes by name; in a new process the registry is empty."""
-    model = saved(tmp_path, name="BertModel")
-    monkeypatch.setattr(output_capturing, "_CAN_RECORD_REGISTRY", output_capturing._CanRecordRegistry())
-    monkeypatch.setattr(transformers.modeling_utils, "_CAN_RECORD_REGISTRY", output_capturing._CAN_RECORD_REGISTRY)
-    out = load_shaped(tmp_path)(**inputs_of("text"), output_hidden_states=True, output_attentions=True)
-    assert (len(out.hidden_states), len(out.attentions)) == (3, 2)
-    assert torch.equal(out.last_hidden_state, model(**inputs_of("text")).last_hidden_state)
-
-
-def test_loaded_model_has_the_parts_of_a_shaped_one(tmp_path):
-    saved(tmp_path, shaping=SHAPINGS["everything"])
-    fresh, again = built("bert", "BertForMaskedLM", SHAPINGS["everything"]), load_shaped(tmp_path)
-    for (name, one), (other_name, other) in zip(fresh.named_modules(), again.named_modules(), strict=True):
-        assert (name, type(one)) == (other_name, type(other))
-        for hooks in ("_forward_pre_hooks", "_forward_hooks"):
-            pair = [list(getattr(module, hooks).values()) for module in (one, other)]
-            assert pair[0] == pair[1], name
-
-
 # Heads, options and locations, as for `from_pretrained`.
 
 
@@ -326,23 +258,12 @@ def test_load_shaped_takes_another_number_of_labels(tmp_path):
         assert torch.equal(other.bert.state_dict()[name], value), name
 
 
-def test_load_shaped_returns_loading_info(tmp_path):
-    saved(tmp_path, name="BertForSequenceClassification")
-    model, report = load_shaped(tmp_path, output_loading_info=True)
-    assert isinstance(model, transformers.BertForSequenceClassification)
-    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    _, report = load_shaped(tmp_path, num_labels=5, ignore_mismatched_sizes=True, output_loading_info=True)
-    assert {key[0] for key in report["mismatched_keys"]} == {"classifier.weight", "classifier.bias"}
-
-
 @pytest.mark.parametrize(
     ("family", "one", "other"),
     [
-        ("bert", "BertForMaskedLM", "BertForSequenceClassification"),
         ("bert", "BertForSequenceClassification", "BertModel"),
         ("gpt2", "GPT2LMHeadModel", "GPT2ForSequenceClassification"),
         ("llama", "LlamaForCausalLM", "LlamaModel"),
-        ("vit", "ViTModel", "ViTForImageClassification"),
     ],
 )
 def test_load_shaped_with_another_class_draws_its_head(family, one, other, tmp_path):
@@ -397,21 +318,16 @@ class Twice(transformers.BertForSequenceClassification):
         return out
 
 
-class BertForMaskedLM(transformers.BertForMaskedLM):
-    """A user's class with the name of one of the library."""
-
-
-@pytest.mark.parametrize("kind", [Twice, BertForMaskedLM])
-def test_load_shaped_returns_the_class_of_the_user(kind, tmp_path, monkeypatch):
+def test_load_shaped_returns_the_class_of_the_user(tmp_path, monkeypatch):
     torch.manual_seed(0)
-    model = unlike(shape_model(loud(kind(config_of("bert")).eval())))
+    model = unlike(shape_model(loud(Twice(config_of("bert")).eval())))
     wanted = outputs(model, "bert")
     model.save_pretrained(tmp_path / "once")
     first = load_shaped(tmp_path / "once").eval()
-    assert type(first) is kind
+    assert type(first) is Twice
     assert torch.equal(outputs(first, "bert"), wanted)
     first.save_pretrained(tmp_path / "twice")
-    assert type(load_shaped(tmp_path / "twice")) is kind
+    assert type(load_shaped(tmp_path / "twice")) is Twice
     model.bert.save_pretrained(tmp_path / "body")  # a part of the model, with or without a pooler
     body, report = load_shaped(tmp_path / "body", output_loading_info=True)
     assert type(body) is transformers.BertModel
@@ -419,21 +335,10 @@ def test_load_shaped_returns_the_class_of_the_user(kind, tmp_path, monkeypatch):
     assert not report["missing_keys"]
     assert torch.equal(outputs(body, "bert"), outputs(model.bert, "bert"))
     monkeypatch.delitem(sys.modules, __name__)
-    message = rf"The model is a {kind.__name__} of {__name__}, which is not imported here\. Nearest: import it"
+    message = rf"The model is a {Twice.__name__} of {__name__}, which is not imported here\. Nearest: import it"
     with pytest.raises(InputError, match=message):
         load_shaped(tmp_path / "once")
-    assert type(load_shaped(tmp_path / "once", kind)) is kind
-
-
-def test_load_shaped_refuses_half_a_pooler(tmp_path):
-    """A head that reads a pooler may not lack it either."""
-    for name, lost in (("BertModel", "pooler.dense.bias"), ("BertForSequenceClassification", "bert.pooler.")):
-        saved(tmp_path / name, name=name)
-        weights(
-            tmp_path / name, lambda tensors, lost=lost: {k: x for k, x in tensors.items() if not k.startswith(lost)}
-        )
-        with pytest.raises(InputError, match=r"not hold the whole model: \d missing weights, .*pooler.dense.bias"):
-            load_shaped(tmp_path / name)
+    assert type(load_shaped(tmp_path / "once", Twice)) is Twice
 
 
 def test_load_shaped_does_not_import_a_module_named_in_a_file(tmp_path):

@@ -1,19 +1,15 @@
 """Models whose attention is found by structure: every accepted type against the formula, refusals, caches, loading."""
 
 import copy
-from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
 from benchmarks.zoo.configurations import small_config, task_of
-from torch import nn
 
 from hf_models import CACHE, loud, unlike, written_out
 from limitformer import InputError
 from limitformer.hf import Shaping, load_shaped, shape_model
-from limitformer.hf.families import found_family
-from limitformer.hf.found import has_bias
 
 FIRST = (  # one for each path of an attention, each kind of its maps, and each field of the activation
     "gpt_bigcode", "mistral", "aimv2_vision_model", "beit", "camembert", "clip_text_model", "gptj", "dinov2",
@@ -91,7 +87,7 @@ def test_found_attention_follows_the_formula(kind, monkeypatch):
     assert float((ours - by_hand).abs().max()) < 1e-4 * float(by_hand.abs().max())
 
 
-CACHED = {"mistral": {"sliding_window": 4}, "gemma3_text": {"sliding_window": 4}, "gpt_neox": {}, "qwen3": {}}
+CACHED = {"gemma3_text": {"sliding_window": 4}, "gpt_neox": {}}
 
 
 @pytest.mark.parametrize("kind", CACHED)
@@ -115,7 +111,7 @@ def test_generation_is_the_same_with_and_without_a_cache(kind):
     assert torch.allclose(torch.cat(parts, 1), whole, atol=2e-4 * float(whole.abs().max()))
 
 
-@pytest.mark.parametrize("kind", ["gpt_neox", "gpt_bigcode", "mistral"])
+@pytest.mark.parametrize("kind", ["gpt_neox", "gpt_bigcode"])
 @torch.no_grad()
 def test_static_caches_know_the_places_of_queries(kind):
     """A cache of fixed length has room behind the queries; GPT-NeoX gives it to its attention under another name."""
@@ -180,10 +176,9 @@ def test_attention_that_cannot_be_shaped_is_refused_by_name(kind, message):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize("kind", ["bart", "t5"])
-def test_encoders_with_decoders_are_refused(kind):
+def test_encoders_with_decoders_are_refused():
     with pytest.raises(InputError, match=r"cannot be shaped|cross-attention|found in the blocks"):
-        shape_model(built(kind))
+        shape_model(built("bart"))
 
 
 @pytest.mark.parametrize(
@@ -211,19 +206,3 @@ def test_found_models_are_saved_and_loaded(kind, tmp_path):
     assert torch.equal(visible(again(**given(again)), again), visible(model(**given(model)), model))
     with pytest.raises((KeyError, ValueError, ImportError), match="shaped"):
         type(model).from_pretrained(tmp_path)
-
-
-def test_all_blocks_need_an_attention_at_one_path():
-    model = built("mistral")
-    assert found_family(model).attention == "self_attn"
-    model.layers[1].self_attn = nn.Identity()
-    assert found_family(model) is None
-    assert found_family(SimpleNamespace(config=SimpleNamespace(), base_model=model)) is None
-
-
-def test_masks_with_a_bias_are_recognised():
-    hidden = torch.finfo(torch.float32).min
-    assert not has_bias(torch.tensor([[0.0, hidden], [0.0, 0.0]]))
-    assert not has_bias(torch.tensor([[0.0, -torch.inf]]))
-    assert has_bias(torch.tensor([[0.0, -0.5]]))
-    assert has_bias(torch.tensor([[0.0, 2.0]]))

@@ -9,8 +9,6 @@ from transformers import (
     AutoModel,
     BertConfig,
     BertModel,
-    GPT2Config,
-    GPT2Model,
     MistralConfig,
     MistralModel,
     T5Config,
@@ -19,20 +17,17 @@ from transformers import (
     ViTModel,
 )
 
-from hf_models import BASE, HEADS, LAYERS, WIDTH, Blocks, chain, config_of, inputs_of, loud, network, shaped, stock
+from hf_models import BASE, HEADS, LAYERS, WIDTH, Blocks, chain, config_of, inputs_of, network, shaped, stock
 from limitformer import InputError
 from limitformer.hf import Shaping, shape_model
 from limitformer.hf.families import FAMILIES
 from limitformer.hf.shaping import redraw_blocks
 from limitformer.nn import (
-    Gain,
-    Recover,
     Residual,
     RoundingWarning,
     TrainableShapedReLU,
     gains,
     rounding,
-    without_decay,
 )
 from statistics_checks import assert_same_law
 
@@ -94,7 +89,7 @@ def test_shaping_without_gains_does_not_change_a_model(family, gain):
     assert largest(run(shape_model(copy.deepcopy(model)), family), wanted) > 1e-2
 
 
-@families
+@pytest.mark.parametrize("family", ["bert", "llama"])
 def test_shape_model_does_not_change_a_shared_configuration(family):
     """Neither the configuration changes nor another model that was built from it."""
     inputs = {name: x.float() if x.is_floating_point() else x for name, x in given(family).items()}
@@ -196,16 +191,6 @@ def test_the_activation_is_a_shaped_relu(family):
     assert largest(run(model, family), linear) < 1e-12
 
 
-@torch.no_grad()
-def test_feed_forward_in_chunks_changes_nothing():
-    """BERT then calls the hooks of the residual once for each chunk."""
-    model = shaped("bert", shaping=everything("bert"))
-    wanted = run(model, "bert")
-    for layer in model.encoder.layer:
-        layer.chunk_size_feed_forward = 2
-    assert largest(run(model, "bert"), wanted) < 1e-12
-
-
 @pytest.mark.parametrize("family", ["gpt2", "mistral"])
 def test_model_on_the_meta_device_can_be_shaped(family):
     with torch.device("meta"):
@@ -230,7 +215,7 @@ def test_redrawn_model_has_the_law_of_the_exact_chain():
     assert_same_law(chain(16, True), statistics, wrong=chain(8, True))
 
 
-@pytest.mark.parametrize(("family", "shaped_relu"), [*((family, False) for family in FAMILIES), ("gpt2", True)])
+@pytest.mark.parametrize(("family", "shaped_relu"), [("bert", False), ("llama", False), ("gpt2", True)])
 def test_redrawn_weights_have_their_variances(family, shaped_relu):
     """Each branch maps N(0, 1) to mean square 1 for any activation; queries and keys have variance n^(-3/2)."""
     n, hidden = 96, 384
@@ -256,15 +241,6 @@ def test_redrawn_weights_have_their_variances(family, shaped_relu):
     assert not any(value.any() for name, value in block.named_parameters() if name.endswith("bias"))
 
 
-def test_generator_determines_redrawn_weights():
-    def drawn(seed):
-        return shape_model(stock("bert"), redraw=True, generator=torch.Generator().manual_seed(seed)).state_dict()
-
-    one, again, other = drawn(1), drawn(1), drawn(2)
-    assert all(torch.equal(value, again[name]) for name, value in one.items())
-    assert any(not torch.equal(value, other[name]) for name, value in one.items())
-
-
 # Training.
 
 
@@ -275,9 +251,7 @@ def gradients(tokens, parameters):
     return [value.grad for value in parameters]
 
 
-@pytest.mark.parametrize(
-    ("family", "reentrant"), [("bert", False), ("gpt2", True), ("llama", False), ("llama", True), ("vit", True)]
-)
+@pytest.mark.parametrize(("family", "reentrant"), [("bert", False), ("llama", True)])
 def test_gradient_checkpointing_changes_nothing(family, reentrant):
     model = shaped(family, shaping=everything(family)).train()
     parameters = [value for value in model.parameters() if value.requires_grad]
@@ -295,64 +269,10 @@ def test_gradient_checkpointing_changes_nothing(family, reentrant):
     assert all(one is other is None or torch.equal(one, other) for one, other in zip(recomputed, wanted, strict=True))
 
 
-@families
-def test_gains_have_no_weight_decay(family):
-    model = shaped(family, shaping=everything(family))
-    alone = set(without_decay(model))
-    decayed = {name: value for name, value in model.named_parameters() if name not in alone}
-    assert all(value.dim() >= 2 for value in decayed.values())
-    mine = [
-        f"{path}.{name}"
-        for path, module in model.named_modules()
-        if isinstance(module, Gain | Residual)
-        for name, _ in module.named_parameters(recurse=False)
-    ]
-    assert len(mine) == LAYERS * ((3 if family in UNGATED else 2) + 4)
-    assert set(mine) <= alone
-
-
-@families
-def test_recovered_model_has_softmax_attention(family):
-    """Recovery ends at step 4,000, when a shaped activation is a ReLU."""
-    shaping = everything(family)
-    model = shaped(family, shaping=shaping)
-    Recover().prepare(model)
-    assert not any(gain.value.requires_grad for gain in gains(model))
-    Recover().apply(model, 2000)
-    assert all(torch.equal(gain.value, torch.full_like(gain.value, gain.start / 2)) for gain in gains(model))
-    half = run(model, family)
-    Recover().apply(model, 4000)
-    recovered = run(model, family)
-    assert largest(half, recovered) > 1e-3
-    for block in FAMILIES[family].blocks_of(model):
-        for module in block.modules():
-            if hasattr(module, "shaping"):
-                module.shaping.gamma1 = module.shaping.gamma2 = None
-        if family in UNGATED:
-            parent, _, name = FAMILIES[family].activation.rpartition(".")
-            setattr(block.get_submodule(parent), name, nn.ReLU())
-    assert largest(run(model, family), recovered) < 1e-13
-
-
-@pytest.mark.parametrize("family", ["bert", "llama"])
-def test_copies_have_the_same_outputs(family, tmp_path):
-    model = shaped(family, shaping=everything(family))
-    wanted = run(model, family)
-    assert torch.equal(run(copy.deepcopy(model), family), wanted)
-    torch.save(model, tmp_path / "whole.pt")
-    assert torch.equal(run(torch.load(tmp_path / "whole.pt", weights_only=False), family), wanted)
-    single = copy.deepcopy(model).float()
-    assert all(value.dtype == torch.float32 for value in single.parameters())
-    inputs = {name: x.float() if x.is_floating_point() else x for name, x in given(family).items()}
-    scale = float(wanted.detach().abs().max())
-    assert largest(single(**inputs).last_hidden_state, wanted) < 1e-4 * scale
-
-
 # Precision.
 
 
-@pytest.mark.parametrize("family", ["bert", "llama"])
-@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize(("family", "autocast"), [("bert", False), ("llama", True)])
 def test_shaped_model_in_16_bits_warns_once(family, autocast):
     model = shape_model(BASE[family](config_of(family)).eval())
     model = model if autocast else model.to(torch.bfloat16)
@@ -388,10 +308,6 @@ def crossed_bert():
     return BertModel(BertConfig(**small(vocab_size=9, is_decoder=True, add_cross_attention=True)))
 
 
-def crossed_gpt2():
-    return GPT2Model(GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=2, n_positions=8, add_cross_attention=True))
-
-
 def relative_bert():
     model = stock("bert")
     model.config.position_embedding_type = "relative_key"
@@ -406,7 +322,6 @@ REFUSED = {
     "another family": (mistral, Shaping(), r"redraw is for bert, roberta, .*; of mistral only"),
     "relative positions": (t5, Shaping(), "no attention was found in the blocks of t5"),
     "cross-attention": (crossed_bert, Shaping(), "no meaning for cross-attention"),
-    "cross-attention, GPT-2": (crossed_gpt2, Shaping(), "no meaning for cross-attention"),
     "positions inside the softmax": (relative_bert, Shaping(), r"positions inside the softmax \('relative_key'\)"),
     "twice": (lambda: shaped("bert"), Shaping(), "This BertModel is shaped already"),
     "a gated activation": (lambda: stock("llama"), Shaping(shaped_relu=True), "llama has a gated activation"),
@@ -439,19 +354,10 @@ def test_shape_model_refuses_other_modules():
         ({"gamma1": float("inf")}, "gamma1 must be finite"),
         ({"gamma2": "1"}, "gamma2 must be a number; got '1'"),
         ({"tau0": 0.0}, "tau0 must be positive; got 0.0"),
-        ({"tau0": -1.0}, "tau0 must be positive"),
         ({"residual_gamma": 1.5}, r"residual_gamma must lie in \[0, 1\]; got 1.5"),
     ],
-    ids=range(5),
+    ids=range(4),
 )
 def test_shaping_refuses_bad_values(options, message):
     with pytest.raises(InputError, match=message):
         Shaping(**options)
-
-
-def test_loud_models_have_uneven_attention():
-    """The tests above need attention that is far from uniform."""
-    model = loud(stock("bert"))
-    shape_model(model, Shaping(gamma1=None, gamma2=None))
-    a = model(**given("bert"), output_attentions=True).attentions[0]
-    assert (a - 0.1).abs().max() > 0.1

@@ -1,31 +1,26 @@
 """Unknown kinds of parts are refused when a model is made, and never become another model."""
 
-import ast
 import re
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import limitformer as lf
-import own_parts_example as own
 from limitformer.base.errors import InputError
 from limitformer.covariance.chain import feedforward as chain_feedforward
 from limitformer.covariance.limit import flow
-from limitformer.models import Attention, Feedforward, Norm, SphereModel
-from limitformer.models.kinds import FAMILIES, KINDS, of_kind
+from limitformer.models import Attention, Feedforward, Norm
+from limitformer.models.kinds import FAMILIES, KINDS
 from limitformer.models.sphere_start import SphereStart
 from limitformer.nn import blocks
 from limitformer.nn.drawn import network as nn_network
-from limitformer.nn.drawn.network import Norm as NormModule
 from limitformer.sphere import limit as limit_tokens
 from limitformer.sphere import methods
 from limitformer.sphere.overlap import motions
 
 pytestmark = pytest.mark.fast
 
-SOURCE = Path(lf.__file__).parent
 SIZE = {"width": 8, "depth": 2, "gamma": 0.5}
 SPHERE = {"tokens": 2, "dim": 4, "beta": 1.0, "layers_per_unit_time": 10}
 
@@ -46,16 +41,8 @@ class WideGELU(lf.GELU):
         return 3.0
 
 
-class LinearAttention(Attention):
-    interventions = (True, False, "shaped")
-
-
 class LateSoftmax(lf.SoftmaxAttention):
     pass
-
-
-class PowerNorm(Norm):
-    subtracts_mean = False
 
 
 class MyLayerNorm(lf.LayerNorm):
@@ -64,8 +51,8 @@ class MyLayerNorm(lf.LayerNorm):
 
 UNKNOWN = {
     "feedforward": (SiLU(), WideGELU(hidden=3), Feedforward()),
-    "attention": (LinearAttention(tau0=1.0), LateSoftmax(), Attention(tau0=1.0)),
-    "norm": (PowerNorm(placement="pre"), MyLayerNorm(placement="post"), Norm(placement="pre")),
+    "attention": (LateSoftmax(),),
+    "norm": (MyLayerNorm(placement="post"),),
 }
 PARTS = [(family, part) for family, parts in UNKNOWN.items() for part in parts]
 NAMES = {
@@ -88,13 +75,6 @@ def test_a_model_refuses_parts_of_other_kinds(family, part):
     with pytest.raises(InputError, match=message):
         replace(model, **{family: part})
     assert isinstance(part, {"feedforward": Feedforward, "attention": Attention, "norm": Norm}[family])
-
-
-def test_values_that_are_not_parts_are_refused_without_the_reason_for_subclasses():
-    with pytest.raises(InputError, match=r"attention must be one of .* or None; got 'softmax'\.$"):
-        lf.Transformer(**SIZE, attention="softmax")
-    with pytest.raises(InputError, match=r'norm must be one of .* or None; got \["pre"\]\.'.replace('"', "'")):
-        lf.Transformer(**SIZE, attention=lf.SoftmaxAttention(), norm=["pre"])
 
 
 def test_class_with_the_name_of_a_kind_is_refused():
@@ -120,11 +100,6 @@ def test_classes_derived_from_models_and_starts_are_refused(base):
     derived = type("Mine", (base,), {})
     with pytest.raises(InputError, match=rf"{base.__name__}.*Mine"):
         derived(**values)
-
-
-def test_base_class_of_sphere_models_is_refused():
-    with pytest.raises(InputError, match="must be one of StochasticTransformer or HybridTransformer; got SphereModel"):
-        SphereModel(**SPHERE)
 
 
 @pytest.mark.parametrize(
@@ -171,51 +146,3 @@ def test_tables_have_exactly_the_kinds_of_their_family(family):
 def test_every_kind_belongs_to_one_family():
     assert sorted(KINDS) == sorted(kind.__name__ for kinds in FAMILIES.values() for kind in kinds)
     assert {"attention", "feedforward", "norm", "transformer", "sphere model", "limit"} == set(FAMILIES)
-
-
-@pytest.mark.parametrize(
-    "look_up",
-    [
-        lambda: chain_feedforward.kernel_of(SiLU(), 8),
-        lambda: chain_feedforward.kernel_of(WideGELU(), 8),
-        lambda: nn_network.Feedforward(SiLU(), 8),
-        lambda: blocks.feedforward_of(WideGELU(), 8, True),
-        lambda: blocks.norm_of(MyLayerNorm(placement="pre"), 8),
-    ],
-)
-def test_functions_that_take_single_parts_refuse_unknown_kinds(look_up):
-    with pytest.raises(
-        InputError, match=r"The part must be one of [A-Z]\w+, .*; got .*, a (SiLU|WideGELU|MyLayerNorm)\."
-    ):
-        look_up()
-
-
-def test_abstract_norm_raises_type_error():
-    with pytest.raises(TypeError, match="Norm is abstract: use LayerNorm, RMSNorm or RadialNorm"):
-        NormModule(Norm(placement="pre"))
-    norms = lf.LayerNorm(placement="pre"), lf.RMSNorm(placement="pre"), lf.RadialNorm(own.bounded, placement="pre")
-    assert [norm.subtracts_mean for norm in norms] == [True, False, False]
-
-
-def test_of_kind_refuses_subclasses():
-    assert of_kind(1, {int: "number", str: "word"}) == "number"
-    assert isinstance(True, int)
-    with pytest.raises(InputError, match="The part must be one of int, str; got True, a bool"):
-        of_kind(True, {int: "number", str: "word"})
-
-
-def asked_classes(tree: ast.AST) -> list[str]:
-    """Return the names of the classes in every isinstance."""
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    asked = [call.args[1] for call in calls if isinstance(call.func, ast.Name) and call.func.id == "isinstance"]
-    return [ast.unparse(node) for argument in asked for node in ast.walk(argument)]
-
-
-def test_source_never_uses_isinstance_for_kinds_of_parts():
-    """`isinstance(part, GELU) … else` takes a part of another kind for a known one."""
-    kinds = {kind.__name__ for family in ("attention", "feedforward", "norm") for kind in FAMILIES[family]}
-    kinds |= {f"models.{name}" for name in kinds}
-    assert set(asked_classes(ast.parse("x = 1 if isinstance(part, models.GELU | ReLU) else 0"))) & kinds
-    for path in SOURCE.rglob("*.py"):
-        asked = set(asked_classes(ast.parse(path.read_text(encoding="utf-8")))) & kinds
-        assert not asked, f"{path.relative_to(SOURCE)} asks for {asked}"

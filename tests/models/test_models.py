@@ -3,10 +3,9 @@
 import json
 import math
 import re
-from dataclasses import FrozenInstanceError, fields, replace
+from dataclasses import fields, replace
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
@@ -29,7 +28,7 @@ from limitformer.models import (
     from_json,
     to_json,
 )
-from limitformer.models.kinds import KINDS, all_kinds
+from limitformer.models.kinds import all_kinds
 
 pytestmark = pytest.mark.fast
 
@@ -46,8 +45,6 @@ MODELS = {
     "full": transformer(),
     "attention only": transformer(feedforward=None),
     "resnet": transformer(attention=None),
-    "no identity": transformer(attention=ShapedAttention(tau0=0.5, identity=False)),
-    "no centring": transformer(attention=ShapedAttention(tau0=0.5, center=False)),
     "standard temperature": transformer(attention=ShapedAttention(tau0=0.5, temperature="standard")),
     "softmax": transformer(attention=SoftmaxAttention()),
     "heads": transformer(attention=SoftmaxAttention(tau0=2.0, heads=3)),
@@ -56,16 +53,12 @@ MODELS = {
     "gelu": transformer(feedforward=GELU(hidden=5)),
     "one matrix": transformer(attention=None, feedforward=OneMatrix(activation=ReLU())),
     "pre": transformer(norm="pre"),
-    "post": transformer(norm="post"),
     "rms": transformer(norm=RMSNorm(placement="pre", eps=0.0)),
     "layer norm": transformer(norm=LayerNorm(placement="post", eps=1e-3)),
     "causal": transformer(mask="causal"),
     "own parts": transformer(attention=Mixing(own.sigmoid_attention, heads=2), feedforward=Elementwise(own.silu)),
     "gated": transformer(feedforward=Gated(own.silu, gain=2.0), norm=RadialNorm(own.bounded, placement="post")),
     "strengths": transformer(gamma=(0.1, (0.2, 0.3), 0.4, 0.5, 1.6), lam=(1.0, 0.9, (0.8, 0.7), 0.6, 0.5)),
-    "lam": transformer(lam=1.0),
-    "gamma 0": transformer(gamma=0.0),
-    "gamma 1": transformer(gamma=1),
 }
 PARTS = [part for model in MODELS.values() for part in (model.attention, model.feedforward, model.norm) if part]
 
@@ -96,9 +89,7 @@ def changed(part):
         (transformer, {"depth": 2**63}, "depth must be below 2⁶³; got more."),
         (transformer, {"width": True}, "width must be a whole number; got True."),
         (transformer, {"depth": 2.0}, "depth must be a whole number; got 2.0."),
-        (transformer, {"depth": None}, "depth must be a whole number; got None."),
         (transformer, {"gamma": -0.1}, "gamma must lie in [0, 1]; got -0.1."),
-        (transformer, {"gamma": 1.0001}, "gamma must lie in [0, 1]; got 1.0001."),
         (transformer, {"gamma": math.nan}, "gamma must be finite; got nan."),
         (transformer, {"lam": -1e-9}, "lam must be at least 0; got -1e-09."),
         (transformer, {"lam": math.inf}, "lam must be finite; got inf."),
@@ -109,28 +100,20 @@ def changed(part):
         (transformer, {"attention": "softmax"}, f"{OF_ATTENTION} 'softmax'."),
         (transformer, {"feedforward": SHAPED}, f"{OF_FEEDFORWARD} ShapedAttention("),
         (transformer, {"norm": "mid"}, f"{OF_NORM} 'mid'."),
-        (transformer, {"norm": True}, f"{OF_NORM} True."),
         (transformer, {"mask": "future"}, "mask must be None or \"causal\"; got 'future'."),
         (changed(SHAPED), {"heads": 0}, "heads must be at least 1; got 0."),
         (changed(SOFTMAX), {"head_dim": True}, "head_dim must be a whole number; got True."),
         (changed(SHAPED), {"tau0": 0}, "tau0 must be positive; got 0.0."),
-        (changed(SOFTMAX), {"tau0": math.nan}, "tau0 must be finite; got nan."),
         (changed(SHAPED), {"temperature": "hot"}, 'temperature must be "shaped" or "standard"; got \'hot\'.'),
         (changed(SHAPED), {"center": 1}, "center must be True or False; got 1."),
         (changed(RELU), {"hidden": 0}, "hidden must be at least 1; got 0."),
         (changed(RELU), {"c_plus": math.inf}, "c_plus must be finite; got inf."),
-        (changed(RELU), {"c_minus": math.nan}, "c_minus must be finite; got nan."),
         (LayerNorm, {"placement": "mid"}, 'placement must be "pre" or "post"; got \'mid\'.'),
         (RMSNorm, {"placement": "pre", "eps": -1e-9}, "eps must be at least 0; got -1e-09."),
-        (RMSNorm, {"placement": "pre", "eps": math.inf}, "eps must be finite; got inf."),
     ],
 )
 def test_values_out_of_range_and_parts_in_the_wrong_place_are_refused(make, changes, message):
     refuses(message, make, **changes)
-
-
-def test_sizes_may_have_63_bits():
-    assert transformer(width=2**63 - 1).width == 2**63 - 1
 
 
 def test_two_slopes_of_zero_are_refused_at_the_width_where_they_are():
@@ -139,26 +122,17 @@ def test_two_slopes_of_zero_are_refused_at_the_width_where_they_are():
     assert transformer(width=16, feedforward=flat).feedforward == flat
 
 
-def test_defaults_of_options_that_choose_no_theorem():
-    model = Transformer(width=12, depth=5, gamma=0.6, attention=ShapedAttention(tau0=1.5))
-    assert (model.feedforward, model.norm, model.mask) == (None, None, None)
-    assert (model.skip, model.lam) == (pytest.approx(0.8, rel=1e-15), None)
-    assert (SHAPED.interventions, SHAPED.heads, SHAPED.head_dim) == ((True, True, "shaped"), None, None)
-    assert SoftmaxAttention().interventions == (False, False, "standard")
-    assert SoftmaxAttention().tau0 == 1.0
-    assert LayerNorm(placement="pre").eps == 1e-5
-
-
 @pytest.mark.parametrize("kind", [Transformer, ShapedAttention, ShapedReLU, LayerNorm, RMSNorm])
 def test_options_that_choose_the_theorem_have_no_default(kind):
     with pytest.raises(TypeError, match="required keyword-only argument"):
         kind()
 
 
-@pytest.mark.parametrize("gamma", [0, 0.0, 0.37, 1.0, 1])
-def test_lam_completes_gamma_to_one(gamma):
-    assert transformer(gamma=gamma).skip == math.sqrt(1 - gamma**2)
-    assert transformer(gamma=gamma, lam=2).skip == 2
+def test_lam_completes_gamma_to_one():
+    """A grid over γ must not keep the λ of its first model."""
+    assert transformer(gamma=0.37).skip == math.sqrt(1 - 0.37**2)
+    assert transformer(gamma=0.37, lam=2).skip == 2
+    assert replace(transformer(), gamma=0.8).skip == pytest.approx(0.6, rel=1e-15)
 
 
 @pytest.mark.parametrize("placement", ["pre", "post"])
@@ -166,14 +140,6 @@ def test_norm_shorthands_stand_for_layer_norm(placement):
     model = transformer(norm=placement)
     assert model == transformer(norm=LayerNorm(placement=placement))
     assert model.normalisation == LayerNorm(placement=placement)
-
-
-def test_models_are_frozen_and_equal_by_value():
-    model = transformer()
-    with pytest.raises(FrozenInstanceError):
-        model.width = 3
-    assert model == transformer()
-    assert len({model, transformer(), transformer(depth=6)}) == 2
 
 
 def test_key_dim_and_temperature():
@@ -184,10 +150,6 @@ def test_key_dim_and_temperature():
     assert heads.temperature_at(100) == pytest.approx(3.0 * 5)
     assert explicit.temperature_at(100) == pytest.approx(0.5 * 30)
     assert replace(explicit, temperature="standard").temperature_at(100) == pytest.approx(0.5 * 3)
-
-
-def test_hidden_is_the_width_unless_given():
-    assert (RELU.hidden_at(7), ReLU(hidden=28).hidden_at(7)) == (7, 28)
 
 
 def second_moment(activation):
@@ -212,10 +174,6 @@ def test_gains_keep_a_variance_of_one(width):
     assert abs(RELU.gain_at(width) * turned - 1) > 1e-3
 
 
-def test_relu_has_slopes_one_and_zero():
-    assert ReLU().slopes(3) == ReLU().slopes(300) == (1.0, 0.0)
-
-
 @pytest.mark.parametrize("model", MODELS.values(), ids=list(MODELS))
 def test_models_survive_json(model):
     assert from_json(to_json(model)) == model
@@ -238,75 +196,7 @@ def test_json_writes_every_field_out():
     assert record["lam"] is None
 
 
-def test_lam_follows_gamma_unless_it_is_given():
-    """A grid over γ must not keep the λ of its first model."""
-    assert replace(transformer(), gamma=0.8).skip == pytest.approx(0.6, rel=1e-15)
-    assert replace(transformer(lam=1.0), gamma=0.8).skip == 1.0
-
-
-def test_json_may_omit_fields_with_defaults():
-    record = {"kind": "Transformer", "width": 4, "depth": 2, "gamma": 0.5, "norm": "post"}
-    record["feedforward"] = {"kind": "GELU"}
-    assert from_json(json.dumps(record)) == Transformer(width=4, depth=2, gamma=0.5, norm="post", feedforward=GELU())
-
-
 positive = st.floats(1e-3, 1e3)
-placements = st.sampled_from(["pre", "post"])
-counts = st.integers(1, 10**6)
-attentions = st.one_of(
-    st.builds(
-        ShapedAttention,
-        tau0=positive,
-        heads=st.none() | counts,
-        head_dim=counts,
-        identity=st.booleans(),
-        center=st.booleans(),
-        temperature=st.sampled_from(["shaped", "standard"]),
-    ),
-    st.builds(SoftmaxAttention, tau0=positive, head_dim=st.none() | counts),
-)
-feedforwards = st.one_of(
-    st.builds(ShapedReLU, c_plus=st.floats(-0.9, 9), c_minus=st.floats(-0.9, 9), hidden=st.none() | counts),
-    st.builds(ReLU, hidden=st.none() | counts),
-    st.builds(GELU, hidden=st.none() | counts),
-)
-norms = st.none() | placements | st.builds(LayerNorm, placement=placements, eps=st.floats(0, 1))
-norms = norms | st.builds(RMSNorm, placement=placements, eps=st.floats(0, 1))
-transformers = st.builds(
-    Transformer,
-    width=counts,
-    depth=counts,
-    gamma=st.floats(0, 1),
-    attention=st.none() | attentions,
-    feedforward=feedforwards,
-    norm=norms,
-    mask=st.sampled_from([None, "causal"]),
-    lam=st.none() | st.floats(0, 1e300),
-)
-
-
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
-@given(transformers)
-def test_any_model_survives_json(model):
-    assert from_json(to_json(model)) == model
-
-
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
-        lambda inner: (
-            st.lists(inner, max_size=3)
-            | st.dictionaries(st.sampled_from(["kind", "width", "tau0"]), inner | st.sampled_from(sorted(KINDS)))
-        ),
-        max_leaves=8,
-    )
-)
-def test_json_of_anything_but_a_model_is_refused(value):
-    """Any JSON: an object without the fields of its kind raises InputError and no other error."""
-    record = {"kind": "Transformer", "attention": value, "depth": 0}
-    with pytest.raises(InputError):
-        from_json(json.dumps(record))
 
 
 @pytest.mark.parametrize(

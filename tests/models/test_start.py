@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from limitformer.base.errors import InputError
-from limitformer.models import Start, StochasticTransformer, as_start, equicorrelated, from_covariance, from_tokens
-from limitformer.models.sphere_start import as_sphere_start
+from limitformer.models import Start, as_start, equicorrelated, from_covariance, from_tokens
 
 pytestmark = pytest.mark.fast
 
@@ -42,16 +41,16 @@ def test_arrays_that_are_not_covariances_are_refused(value, message):
     refuses(message, as_start, value)
 
 
-@pytest.mark.parametrize("scale", [1e-200, 1.0, 1e100])
-def test_covariance_is_stored_unchanged(scale):
-    start = from_covariance((scale * V).tolist())
-    np.testing.assert_array_equal(start.covariance, scale * V)
+def test_covariance_is_stored_unchanged():
+    start = from_covariance(V.tolist())
+    np.testing.assert_array_equal(start.covariance, V)
+    np.testing.assert_array_equal(as_start(torch.tensor(V)).covariance, V)
     assert (start.tokens, start.rank()) == (3, 3)
     assert start.means is None
     assert start.labels is None
 
 
-@pytest.mark.parametrize("scale", [1e-200, 1.0, 1e100])
+@pytest.mark.parametrize("scale", [1e-200, 1e100])
 def test_covariance_tolerates_rounding_only(scale):
     """1e-10 of the largest entry is rounding, 1e-8 is a mistake, for skew and for negative eigenvalues."""
     skew = np.array([[0, 1, 0], [-1, 0, 0], [0, 0, 0]])
@@ -63,15 +62,7 @@ def test_covariance_tolerates_rounding_only(scale):
     refuses("must be positive semi-definite", from_covariance, scale * (flat - np.diag([0, 1e-7])))
 
 
-def test_the_callers_array_is_not_shared():
-    """A start is frozen: writing into the array that made it does not change it."""
-    array = V.copy()
-    start = from_covariance(array)
-    array[0, 0] = 100
-    np.testing.assert_array_equal(start.covariance, V)
-
-
-@pytest.mark.parametrize(("tokens", "least"), [(1, "-1"), (2, "-1"), (3, "-0.5"), (5, "-0.25")])
+@pytest.mark.parametrize(("tokens", "least"), [(1, "-1"), (3, "-0.5")])
 def test_equicorrelated_bounds(tokens, least):
     message = f"correlation of {tokens} tokens must lie in [{least}, 1]; got"
     for correlation in (float(least) - 1e-9, 1 + 1e-9):
@@ -98,11 +89,6 @@ def test_equicorrelated_refuses_other_mistakes():
 @pytest.mark.parametrize("make", [lambda: equicorrelated(10**6, 0.2), lambda: from_tokens(np.ones((10**6, 1)))])
 def test_a_covariance_that_does_not_fit_the_memory_is_refused_before_it_is_made(make):
     refuses("A covariance of 1,000,000 tokens takes 37,252.9 GiB, more than is free. Nearest: fewer tokens.", make)
-
-
-def test_equicorrelated_has_one_variance_and_one_correlation():
-    v = equicorrelated(tokens=4, correlation=-0.2, variance=3.0).covariance
-    np.testing.assert_allclose(v, 3.0 * np.where(np.eye(4) == 1, 1.0, -0.2), rtol=1e-15)
 
 
 def test_tokens_give_covariance_and_means():
@@ -148,11 +134,6 @@ def test_rank_does_not_depend_on_the_variances():
     assert from_covariance([[1.0, 1e-9], [1e-9, 1e-18]]).rank() == 1
 
 
-def test_as_start_returns_a_start_unchanged():
-    start = Start(covariance=V)
-    assert as_start(start) is start
-
-
 def test_start_constructor_checks_its_covariance():
     for wrong in (np.full((2, 2), np.nan), np.array([[1.0, 0.5], [-0.5, 1.0]]), np.diag([1.0, -1.0])):
         with pytest.raises(InputError):
@@ -175,13 +156,3 @@ TENSORS = {  # what is refused, and what the line must hold
 def test_tensors_that_need_conversion_are_refused_with_the_repair(kind):
     make, message = TENSORS[kind]
     refuses(message, from_tokens, make())
-
-
-def test_a_tensor_of_numbers_is_a_start():
-    np.testing.assert_array_equal(as_start(torch.tensor(V)).covariance, V)
-
-
-def test_a_tensor_of_one_number_is_an_overlap():
-    pair = StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=100)
-    assert as_sphere_start(torch.tensor(0.5), pair).overlap == 0.5
-    refuses("must be a number; got (0.5+0j).", as_sphere_start, torch.tensor(0.5 + 0j), pair)

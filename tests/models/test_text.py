@@ -79,10 +79,6 @@ def test_embeddings_are_standard_normal():
     assert abs(x.var() - 1) * (x.size / 2) ** 0.5 < 4
 
 
-def test_tokens_are_taken_from_the_beginning():
-    assert from_text(TEXT, width=4, tokens=3).labels == ("to", "be", ",")
-
-
 def test_a_file_and_its_text_are_one_start(tmp_path):
     path = tmp_path / "übung.txt"
     path.write_bytes("Grüße – 你好 grüße\r\n".encode())

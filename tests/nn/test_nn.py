@@ -1,7 +1,7 @@
 """Drawn networks beyond their law: repeatable, trainable, with gradients and clear refusals."""
 
-import sys
 from dataclasses import replace
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -11,10 +11,8 @@ from scipy.stats import ks_2samp
 import limitformer as lf
 from drawn_gradients import gradients_of
 from limitformer.base import memory
-from limitformer.nn.drawn.network import Attention
-from limitformer.nn.drawn.simulate import networks_in_batch
 
-nn_simulate = sys.modules["limitformer.nn.drawn.simulate"]  # the package has a function of this name
+nn_simulate = import_module("limitformer.nn.drawn.simulate")  # the package has a function of this name
 
 ATTENTION = lf.ShapedAttention(tau0=1.0)
 MODEL = lf.Transformer(
@@ -48,17 +46,6 @@ def test_tokens_have_the_covariance_and_means_of_the_start(norm):
 def test_too_many_directions_for_the_width_are_refused():
     with pytest.raises(lf.InputError, match="more than width=2 has"):
         covariances(lf.Transformer(width=2, depth=1, gamma=0.5, attention=ATTENTION))
-
-
-def test_double_precision_is_double_throughout():
-    """A 1 = 1 for centred softmax with the identity holds to 1e-14; single precision leaves 1e-8."""
-    layer = Attention(ATTENTION, 12).double()
-    with torch.no_grad():
-        for weight in layer.parameters():
-            weight.normal_(generator=torch.Generator().manual_seed(0))
-        a = layer.matrix(torch.randn(5, 12, dtype=torch.float64), torch.ones(5, 5, dtype=torch.bool).tril())
-    assert a.dtype == torch.float64
-    assert (a.sum(-1) - 1).abs().max() < 1e-14
 
 
 def test_a_network_that_leaves_single_precision_keeps_its_last_covariance():
@@ -108,15 +95,6 @@ def test_gradients_have_the_law_of_networks_written_out(name):
     assert least(twin) < 1e-8
 
 
-def test_gradients_do_not_change_the_networks():
-    """The weights are the same; `record` selects depths of the gradients too."""
-    options = {"samples": 6, "seed": 3, "batch": 4, "progress": False, "gradients": True}
-    whole, two = (lf.nn.simulate(MODEL, V0, record=record, **options) for record in (None, [0, 3]))
-    np.testing.assert_array_equal(whole["covariance"], covariances(samples=6, batch=4))
-    np.testing.assert_array_equal(whole["stream_gradient"].sel(depth=[0, 3]), two["stream_gradient"])
-    np.testing.assert_array_equal(whole["weight_gradient"], two["weight_gradient"])
-
-
 def test_networks_that_left_have_no_gradients():
     found = lf.nn.simulate(MODEL, 1e37 * V0, samples=12, seed=0, gradients=True, progress=False)
     left = np.isfinite(found["exit"].values)
@@ -131,23 +109,6 @@ def test_gradients_that_do_not_fit_are_refused_at_once():
     model = lf.Transformer(width=4096, depth=10**5, gamma=0.5, attention=ATTENTION)
     with pytest.raises(lf.InputError, match=r"^Differentiating 100,000 layers of width 4,096 takes"):
         lf.nn.simulate(model, V0, samples=1, seed=0, record=[0], gradients=True)
-
-
-def test_a_network_trains():
-    """Gradients reach every weight, and a few steps of Adam lower a loss."""
-    torch.manual_seed(0)
-    network = lf.nn.Network(MODEL)
-    x, target = torch.randn(8, 5, 12), torch.randn(8, 5, 12)
-    optimiser = torch.optim.Adam(network.parameters(), lr=0.05)
-    losses = []
-    for _ in range(30):
-        optimiser.zero_grad()
-        loss = (network(x) - target).square().mean()
-        loss.backward()
-        assert all(weight.grad is not None and weight.grad.abs().sum() > 0 for weight in network.parameters())
-        optimiser.step()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < 0.7 * losses[0]
 
 
 def test_a_causal_network_does_not_look_ahead():
@@ -174,8 +135,6 @@ def test_a_causal_network_does_not_look_ahead():
         ({"samples": 10**400}, "samples must be below 2⁶³; got more."),
         ({"device": "meta"}, "device must be one that holds numbers; got 'meta'"),
         ({"dtype": torch.int64}, "dtype must be a real one of torch with 16 bits or more, .*; got torch.int64"),
-        ({"dtype": torch.complex64}, "dtype must be a real one"),
-        ({"dtype": torch.float8_e5m2}, "dtype must be a real one"),
         ({"dtype": "float32"}, "dtype must be a real one"),
         ({"gradients": "all"}, "gradients must be True or False; got 'all'."),
         ({"model": lf.limit(MODEL)}, "drawn of a Transformer; got CovarianceLimit. Nearest: lf.simulate."),
@@ -189,8 +148,7 @@ def test_arguments_that_cannot_be_used(options, message):
         covariances(**options)
 
 
-@pytest.mark.parametrize("gradients", [False, True])
-@pytest.mark.parametrize("batches", [0, 2])
+@pytest.mark.parametrize(("gradients", "batches"), [(True, 0), (False, 2)])
 def test_ctrl_c_keeps_the_batches_that_are_finished(monkeypatch, batches, gradients):
     """Ctrl-C in the middle of a batch keeps those before it, with the bits of an uninterrupted run."""
     whole = covariances(batch=6)
@@ -210,11 +168,6 @@ def test_ctrl_c_keeps_the_batches_that_are_finished(monkeypatch, batches, gradie
     np.testing.assert_array_equal(partial["covariance"], whole[: 6 * batches])
 
 
-def test_a_device_of_torch_can_be_saved(tmp_path):
-    found = lf.nn.simulate(MODEL, V0, samples=2, seed=0, device=torch.device("cpu"), progress=False)
-    assert lf.load(lf.save(found, tmp_path / "a.nc")).attrs["device"] == "cpu"
-
-
 def test_a_recording_that_does_not_fit_is_refused(monkeypatch):
     monkeypatch.setattr(memory, "available_memory", lambda: 1000)
     with pytest.raises(lf.InputError, match="1000 bytes are free"):
@@ -227,11 +180,3 @@ def test_a_layer_that_does_not_fit_is_refused_at_once():
         lf.InputError, match=r"^A layer of width 1,000,000 takes .* GiB, more than is free\. Nearest: a sma"
     ):
         lf.nn.simulate(model, [[1.0]], samples=1, seed=0)
-
-
-def test_many_tokens_make_smaller_batches():
-    """Attention matrices of 512 tokens are far larger than weights of 16 × 16."""
-    model = lf.Transformer(width=16, depth=1, gamma=0.5, attention=lf.SoftmaxAttention(heads=4))
-    few, many = (networks_in_batch(model, tokens, torch.float32) for tokens in (2, 512))
-    assert many * 8 * 512**2 * 4 < 2**28
-    assert few > 100 * many

@@ -5,17 +5,13 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 from transformers import GPT2LMHeadModel
-from transformers.pytorch_utils import Conv1D
 
 from hf_models import BASE, config_of, inputs_of, loud
 from limitformer import InputError
 from limitformer.hf import Shaping, load_shaped, shape_model
 from limitformer.hf.families import FAMILIES
-from limitformer.hf.float32 import Float32Conv1D, Float32LayerNorm
 from limitformer.nn import ShapedSelfAttention, Stack, gains, shaped_attention, shaped_block
-from limitformer.nn.attention_matrix import mixed_and_matrix
 from limitformer.nn.rounding import Float32Linear
 
 WIDTH, TOKENS, HEADS, DIM = 2048, 1024, 2, 64
@@ -48,8 +44,7 @@ def bracket_error(inputs, dtype=None, autocast=False, **options):
     return relative(found.double() - inputs[2].double(), wanted)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize(("causal", "autocast"), [(False, True), (True, False)])
 def test_call_resolves_the_bracket_only_in_float32(inputs, causal, autocast):
     """float32 gives it to 0.1 %; rounding the sum to 16 bits, an earlier defect, loses more than half of it."""
     options = {"is_causal": causal, "autocast": autocast}
@@ -66,33 +61,6 @@ def test_call_takes_inputs_of_several_dtypes_with_float32():
     assert torch.equal(mixed, shaped_attention(query, key, value.bfloat16().float(), **options))
     with pytest.raises(InputError, match="must have one dtype and device"):
         shaped_attention(query, key, value.bfloat16(), **options)
-
-
-def test_call_has_the_stated_dtypes(inputs):
-    options = {"gamma1": 1.0, "gamma2": 1.0, "scale": 0.1}
-    for dtype, wanted in ((torch.bfloat16, torch.float32), (torch.float16, torch.float32), (torch.float64,) * 2):
-        small = [x[:, :, :8].to(dtype, copy=True) for x in inputs]
-        assert shaped_attention(*small, **options, float32=True).dtype == wanted
-        assert shaped_attention(*small, **options).dtype == dtype
-        for float32 in (False, True):
-            mixed = shaped_attention(*small, **options, float32=float32)
-            shown, a = mixed_and_matrix(mixed, *(x.requires_grad_() for x in small), **options)
-            assert torch.equal(shown, mixed)
-            assert shown.dtype == mixed.dtype
-            assert a.dtype == wanted
-
-
-def test_fused_kernel_runs_in_float32(inputs, monkeypatch):
-    calls = []
-    fused = functional.scaled_dot_product_attention
-
-    def spy(query, *others, **options):
-        calls.append((query.dtype, options["attn_mask"], options["is_causal"]))
-        return fused(query, *others, **options)
-
-    monkeypatch.setattr(functional, "scaled_dot_product_attention", spy)
-    shaped_attention(*inputs, gamma1=1.0, gamma2=1.0, scale=0.1, is_causal=True, float32=True)
-    assert calls == [(torch.float32, None, True)]
 
 
 # The module and the stack.
@@ -131,42 +99,6 @@ def test_module_resolves_the_bracket():
     lost.float32, lost.output.__class__ = False, nn.Linear
     assert lost(x).dtype == torch.bfloat16
     assert relative(effect(lost, x), wanted) > 0.5
-
-
-def after_attention(stack, layer, x):
-    """Return the tokens after a block's attention, and those with zero logits in that block."""
-    results = []
-    for without in (False, True):
-        twin = copy.deepcopy(stack)
-        block = twin.blocks[layer]
-        if without:
-            block.attention.query.weight.data.zero_()
-        block.residual["attention"].register_forward_hook(lambda *found: results.append(found[-1]))
-        with torch.no_grad():
-            twin(x)
-    return results
-
-
-@pytest.mark.filterwarnings("ignore::limitformer.nn.RoundingWarning")
-def test_every_layer_of_a_stack_resolves_the_bracket():
-    """Tokens between blocks are in float32; the output has the dtype of the input, rounded once."""
-    torch.manual_seed(0)
-    stack = Stack([shaped_block(256, 4, gamma=0.2, hidden=64, float32=True) for _ in range(2)]).bfloat16()
-    lost = Stack([shaped_block(256, 4, gamma=0.2, hidden=64) for _ in range(2)]).bfloat16()
-    lost.load_state_dict(stack.state_dict())
-    x = tokens(256, 256)
-    for layer in (0, 1):
-        one, other = after_attention(copy.deepcopy(stack).double(), layer, x.double())
-        found, twin = after_attention(stack, layer, x)
-        assert found.dtype == torch.float32
-        assert relative(found.double() - twin.double(), one - other) < 0.05
-        found, twin = after_attention(lost, layer, x)
-        assert found.dtype == torch.bfloat16
-        assert relative(found.double() - twin.double(), one - other) > 0.5
-    with torch.no_grad():
-        raw = stack.blocks[1](stack.blocks[0](x))
-        assert torch.equal(stack(x), raw.bfloat16())
-        assert raw.dtype == torch.float32
 
 
 def test_gradients_in_16_bits_are_those_of_doubles():
@@ -219,10 +151,10 @@ def in_layer(model, family, layer, inputs=None):
 
 
 @pytest.mark.filterwarnings("ignore::limitformer.nn.RoundingWarning")
-@pytest.mark.parametrize("layer", [0, 1])
 @families
-def test_stock_models_resolve_the_bracket(family, layer):
-    """The error is below 5 % in each layer; without float32 it is more than twice as large even at this width."""
+def test_stock_models_resolve_the_bracket(family):
+    """The error is below 5 %; without float32 it is more than twice as large even at this width."""
+    layer = 1  # after a whole block
     one, other = in_layer(built(family).bfloat16().double(), family, layer)
     errors = {}
     for float32 in (True, False):
@@ -231,22 +163,6 @@ def test_stock_models_resolve_the_bracket(family, layer):
         errors[float32] = relative(found.double() - twin.double(), one - other)
     assert errors[True] < 0.05
     assert errors[False] > 2 * errors[True]
-
-
-@pytest.mark.filterwarnings("ignore::limitformer.nn.RoundingWarning")
-def test_wide_stock_model_resolves_the_bracket():
-    """At width 2,048 and 1,024 tokens, with its initial weights, the error is below 5 %; without float32 above 50 %."""
-    sizes = {"hidden_size": WIDTH, "num_attention_heads": HEADS, "num_key_value_heads": HEADS, "head_dim": DIM}
-    sizes |= {"intermediate_size": 8, "num_hidden_layers": 1, "max_position_embeddings": TOKENS}
-    ids = torch.randint(3, 50, (1, TOKENS), generator=torch.Generator().manual_seed(1))
-    for float32 in (True, False):
-        torch.manual_seed(0)
-        shaping = Shaping(float32=float32, residual_gamma=0.2)
-        model = shape_model(BASE["llama"](config_of("llama", **sizes)).eval(), shaping, redraw=True).bfloat16()
-        one, other = in_layer(copy.deepcopy(model).double(), "llama", 0, {"input_ids": ids})
-        found, twin = in_layer(model, "llama", 0, {"input_ids": ids})
-        error = relative(found.double() - twin.double(), one - other)
-        assert error < 0.05 if float32 else error > 0.5
 
 
 @families
@@ -267,7 +183,7 @@ def test_float32_option_changes_nothing_in_float32_and_float64(family):
         assert torch.equal(one, other)
 
 
-@families
+@pytest.mark.parametrize("family", ["bert", "llama"])
 def test_stock_models_resolve_the_bracket_under_autocast(family):
     model = built(family)
     one, other = in_layer(copy.deepcopy(model).double(), family, 1)
@@ -275,15 +191,6 @@ def test_stock_models_resolve_the_bracket_under_autocast(family):
         found, twin = in_layer(model, family, 1)
     assert found.dtype == torch.float32
     assert relative(found.double() - twin.double(), one - other) < 0.05
-
-
-def test_float32_replaces_projections_and_norms_of_the_stream():
-    gpt2, bert = built("gpt2"), built("bert")
-    assert type(gpt2.h[1].attn.c_proj) is Float32Conv1D
-    assert type(gpt2.h[1].mlp.c_proj) is Conv1D
-    assert type(bert.encoder.layer[0].attention.output.dense) is Float32Linear
-    assert type(bert.encoder.layer[0].output.LayerNorm) is Float32LayerNorm
-    assert set(gpt2.state_dict()) == set(built("gpt2", False).state_dict())
 
 
 def test_a_projection_of_another_kind_is_refused():

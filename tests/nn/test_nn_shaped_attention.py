@@ -54,15 +54,11 @@ MASKS = {
     "none": None,
     "right padding": padded(left=False),
     "left padding": padded(left=True),
-    "padding, repeated for each query": padded(left=False).expand(BATCH, HEADS, TOKENS, TOKENS),
-    "packed": packed(),
     "packed, two axes": packed()[0, 0],
     "arbitrary": arbitrary(),
     "arbitrary, a mask a head": arbitrary(HEADS),
-    "arbitrary, a mask a head, one for all texts": arbitrary(HEADS, 1),
     "added -inf": torch.zeros(arbitrary().shape, dtype=torch.float64).masked_fill(~arbitrary(), -torch.inf),
     "added least number": torch.zeros(arbitrary().shape, dtype=torch.float64).masked_fill(~arbitrary(), LEAST),
-    "added padding": torch.zeros(BATCH, 1, 1, TOKENS).masked_fill(~padded(True), torch.finfo(torch.float32).min),
     "a bias": biased(1),
     "a bias a head": biased(HEADS),
 }
@@ -121,10 +117,9 @@ def test_at_zero_logits_a_is_the_identity(mask, causal):
     assert (found - value.repeat_interleave(HEADS // KV_HEADS, 1)).abs().max() < 1e-13
 
 
-@pytest.mark.parametrize("kv_heads", [KV_HEADS, HEADS], ids=["groups", "alone"])
 @cases
-def test_gradients_are_those_of_a_times_values(mask, causal, kv_heads):
-    query, key, value, options = made(kv_heads=kv_heads)
+def test_gradients_are_those_of_a_times_values(mask, causal):
+    query, key, value, options = made(kv_heads=HEADS if causal else KV_HEADS)
     leaves = [query, key, value, options["gamma1"], options["gamma2"]]
     weights = torch.randn(query.shape, generator=torch.Generator().manual_seed(5), dtype=query.dtype)
     for leaf in leaves:
@@ -136,9 +131,10 @@ def test_gradients_are_those_of_a_times_values(mask, causal, kv_heads):
         assert (one - other).abs().max() < 1e-12 * max(1.0, float(other.abs().max()))
 
 
-@pytest.mark.parametrize("kv_heads", [KV_HEADS, HEADS], ids=["groups", "alone"])
-@pytest.mark.parametrize("mask", [None, padded(left=True), arbitrary()], ids=["none", "padding", "any"])
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("mask", "causal", "kv_heads"),
+    [(None, True, HEADS), (padded(left=True), False, KV_HEADS), (arbitrary(), True, HEADS)],
+)
 def test_gradients_in_bfloat16(mask, causal, kv_heads):
     """They agree to 2 %, those of the float32 gains included; without γ₂ they differ."""
     *inputs, options = made(kv_heads=kv_heads)
@@ -166,14 +162,6 @@ def test_a_bias_that_trains_has_the_gradient_of_both_softmaxes():
     wanted = formed(query, key, value, **options, mask=bias).square().sum()
     (one,), (other,) = torch.autograd.grad(found, [bias]), torch.autograd.grad(wanted, [bias])
     assert (one - other).abs().max() < 1e-11
-
-
-@pytest.mark.parametrize("kv_heads", [1, 3, 6])
-@pytest.mark.parametrize("mask", [None, padded(True), arbitrary(HEADS)], ids=["none", "padding", "a mask a head"])
-def test_grouped_heads(kv_heads, mask):
-    query, key, value, options = made(kv_heads=kv_heads)
-    found = shaped_attention(query, key, value, mask=mask, **options)
-    assert (found - rows(query, key, value, **options, mask=mask)).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("wrong", ["mean over all tokens", "centre without the mask", "aligned at the top left"])
@@ -219,8 +207,7 @@ def test_padding_changes_nothing():
                 assert (together[b : b + 1, :, seen] - alone).abs().max() < 1e-13
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 7])
-@pytest.mark.parametrize("mask", [None, padded(left=True)], ids=["none", "left padding"])
+@pytest.mark.parametrize(("chunk", "mask"), [(1, padded(left=True)), (7, None)], ids=["left padding", "none"])
 def test_decoding_with_a_growing_cache(chunk, mask):
     query, key, value, options = made()
     whole = shaped_attention(query, key, value, mask=mask, is_causal=True, **options)
@@ -237,8 +224,7 @@ def test_decoding_with_a_growing_cache(chunk, mask):
         assert (found - whole[:, :, first:end]).abs().max() < 1e-13
 
 
-@pytest.mark.parametrize("as_mask", [True, False])
-@pytest.mark.parametrize("each", [True, False])
+@pytest.mark.parametrize(("as_mask", "each"), [(True, False), (False, True), (False, False)])
 def test_decoding_with_a_cache_of_fixed_length(as_mask, each):
     """Slots behind the query contain numbers that must not matter; texts share their positions or each has its own."""
     query, key, value, options = made()
@@ -272,7 +258,7 @@ def test_shaped_attention_without_gains_is_the_kernel():
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 3e-6), (torch.bfloat16, 0.1)], ids=str)
-@cases
+@pytest.mark.parametrize(("mask", "causal"), [(None, True), (padded(True), False), (biased(HEADS), True)])
 def test_lower_precision(mask, causal, dtype, tolerance):
     query, key, value, options = made()
     wanted = shaped_attention(query, key, value, mask=mask, is_causal=bool(causal), **options)
@@ -282,23 +268,7 @@ def test_lower_precision(mask, causal, dtype, tolerance):
     assert (found - wanted).abs().max() < tolerance
 
 
-def test_bfloat16_loses_the_perturbation_and_float32_keeps_it():
-    """With logits of the size at initialisation, 1/√1024, A V − V is mostly rounding in bfloat16."""
-    query, key, value, _ = (x.bfloat16() if isinstance(x, torch.Tensor) else x for x in made())
-    options = {"gamma1": 0.0, "gamma2": 1.0, "scale": 0.03}
-    exact = shaped_attention(query.double(), key.double(), value.double(), **options)
-    identity = value.repeat_interleave(HEADS // KV_HEADS, 1).double()
-    plain = shaped_attention(query, key, value, **{**options, "gamma1": 1.0}).double() - identity
-    alone = shaped_attention(query, key, value, float32=True, **options).double()
-    assert (plain - exact).norm() > 0.1 * exact.norm()
-    assert (alone - exact).norm() < 0.01 * exact.norm()
-
-
-@pytest.mark.slow(keep=2)
-@pytest.mark.parametrize(
-    "mask", [None, padded(True), arbitrary(), biased(HEADS)], ids=["none", "padding", "any", "bias"]
-)
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("mask", "causal"), [(padded(True), False), (None, True)], ids=["padding", "causal"])
 def test_compiled_call_is_the_same(mask, causal):
     query, key, value, options = made()
     leaves = [x.requires_grad_() for x in (query, key, value, options["gamma1"], options["gamma2"])]
@@ -316,6 +286,7 @@ def test_compiled_call_is_the_same(mask, causal):
         assert (one - other).abs().max() < 1e-12 * other.abs().max()
 
 
+@pytest.mark.slow
 def test_call_compiled_for_any_sizes_is_the_same():
     _, _, _, options = made()
 
@@ -329,22 +300,6 @@ def test_call_compiled_for_any_sizes_is_the_same():
         assert (compiled(query, key) - call(query, key)).abs().max() < 1e-12
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # vmap loops over the fused kernel
-@pytest.mark.parametrize("mask", [padded(True), arbitrary(HEADS), biased(HEADS)], ids=["padding", "any", "bias"])
-@pytest.mark.parametrize("causal", [False, True])
-def test_gradients_of_several_values_at_once(mask, causal):
-    query, key, value, options = made(kv_heads=HEADS)
-
-    def gradient(v):
-        call = {"mask": mask, "is_causal": causal, **options}
-        return torch.func.grad(lambda v: shaped_attention(query, key, v, **call).square().sum())(v)
-
-    values = torch.stack([value, 2 * value, value.flip(0)])
-    found = torch.vmap(gradient)(values)
-    for one, v in zip(found, values, strict=True):
-        assert (one - gradient(v)).abs().max() < 1e-11
-
-
 @pytest.mark.parametrize("what", ["mask", "positions"])
 def test_masks_and_positions_changed_before_backward_are_refused(what):
     query, key, value, options = made(kv_heads=HEADS)
@@ -356,38 +311,12 @@ def test_masks_and_positions_changed_before_backward_are_refused(what):
         found.sum().backward()
 
 
-class UserTensor(torch.Tensor):
-    pass
-
-
-def test_a_subclass_of_tensors_has_gradients():
-    query, key, value, options = made(kv_heads=HEADS)
-    special = value.detach().as_subclass(UserTensor).requires_grad_()
-    (gradient,) = torch.autograd.grad(shaped_attention(query, key, special, **options).sum(), [special])
-    plain = value.detach().requires_grad_()
-    (wanted,) = torch.autograd.grad(shaped_attention(query, key, plain, **options).sum(), [plain])
-    assert (gradient - wanted).abs().max() < 1e-12
-
-
-@pytest.mark.filterwarnings("ignore")  # torch warns that traces are deprecated and have fixed shapes
-@pytest.mark.parametrize("causal", [False, True])
-def test_a_trace_is_the_same(causal):
-    query, key, value, options = made()
-
-    def call(query, key, value):
-        return shaped_attention(query, key, value, is_causal=causal, **options)
-
-    traced = torch.jit.trace(call, (query, key, value))
-    assert torch.allclose(traced(key=key, value=2 * value, query=-query), call(-query, key, 2 * value), atol=1e-12)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"mask": torch.ones(3, 1, 4, TOKENS, dtype=torch.bool)}, "mask must have the shape .* got \\(3, 1, 4, 19\\)"),
         ({"mask": torch.ones(3, 1, 1, 7, dtype=torch.bool)}, "for 19 queries and 19 keys; got \\(3, 1, 1, 7\\)"),
         ({"mask": torch.ones(2, 1, 1, TOKENS, dtype=torch.bool)}, "mask must have the shape \\(3 or 1"),
-        ({"mask": torch.ones(3, TOKENS, TOKENS, dtype=torch.bool)}, "got \\(3, 19, 19\\)"),
         ({"mask": torch.ones(TOKENS, TOKENS, dtype=torch.long)}, "mask must be boolean .* got torch.int64"),
         ({"gamma1": torch.ones(4)}, "must be numbers, \\(\\) or \\(6,\\); got \\(4,\\)"),
         ({"positions": torch.arange(3)}, "positions must be \\(19,\\) or \\(3, 19\\); got \\(3,\\)"),
@@ -406,7 +335,6 @@ def test_a_trace_is_the_same(causal):
             "one dtype and device; got torch.float64 on cpu, torch.float32",
         ),
         ({"query": torch.ones(3, 6, TOKENS, DIM).long()}, "query must be of real numbers; got torch.int64"),
-        ({"query": torch.ones(3, 0, TOKENS, DIM).double()}, "must divide heads; got 2 and 0"),
         ({"gamma1": [1.0, 2.0]}, "gamma1 must be a number; got"),
         ({"gamma2": float("nan")}, "gamma2 must be finite; got nan"),
         ({"gamma2": torch.ones(6, device="meta")}, "gamma2 is on meta, query on cpu"),
@@ -418,7 +346,6 @@ def test_a_trace_is_the_same(causal):
         ),
         ({"is_causal": "no"}, "is_causal must be True or False; got 'no'"),
         ({"mask": [[True]]}, "mask must be a tensor, a Visibility or None; got list"),
-        ({"mask": torch.ones(TOKENS, TOKENS, device="meta")}, "mask is on meta, query on cpu"),
         ({"positions": torch.arange(19.0)}, "positions must be whole numbers; got torch.float32"),
     ],
     ids=lambda x: x[:20] if isinstance(x, str) else "",

@@ -35,7 +35,7 @@ def drawn_rows(config, rows, seed, tokens=24):
 def test_law_is_that_of_all_rows_of_drawn_networks(kind):
     """All rows of the second half. A twin of twice the length, or without the window, is rejected."""
     config = {"model_type": kind, **SIZES} | ({"sliding_window": WINDOW} if kind == "mistral" else {})
-    count, rows = 250, list(range(12, 24))
+    count, rows = 130, list(range(12, 24))
     data = attention_by_length(config, [24, 48], rows=99, samples=count, seed=3, progress=False)
     ours = data["effective_tokens"].mean("head").values
     spread = (data["logit_std"] ** 2).mean("head").values

@@ -1,6 +1,5 @@
 """Orthogonal weights: their law, and passes that never draw them against networks that `nn.init.orthogonal_` draws."""
 
-import copy
 import functools
 import math
 import pickle
@@ -136,20 +135,14 @@ def least_p(mine, theirs):
     return min(ks_2samp(mine[key], theirs[key]).pvalue for key in mine)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
-def test_map_has_the_joint_law_of_a_matrix_that_torch_draws(inputs, outputs, dtype):
-    assert least_p(never_drawn(inputs, outputs, dtype), drawn(inputs, outputs)) > LEVEL
-
-
-@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
-def test_wrong_twin_with_a_gaussian_matrix_is_rejected(inputs, outputs):
-    assert least_p(never_drawn(inputs, outputs, torch.float64, GaussianMap), drawn(inputs, outputs)) < REJECTED
-
-
-@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
-def test_wrong_twin_that_forgets_the_frame_is_rejected(inputs, outputs):
-    assert least_p(never_drawn(inputs, outputs, torch.float64, ForgottenFrame), drawn(inputs, outputs)) < REJECTED
+def test_map_has_the_joint_law_of_a_matrix_that_torch_draws(inputs, outputs):
+    """Wrong twins have a Gaussian matrix, or forget the frame of the forward pass."""
+    theirs = drawn(inputs, outputs)
+    for dtype in (torch.float32, torch.float64):
+        assert least_p(never_drawn(inputs, outputs, dtype), theirs) > LEVEL
+    for twin in (GaussianMap, ForgottenFrame):
+        assert least_p(never_drawn(inputs, outputs, torch.float64, twin), theirs) < REJECTED
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(7, 16), (16, 7)])
@@ -226,104 +219,6 @@ def test_drawn_matrix_is_haar(rows, columns):
 # Modules.
 
 
-class Attention(nn.Module):
-    """One head of orthogonal queries, keys, values and outputs."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.maps = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(4))
-        for each in self.maps:
-            nn.init.orthogonal_(each.weight, gain=1.2)
-
-    def forward(self, x):
-        q, k, v = (each(x) for each in self.maps[:3])
-        return self.maps[3](torch.softmax(2 * q @ k.mT / q.shape[-1] ** 0.5, -1) @ v)
-
-
-class Block(nn.Module):
-    """Attention and a feed-forward network, each behind a norm."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.attention, self.norms = Attention(width), nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
-        self.up, self.down = nn.Linear(width, 2 * width, bias=False), nn.Linear(2 * width, width, bias=False)
-        for each in (self.up, self.down):
-            nn.init.orthogonal_(each.weight, gain=1.2)
-
-    def forward(self, x):
-        x = x + self.attention(self.norms[0](x))
-        return x + self.down(torch.relu(self.up(self.norms[1](x))))
-
-
-class Net(nn.Module):
-    """An orthogonal embedding, two blocks, and an orthogonal head."""
-
-    def __init__(self, width=16):
-        super().__init__()
-        self.embed, self.head = nn.Embedding(40, width), nn.Linear(width, 40, bias=False)
-        nn.init.orthogonal_(self.embed.weight, gain=40**0.5)
-        self.blocks = nn.ModuleList(Block(width) for _ in range(2))
-        nn.init.orthogonal_(self.head.weight, gain=1.2)
-
-    def forward(self, ids):
-        x = self.embed(ids)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-
-
-IDS, OTHERS = torch.tensor([[3, 7, 3, 21, 39]]), torch.tensor([[3, 7, 8, 21, 39]])
-
-
-def squares(out, arguments):
-    """A loss with one number for each sequence."""
-    return (out.tanh() * out.roll(1, -1)).sum((-1, -2))
-
-
-def simulated(samples, ids=IDS, dtype=torch.float64, draw="auto", seed=0):
-    return lf.weightless.simulate(
-        Net, ids, samples=samples, seed=seed, draw=draw, gradients=True, loss=squares, dtype=dtype, progress=False
-    )
-
-
-def test_samples_side_by_side_equal_single_ones():
-    several, alone, kept = simulated(5, OTHERS), simulated(1, OTHERS), simulated(1, OTHERS, draw="always")
-    assert several.attrs["weights"] == "13 never drawn, 1 rows drawn"
-    assert kept.attrs["weights"] == "13 kept, 1 rows drawn"
-    for name in several.data_vars:
-        assert np.allclose(several[name].values[:1], alone[name].values, rtol=1e-9, equal_nan=True), name
-    assert not np.allclose(several.loss.values[0], several.loss.values[1])
-
-
-class Feed(nn.Module):
-    """A wide map and a tall one."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 40), nn.Linear(40, 16)
-        nn.init.orthogonal_(self.up.weight)
-        nn.init.orthogonal_(self.down.weight)
-
-    def forward(self, x):
-        return self.down(torch.tanh(self.up(self.norm(x))))
-
-
-@pytest.mark.parametrize("draw", ["auto", "always"])
-def test_both_precisions_give_the_same_sample(draw):
-    x = np.random.default_rng(0).standard_normal((1, 4, 16))
-
-    def factory():
-        return Stack(Feed(), turned(16), Feed())
-
-    options = {"samples": 2, "gradients": True, "draw": draw, **OPTIONS}
-    single, double = (
-        lf.weightless.simulate(factory, x, dtype=one, **options) for one in (torch.float32, torch.float64)
-    )
-    for name in ("loss", "covariance", "weight_gradient", "stream_gradient"):
-        assert np.allclose(single[name], double[name], rtol=1e-4, equal_nan=True), name
-    assert not np.allclose(single.loss[0], double.loss[1], rtol=1e-2)
-
-
 class Stack(nn.Module):
     """Residual layers, each with a linear map."""
 
@@ -358,11 +253,8 @@ def turned(width=12, gain=1.0):
     ("width", "number", "draw", "weights"),
     [
         (12, 3, "auto", "1 never drawn"),
-        (12, 5, "auto", "1 kept"),  # no frame of five rows is left
-        (12, 5, "never", "1 kept"),
-        (12, 4, "never", "1 never drawn"),
+        (12, 5, "never", "1 kept"),  # no frame of five rows is left
         (12, 3, "always", "1 kept"),
-        (12, 40, "auto", "1 kept"),
     ],
 )
 def test_weight_is_drawn_if_tokens_are_many(width, number, draw, weights):
@@ -377,24 +269,6 @@ def test_weight_is_drawn_if_tokens_are_many(width, number, draw, weights):
 def used_twice():
     first = turned()
     return Stack(first, nn.Tanh(), first)
-
-
-def copied():
-    first = turned()
-    return Stack(first, nn.Tanh(), copy.deepcopy(first))
-
-
-def doubled_copy():
-    first, second = turned(), turned()
-    second.weight = nn.Parameter(2 * first.weight.detach())
-    return Stack(first, nn.Tanh(), second)
-
-
-@pytest.mark.parametrize("factory", [used_twice, copied, doubled_copy])
-@pytest.mark.parametrize("gradients", [False, True])
-def test_weights_used_twice_or_copied_are_drawn(factory, gradients):
-    data = lf.weightless.simulate(factory, np.ones((1, 3, 12)), samples=1, gradients=gradients, **OPTIONS)
-    assert "never drawn" not in data.attrs["weights"]
 
 
 def test_weight_used_twice_is_drawn_even_where_gaussian_ones_need_not_be(monkeypatch):
@@ -428,8 +302,7 @@ class Rescaled(nn.Module):
         return self.blocks[0](x)
 
 
-@pytest.mark.parametrize("initialise", [nn.init.orthogonal_, nn.init.normal_])
-@pytest.mark.parametrize("draw", ["auto", "always"])
+@pytest.mark.parametrize(("initialise", "draw"), [(nn.init.orthogonal_, "auto"), (nn.init.normal_, "always")])
 def test_multiples_taken_by_forward_scale_the_weight(initialise, draw):
     x = np.random.default_rng(0).standard_normal((1, 2, 12))
     data = lf.weightless.simulate(lambda: Rescaled(initialise), x, samples=3, draw=draw, **OPTIONS)
@@ -516,7 +389,7 @@ def copied_in(net):
 
 
 @pytest.mark.parametrize("change", [plain_orthogonal, negative_half, product, of_transpose, copied_in])
-@pytest.mark.parametrize("shape", [(8, 8), (5, 9), (9, 5), (4, 3, 2)])
+@pytest.mark.parametrize("shape", [(5, 9), (4, 3, 2)])
 def test_law_of_orthogonal_weights_and_their_multiples(change, shape):
     law = law_after(change, shape)
     sides = shape[0], math.prod(shape[1:])
@@ -531,11 +404,6 @@ def test_law_of_orthogonal_weights_and_their_multiples(change, shape):
 def plus(net):
     nn.init.orthogonal_(net.w)
     net.w.data.add_(1.0)
-
-
-def zero_row(net):
-    nn.init.orthogonal_(net.w)
-    net.w.data[0] = 0.0
 
 
 def part(net):
@@ -561,10 +429,6 @@ def viewed(net):
     net.w, net.v = nn.Parameter(whole), nn.Parameter(whole.mT)
 
 
-def half_of_it(net):
-    net.w = nn.Parameter(nn.init.orthogonal_(torch.empty(16, 8))[:8].clone())
-
-
 def stacked(net):
     net.w = nn.Parameter(torch.empty(2, 4, 4))
     for each in net.w.data:
@@ -573,7 +437,7 @@ def stacked(net):
 
 @pytest.mark.parametrize(
     "change",
-    [plus, zero_row, part, scaled_part, reshaped, sliced, viewed, half_of_it, stacked],
+    [plus, part, scaled_part, reshaped, sliced, viewed, stacked],
     ids=lambda f: f.__name__,
 )
 def test_parts_sums_and_other_forms_have_no_law(change):
@@ -594,8 +458,7 @@ def test_overrides_by_an_orthogonal_law_take_the_shape_of_the_weight():
 # Stored weights.
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(64, 64), (48, 96), (96, 48)])
+@pytest.mark.parametrize(("dtype", "shape"), [(torch.float32, (64, 64)), (torch.bfloat16, (48, 96))])
 def test_stored_orthogonal_weights_follow_their_law(shape, dtype):
     law = laws.orthogonal(GAIN, *shape)
     p, rejected = {"mean": [], "range": []}, 0

@@ -12,7 +12,7 @@ from cases.networks import mean_square
 from limitformer.weightless import laws, maps
 from limitformer.weightless.implicit import Implicit
 from limitformer.weightless.maps import squared_product
-from limitformer.weightless.run import ALWAYS, AUTO, NEVER, OneSampleOnlyError, RandomWeight, WeightlessRun
+from limitformer.weightless.run import ALWAYS, AUTO, OneSampleOnlyError, RandomWeight, WeightlessRun
 
 LEVEL = 1e-4
 DRAWN, UNSEEN = "drawn when needed", "never drawn"
@@ -130,17 +130,6 @@ def test_convolution_without_batch_dimension_takes_one_sample():
         functional.conv1d(values((3, 3, 12)), implicit((4, 3, 5), samples=2)[0])
 
 
-@pytest.mark.parametrize(
-    ("size", "shape", "options"),
-    [((2, 3), (4, 3, 5), {}), ((2, 4, 12), (4, 3, 5), {}), ((2, 3, 12), (4, 3, 5), {"padding": "same", "stride": 2})],
-)
-@pytest.mark.parametrize("draw", [AUTO, NEVER])
-def test_convolutions_that_torch_refuses_are_refused(size, shape, options, draw):
-    tensor, _ = implicit(shape, law=laws.normal(1.0), samples=1, draw=draw)
-    with pytest.raises((RuntimeError, lf.InputError)):
-        functional.conv1d(values(size), tensor, **options)
-
-
 def test_never_drawn_map_refuses_inputs_of_another_width():
     tensor, _ = implicit((64, 64), law=laws.normal(1.0), samples=1)
     with pytest.raises(lf.InputError, match=r"kernel \(64, 64\) takes 64 entries a token; got \(1, 3, 60\)"):
@@ -191,8 +180,7 @@ def test_kernels_of_a_network_are_drawn_when_needed():
     assert not np.isclose(data.weight_gradient[0], data.weight_gradient[1]).any()
 
 
-@pytest.mark.parametrize(("m", "n", "p"), [(3, 40, 50), (60, 7, 5), (30, 40, 50)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("m", "n", "p", "dtype"), [(3, 40, 50, torch.float32), (60, 7, 5, torch.float64)])
 def test_both_forms_of_the_weight_gradient_agree(m, n, p, dtype):
     z, d = values((2, m, n)), values((2, m, p), seed=1)
     true = (z.mT @ d).square().sum((1, 2))
@@ -200,23 +188,12 @@ def test_both_forms_of_the_weight_gradient_agree(m, n, p, dtype):
     assert not torch.allclose(squared_product(z.flip(1).to(dtype), d.to(dtype)), true, rtol=1e-2)
 
 
-@pytest.mark.parametrize("size", [1e-25, 1.0, 1e25])
-@pytest.mark.parametrize("m", [3, 60])
+@pytest.mark.parametrize(("size", "m"), [(1e-25, 60), (1e25, 3)])
 def test_gradients_of_any_size_have_a_norm(size, m):
     """In float32 the squares would be 0 or infinite."""
     z, d = values((1, m, 20)).float(), (size * values((1, m, 30), seed=1)).float()
     true = (z.double().mT @ d.double()).square().sum((1, 2))
     torch.testing.assert_close(squared_product(z, d), true, rtol=1e-5, atol=0)
-
-
-def test_gradients_that_cancel_have_a_finite_norm():
-    z = values((1, 1, 40)).repeat(1, 4, 1)
-    d = values((1, 4, 50), seed=1)
-    d[:, -1] = -d[:, :-1].sum(1)
-    for dtype in (torch.float32, torch.float64):
-        size = (z.norm() * d.norm()).item()
-        norm = squared_product(z.to(dtype), d.to(dtype)).sqrt().item()
-        assert 0.0 <= norm < (1e-6 if dtype == torch.float32 else 1e-14) * size
 
 
 def test_weight_gradient_of_many_tokens_needs_no_gram_matrix(monkeypatch):

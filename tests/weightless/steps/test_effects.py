@@ -31,12 +31,10 @@ class Headed(widths_of_gpt.GPT):
 
 FORMS = {
     "linear": (lambda x, w: functional.linear(x, w), False),
-    "linear with a bias": (lambda x, w: functional.linear(x, weight=w, bias=torch.ones(WORDS)), False),
     "product": (lambda x, w: x @ w, True),
     "product with the transpose": (lambda x, w: torch.matmul(x, w.T), False),
     "addmm": (lambda x, w: torch.addmm(torch.ones(WORDS), x.flatten(0, 1), w).view(*x.shape[:2], WORDS), True),
     "slices": (lambda x, w: torch.cat([functional.linear(x, part) for part in w.split(100)], -1), False),
-    "halves of the input": (lambda x, w: torch.cat([x @ w[:, :100], x @ w[:, 100:]], -1), True),
     "after a multiplier": (lambda x, w: 0.25 * functional.linear(x, w), False),
 }
 

@@ -35,6 +35,8 @@ def test_muon_by_name_takes_hidden_matrices_only():
     rules = read({"name": "muon", "lr": 0.05, "adam_lr": 0.001}).rules
     assert {name for name, rule in rules.items() if rule.kind == "muon"} == {"hidden.weight"}
     assert {rule.lr for rule in rules.values() if rule.kind == "adam"} == {0.001}
+    kernels = nn.ModuleDict({"patches": nn.Conv1d(3, 4, 3), "hidden": nn.Linear(4, 4), "head": nn.Linear(4, 5)})
+    assert [name for name, rule in read("muon", kernels).rules.items() if rule.kind == "muon"] == ["hidden.weight"]
 
 
 def configure_optimizers(self, weight_decay=0.1, learning_rate=6e-4, betas=(0.9, 0.95), device_type="cpu"):
@@ -151,17 +153,6 @@ def test_optimisers_that_cannot_be_read_are_refused_by_name():
     for rate in (0, -1e-3, 1e6, float("nan"), True, "fast"):
         with pytest.raises(InputError, match="a learning rate must be above 0 and at most 100"):
             read("sgd").with_rate(rate)
-
-
-class Kernels(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.patches, self.hidden = nn.Conv1d(3, 4, 3), nn.Linear(4, 4)
-        self.head = nn.Linear(4, 5)
-
-
-def test_kernels_of_convolutions_are_not_matrices_of_muon():
-    assert [name for name, rule in read("muon", Kernels()).rules.items() if rule.kind == "muon"] == ["hidden.weight"]
 
 
 def test_rates_refer_to_the_first_of_several_optimisers_and_to_rates_that_are_used():

@@ -5,9 +5,9 @@ import pytest
 import torch
 from scipy.stats import ks_2samp
 
-from limitformer.weightless.products import Bases, DrawnMatrix, UndrawnMatrix
+from limitformer.weightless.products import Bases, UndrawnMatrix
 
-ROWS, COLUMNS, STD, SAMPLES = 9, 6, 0.4, 1500
+ROWS, COLUMNS, STD, SAMPLES = 9, 6, 0.4, 300
 DTYPE = torch.float64
 
 
@@ -118,22 +118,3 @@ def test_constant_rows_are_known_from_the_start():
     assert not answer[2].any()
     back = matrix.times_transpose(torch.ones(1, COLUMNS, dtype=DTYPE)).answer
     torch.testing.assert_close(back[0, [2, 5]], torch.tensor([0.0, 0.25 * COLUMNS], dtype=DTYPE))
-
-
-def test_a_matrix_with_entries_gives_its_own_products():
-    w = drawn(3)
-    matrix = DrawnMatrix((ROWS, COLUMNS), lambda: w, DTYPE, Bases())
-    for seed in range(3):
-        z = torch.randn(3, ROWS, generator=torch.Generator().manual_seed(seed), dtype=DTYPE)
-        torch.testing.assert_close(matrix.times(z).answer, z @ w)
-        torch.testing.assert_close(matrix.times_transpose(z @ w).answer, z @ w @ w.mT)
-
-
-def test_rows_that_are_not_finite_spoil_only_their_own_answers():
-    matrix, z = undrawn(1), torch.randn(3, ROWS, generator=torch.Generator().manual_seed(0), dtype=DTYPE)
-    z[1, 0] = torch.inf
-    for _ in range(2):
-        product = matrix.times(z)
-        assert product.answer[1].isnan().all()
-        assert product.coefficients[1].isnan().all()
-        assert product.answer[[0, 2]].isfinite().all()

@@ -1,18 +1,15 @@
 """The arithmetic of optimisers against torch's own, on tensors, on cores and by blocks."""
 
-import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from limitformer.stepping import entrywise, weights
-from limitformer.stepping.entrywise import EntrywiseHistory, StoredUpdates
-from limitformer.stepping.optimizers import UpdateRule
-from limitformer.stepping.updates import CoreUpdate, TensorUpdate, muon_update
-from limitformer.stepping.weights import Forms
+from limitformer.weightless.steps import entrywise
+from limitformer.weightless.steps.entrywise import EntrywiseHistory, StoredUpdates
+from limitformer.weightless.steps.optimizers import UpdateRule
+from limitformer.weightless.steps.updates import CoreUpdate, TensorUpdate
 from training_networks import full_precision
 
 SHAPE, STEPS = (7, 5), 5
@@ -116,17 +113,6 @@ def test_steps_on_a_core_are_those_on_the_matrix(name):
         assert not torch.allclose(by_core(buffer_without_decay)[0][-1], value, atol=1e-3)
 
 
-def test_muon_of_a_matrix_is_muon_of_its_core():
-    rule, generator = RULES["muon"][0], torch.Generator().manual_seed(0)
-    q, p = (torch.linalg.qr(torch.randn(size, 3, generator=generator, dtype=torch.float64))[0].mT for size in (40, 30))
-    core = torch.randn(3, 3, generator=generator, dtype=torch.float64)
-    whole = muon_update(q.mT @ core @ p, rule, (40, 30))
-    torch.testing.assert_close(q.mT @ muon_update(core, rule, (40, 30)) @ p, whole, rtol=1e-10, atol=1e-10)
-    assert float(torch.linalg.svdvals(whole)[2]) > 0.6  # brought near 1
-    one_sided = core @ core.mT @ core  # the twin: the polynomial of the wrong Gram matrix is another
-    assert not torch.allclose(q.mT @ muon_update(one_sided, rule, (40, 30)) @ p, whole, atol=1e-2)
-
-
 def by_history(rule, dtype=torch.float64, kind=EntrywiseHistory):
     history = kind(rule, SHAPE)
     for step, (a, b) in enumerate(gradients()):
@@ -136,8 +122,10 @@ def by_history(rule, dtype=torch.float64, kind=EntrywiseHistory):
 
 
 @pytest.mark.parametrize("rule", [ADAMW, LION, replace(ADAMW, weight_decay=0.0)], ids=["adamw", "lion", "adam"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("kind", [EntrywiseHistory, StoredUpdates])
+@pytest.mark.parametrize(
+    ("dtype", "kind"),
+    [(torch.float64, EntrywiseHistory), (torch.float64, StoredUpdates), (torch.float32, StoredUpdates)],
+)
 def test_products_with_updates_by_entries_are_those_of_the_whole_matrix(rule, dtype, kind):
     history, value = by_history(rule, dtype, kind), by_tensor(rule)[-1]
     update = (value - history.decay * start()).to(dtype)
@@ -165,8 +153,7 @@ def test_twins_without_bias_correction_or_with_coupled_decay_are_others():
     assert float((coupled - right).abs().max()) > 0.01
 
 
-@pytest.mark.parametrize("cores", [1, 2, 4])
-@pytest.mark.parametrize("kind", [EntrywiseHistory, StoredUpdates])
+@pytest.mark.parametrize(("cores", "kind"), [(1, EntrywiseHistory), (4, StoredUpdates), (4, EntrywiseHistory)])
 def test_blocks_have_the_same_bits_for_any_number_of_threads(cores, kind, monkeypatch):
     def products():
         generator, history = torch.Generator().manual_seed(5), kind(ADAMW, (96, 300))
@@ -184,19 +171,3 @@ def test_blocks_have_the_same_bits_for_any_number_of_threads(cores, kind, monkey
     assert torch.equal(before[0], after[0])
     assert torch.equal(before[1], after[1])
     assert before[2] == after[2]
-
-
-def test_updates_are_stored_until_their_memory_is_used_up(monkeypatch):
-    forms = Forms("auto", 2, 1)
-    small, large = (SimpleNamespace(name=name, shape=(100, 100 * k), run=SimpleNamespace(dtype=torch.float32))
-                    for name, k in (("small", 1), ("large", 4)))  # fmt: skip
-    monkeypatch.setattr(weights, "STORED_BYTES", 3 * 4 * 10_000 * 4)
-    assert [forms.stores(each) for each in (small, large, small)] == [True, False, True]
-    assert forms.stored_bytes == 3 * 4 * 10_000
-
-
-def test_stored_updates_that_are_not_numbers_have_no_size():
-    """Without ε an entry that has no gradient is 0/0, as in torch."""
-    history = StoredUpdates(replace(ADAMW, eps=0.0), SHAPE)
-    history.add(torch.zeros(1, SHAPE[0]), torch.ones(1, SHAPE[1]), 1.0, 1.0)
-    assert math.isnan(history.squared())
