@@ -8,7 +8,6 @@ import pytest
 import torch
 import transformers
 import xarray as xr
-from limitformer.subjects.resolve import start_of
 from torch import nn
 from typer.testing import CliRunner
 
@@ -23,7 +22,7 @@ from limitformer.designing.objective import Objective
 from limitformer.designing.trials import ShapedTrials
 from limitformer.subjects.inputs import inputs_of
 from limitformer.subjects.losses import chosen_loss, same_token
-from limitformer.subjects.subject import resolve
+from limitformer.subjects.subject import resolve, start_of
 from weightless_families import CONFIGS
 
 SMALL = {"vocab_size": 60, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 24, "bos_token_id": 1}

@@ -7,9 +7,9 @@ from torch import nn
 
 import limitformer as lf
 from limitformer.checking.module import measure_module
-from limitformer.weightless.inputs import inputs_of
-from limitformer.weightless.losses import square
-from limitformer.weightless.models import blueprint_of
+from limitformer.subjects.inputs import inputs_of
+from limitformer.subjects.losses import square
+from limitformer.subjects.subject import resolve
 
 WIDTH = 8
 

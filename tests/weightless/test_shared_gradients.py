@@ -9,10 +9,10 @@ from torch import nn
 from torch.nn import functional
 
 import limitformer as lf
+from limitformer.subjects.inputs import inputs_of
+from limitformer.subjects.losses import chosen_loss
+from limitformer.subjects.subject import resolve
 from limitformer.weightless import network
-from limitformer.weightless.inputs import inputs_of
-from limitformer.weightless.losses import chosen_loss
-from limitformer.weightless.models import blueprint_of
 
 WIDTH, SAMPLES = 6, 5
 OPTIONS = {"gradients": True, "dtype": torch.float64, "progress": False}

@@ -13,11 +13,11 @@ from transformers.modeling_outputs import MaskedLMOutput
 
 import limitformer as lf
 from limitformer.base.errors import InputError
-from limitformer.weightless.choices import choices_of
-from limitformer.weightless.classes import task_of
-from limitformer.weightless.inputs import inputs_of
-from limitformer.weightless.losses import chosen_loss, decoder_token, output_of, own_loss, same_token
-from limitformer.weightless.models import blueprint_of
+from limitformer.subjects.choices import choices_of
+from limitformer.subjects.classes import task_of
+from limitformer.subjects.inputs import inputs_of
+from limitformer.subjects.losses import chosen_loss, decoder_token, output_of, own_loss, same_token
+from limitformer.subjects.subject import resolve
 from limitformer.weightless.network import Weightless
 from weightless_families import CONFIGS
 
@@ -287,4 +287,4 @@ def test_text_has_as_many_placeholders_as_the_image_has_features():
 
 def test_inputs_of_an_image_model_refuse_text():
     with pytest.raises(InputError, match=r"reads no text\. Nearest: an array for its argument 'pixel_values'"):
-        inputs_of("some words", blueprint_of(transformers.ViTConfig(**VISION)))
+        inputs_of("some words", resolve(transformers.ViTConfig(**VISION)))

@@ -10,8 +10,8 @@ from torch import nn
 
 import limitformer as lf
 from cases.foreign import Layers, Residual, linear
+from limitformer.subjects.subject import resolve
 from limitformer.weightless import laws, network
-from limitformer.weightless.models import blueprint_of
 from limitformer.weightless.numbers import entries as draw_entries
 from weightless_families import CONFIGS
 

@@ -16,7 +16,6 @@ from cases.fresh_witness.modules import CASES
 from limitformer.nn.drawn.simulate import torch_seed
 from limitformer.stepping import trajectory
 from limitformer.weightless.building import drawn_module
-from limitformer.weightless.steps import trajectory
 from limitformer.witness import DRAWN, NOT_WITNESSED, WITNESSED
 from limitformer.witness import training as witness_training
 from limitformer.witness import witness as witness_module

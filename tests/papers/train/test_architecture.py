@@ -10,8 +10,8 @@ from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceC
 from hf_models import BATCH, MASKS, TEXT, TOKENS, Blocks, added_mask, chain, explicit_matrix, inputs_of, loud, unlike
 from hf_models import network as statistics_of
 from limitformer import InputError
-from limitformer.checking.folder import load
 from limitformer.nn import Residual, without_decay
+from limitformer.subjects.folder import load
 from limitformer_papers.training.architecture import (
     ShapedTransformerConfig,
     ShapedTransformerForMaskedLM,

@@ -7,7 +7,7 @@ from torch import nn
 
 import limitformer as lf
 from limitformer.base.errors import InputError
-from limitformer.weightless.steps import trajectory
+from limitformer.stepping import trajectory
 from training_networks import (
     BATCHES,
     next_token,

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from limitformer.weightless.steps import entrywise
-from limitformer.weightless.steps.entrywise import EntrywiseHistory, StoredUpdates
-from limitformer.weightless.steps.optimizers import UpdateRule
-from limitformer.weightless.steps.updates import CoreUpdate, TensorUpdate
+from limitformer.stepping import entrywise
+from limitformer.stepping.entrywise import EntrywiseHistory, StoredUpdates
+from limitformer.stepping.optimizers import UpdateRule
+from limitformer.stepping.updates import CoreUpdate, TensorUpdate
 from training_networks import full_precision
 
 SHAPE, STEPS = (7, 5), 5
