@@ -83,9 +83,7 @@ def test_intervention_changes_the_law(part):
     assert_same_law(chain(shallow(MODELS[name]), V0), network_named(name), wrong=chain(shallow(MODELS["both"]), V0))
 
 
-@pytest.mark.parametrize(
-    ("width", "norm"), [(1, None), (2, None), (2, "post"), (3, "pre"), (4, "post"), (4, "pre")], ids=str
-)
+@pytest.mark.parametrize(("width", "norm"), [(1, None), (2, "post"), (4, "pre")], ids=str)
 def test_more_tokens_than_width(width, norm):
     """Three tokens leave no or one direction outside; det V is 0 below width 3."""
     model = lf.Transformer(width=width, depth=3, gamma=0.5, attention=SOFTMAX, feedforward=SHAPED_RELU, norm=norm)

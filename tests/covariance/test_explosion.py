@@ -54,10 +54,8 @@ def ever_by_quadrature(gamma, tau0, distance, radius, exponent=4.0):
 @pytest.mark.parametrize(
     ("gamma", "tau0", "distance", "radius"),
     [
-        (0.3, 2.0, 4.6, 1e3),
         (0.6, 1.0, 0.03, 1e6),
         (CRITICAL, 1.0, 3.0, 1e9),
-        (0.8, 0.5, 480.0, 1e12),
         (1.0, 0.7, 2.0, 9.0),
     ],
 )
@@ -203,7 +201,7 @@ def share_by_fixed_steps(gamma, tau0, distance, horizon, radius, samples=4000, d
 @pytest.mark.parametrize(
     ("gamma", "tau0", "start", "horizon", "samples"),
     [
-        (0.4, 0.5, lf.equicorrelated(2, -0.4, 3.0), 0.5, 3000),
+        (0.4, 0.5, lf.equicorrelated(2, -0.4, 3.0), 0.5, 1500),
         (0.6, 1.0, lf.from_covariance([[9.0, -1.0], [-1.0, 4.0]]), 0.5, 3000),
     ],
 )
@@ -219,7 +217,7 @@ def test_paths_explode_with_the_probability_of_the_formula(gamma, tau0, start, h
 
 @pytest.mark.parametrize(
     ("gamma", "tau0", "variance", "radius", "samples"),
-    [(CRITICAL, 1.0, 0.5, 1e6, 8000), (0.8, 0.5, 20.0, 1e4, 4000), (1.0, 0.7, 2.0, 50.0, 4000)],
+    [(CRITICAL, 1.0, 0.5, 1e6, 8000), (1.0, 0.7, 2.0, 50.0, 4000)],
 )
 def test_antipodal_paths_leave_a_ball_with_the_probability_of_the_formula(gamma, tau0, variance, radius, samples):
     """At γ² ≥ ½, by the end of the horizon; the probability of a larger ball is rejected."""
@@ -243,18 +241,6 @@ def test_antipodes_stay_antipodes():
         assert (paths["exit_cause"] == LEFT_BALL).any()
     assert errors[0] == 0.0
     assert errors[1] > 1e-6
-
-
-@pytest.mark.parametrize("start", [[[2.0, -2.0], [-2.0, 2.0]], [[2.0, -3.0], [-3.0, 4.5]]])
-def test_mask_knows_antipodes(start):
-    """Two tokens x and −x are; x and −1.5 x are not, nor tokens with a shaped ReLU or a mask, or equal tokens."""
-    relu = lf.ShapedReLU(c_plus=0.0, c_minus=-1.0)
-    opposite = start[0][0] == start[1][1]
-    start = lf.from_covariance(start)
-    assert limit_of(0.5, 1.0, 1.0).mask_from(start).opposite == opposite
-    assert not limit_of(0.5, 1.0, 1.0, feedforward=relu).mask_from(start).opposite
-    assert not limit_of(0.5, 1.0, 1.0, mask="causal").mask_from(start).opposite
-    assert not limit_of(0.5, 1.0, 1.0).mask_from(lf.equicorrelated(2, 1.0)).opposite
 
 
 def test_no_path_explodes_at_a_large_gamma():
@@ -325,8 +311,7 @@ def by_euler_maruyama(limit, v, dt, samples):
     return moved
 
 
-@pytest.mark.parametrize("gamma", [1e-3, 0.05, 0.6, 1.0])
-@pytest.mark.parametrize("size", [1e-100, 1.0, 30.0, 1e6, 1e120])
+@pytest.mark.parametrize(("gamma", "size"), [(1e-3, 1.0), (0.05, 1e-100), (0.6, 30.0), (1.0, 1e120)])
 def test_explosion_probability_rises_with_time(gamma, size):
     """Times from 1e-12 to 1e6, tiny and enormous starts; a probability below 1e-10 is 0."""
     model = lf.limit(lf.Transformer(width=20, depth=20, gamma=gamma, attention=lf.ShapedAttention(tau0=1.0)))
@@ -379,8 +364,7 @@ def of_longer_token(tokens):
     return size, others, across
 
 
-@pytest.mark.parametrize("tokens", [3, 4, 7])
-@pytest.mark.parametrize("gamma", [0.5, 1.0])
+@pytest.mark.parametrize(("tokens", "gamma"), [(3, 0.5), (7, 1.0)])
 def test_rates_of_a_token_that_is_longer_than_the_others(tokens, gamma):
     """Step 1 of the theorem in docs/theory.md, by b and Σ; κ₃ = 0, as for two tokens, is rejected."""
     tau0, (second, third) = 0.9, kappas(tokens)
@@ -403,9 +387,7 @@ def test_rates_of_a_token_that_is_longer_than_the_others(tokens, gamma):
     assert noise[0, 2] == pytest.approx(-bracket, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "gamma", "falls"), [(2, 1.0, False), (3, 1.0, True), (3, 0.5, True), (6, 1.0, True)]
-)
+@pytest.mark.parametrize(("tokens", "gamma", "falls"), [(2, 1.0, False), (3, 1.0, True), (6, 1.0, True)])
 def test_other_tokens_become_relatively_shorter(tokens, gamma, falls):
     """F of step 2 falls at every place near a token that is longer than two or more others; of two it may grow."""
     second, third = kappas(tokens)
@@ -429,7 +411,7 @@ def test_other_tokens_become_relatively_shorter(tokens, gamma, falls):
     assert (highest < 0) == falls
 
 
-@pytest.mark.slow(keep=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("tokens", "gamma", "size"), [(3, 1.0, 10.0), (3, 0.6, 3.0), (5, 1.0, 3.0)])
 def test_one_token_among_zeros_explodes_with_its_probability(tokens, gamma, size):
     """The others are 1e-12 of it. The same formula without κ₃, and no explosion at γ = 1, are rejected."""

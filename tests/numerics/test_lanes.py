@@ -42,11 +42,6 @@ STRANGE = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 5e-324, 1.0, -1.0])
 
 
 @numba.njit
-def move(a, i, j, out, k, n):
-    store(out, k, n, load(a, i, j))
-
-
-@numba.njit
 def select_positive(condition, value, out):
     store(out, 0, 0, where_positive(load(condition, 0, 0), load(value, 0, 0)))
 
@@ -100,10 +95,6 @@ def same_bits(one, other):
     return np.ascontiguousarray(one).tobytes() == np.ascontiguousarray(other).tobytes()
 
 
-def random_lanes(*shape, seed=0):
-    return np.random.default_rng(seed).standard_normal((*shape, LANES))
-
-
 # --- operations -----------------------------------------------------------------------------------------------------
 
 EXACT = {"+": (ADD, operator.add), "-": (SUBTRACT, operator.sub), "*": (MULTIPLY, operator.mul)}
@@ -143,11 +134,6 @@ def test_infinities_and_nan_keep_their_meaning(kernels, reference):
         for number in (np.nan, np.inf, 2.0):
             np.testing.assert_array_equal(answer(kernels[1], STRANGE, number), reference(STRANGE, number))
             np.testing.assert_array_equal(answer(kernels[2], number, others), reference(number, others))
-
-
-def test_division_by_zero_is_an_infinity_or_nan():
-    quotient = answer(DIVIDE[0], [1.0, -1.0, 0.0, np.inf, np.nan, 1.0, 0.0, 2.0], [0.0] * 7 + [4.0])
-    np.testing.assert_array_equal(np.abs(quotient), [np.inf, np.inf, np.nan, np.inf, np.nan, np.inf, np.nan, 0.5])
 
 
 @numba.njit
@@ -232,22 +218,6 @@ def test_all_below_asks_every_lane():
             values[0, 0, lane] = bad
             assert not is_below(values, 2.0)
         assert not is_below(values, np.inf)
-
-
-# --- entries --------------------------------------------------------------------------------------------------------
-
-
-def test_entries_may_be_parts_of_larger_arrays():
-    """Rows and columns of any stride: the lanes are what must be neighbours."""
-    source = random_lanes(6, 9)
-    part = source[1::2, 2::3]
-    for i, j in np.ndindex(part.shape[:2]):
-        out = np.zeros((1, 1, LANES))
-        move(part, i, j, out, 0, 0)
-        np.testing.assert_array_equal(out[0, 0], part[i, j])
-    target = np.zeros((4, 6, LANES))
-    move(source, 5, 8, target[1:, 2::2], 2, 1)
-    assert np.flatnonzero(target.any(-1)).tolist() == [3 * 6 + 4]
 
 
 # --- replicas never mix: chains and limits --------------------------------------------------------------------------

@@ -182,20 +182,6 @@ def pairs(a, b):
     return first, second
 
 
-RADIUS_WORD = 2**31  # any: the angle does not depend on it
-
-
-def test_the_smallest_angles_are_half_a_step():
-    """(π/2)/2³¹ to 1e-14; a centre that is off by any rounding of 2⁵² would make it zero or twice that."""
-    radius = (-2 * np.log((RADIUS_WORD + 0.5) / 2**32)) ** 0.5
-    step = np.pi / 2 / 2**30
-    sine, cosine = pairs(RADIUS_WORD, 4 * (2**29 + np.arange(-3, 3)))
-    np.testing.assert_allclose(sine, radius * step * np.array([-2.5, -1.5, -0.5, 0.5, 1.5, 2.5]), rtol=1e-14)
-    np.testing.assert_allclose(cosine, radius, rtol=1e-14)
-    ends = pairs(RADIUS_WORD, 4 * np.array([0, 2**30 - 1]))[0]
-    np.testing.assert_allclose(ends, radius * np.sin((2**29 - 0.5) * step) * np.array([-1, 1]), rtol=1e-14)
-
-
 def test_the_radius_is_centred_exactly():
     """Radii of the words 0, 1, … and … 2³² − 1: √(−2 log((i + 1/2)/2³²)), from 6.76 to 1.5e-5."""
     a = np.concatenate([np.arange(100), 2**32 - 1 - np.arange(100)])
@@ -211,15 +197,6 @@ def test_normals_follow_the_normal_law():
     g = normals(400_000, seed=1)
     assert stats.kstest(g, "norm").pvalue > ALPHA
     assert stats.kstest(1.02 * g, "norm").pvalue < ALPHA
-
-
-@pytest.mark.parametrize(
-    ("power", "moment", "variance"), [(1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96), (6, 15, 10170)]
-)
-def test_normals_have_the_normal_moments(power, moment, variance):
-    g = normals(400_000, seed=2)
-    assert abs((g**power).mean() - moment) < 4 * (variance / len(g)) ** 0.5
-    assert np.abs(g).max() <= 6.77
 
 
 @pytest.mark.parametrize(
@@ -270,8 +247,7 @@ def test_normals_of_many_replicas_are_those_of_their_streams():
     assert np.abs(np.diff(drawn, axis=0)).min() > 0
 
 
-@pytest.mark.parametrize("degrees", [2, 5])
-def test_rewinding_starts_the_replica_anew(degrees):
+def test_rewinding_starts_the_replica_anew():
     """Normals, chis and second attempts start again, whichever replica the stream had before."""
     words = np.array(key(8, "test"), np.uint64)
     stream = stream_at(8, replica=3)
@@ -280,13 +256,13 @@ def test_rewinding_starts_the_replica_anew(degrees):
         rewind(stream, words, np.uint64(replica))
         g, chi, retries = np.empty((BUFFER + 3, LANES)), np.empty((500, LANES)), np.empty((500, LANES), np.uint64)
         normals_one_by_one(stream, g)
-        chis(stream, degrees, chi, retries)
+        chis(stream, 5, chi, retries)
         drawn.append((g, chi, retries))
     for again in (1, 3):
         for ours, first in zip(drawn[again], drawn[0], strict=True):
             np.testing.assert_array_equal(ours, first)
     assert (drawn[2][0] != drawn[0][0]).all()
-    assert degrees == 2 or (drawn[0][2][-1] > 0).any()
+    assert (drawn[0][2][-1] > 0).any()
 
 
 @pytest.mark.slow(keep=3)
@@ -321,15 +297,6 @@ def test_few_degrees_are_sums_of_squares(degrees):
     g = normals_of_lanes(1000 * degrees, degrees, "chi").reshape(1000, degrees, LANES)
     np.testing.assert_allclose(ours, np.sqrt((g**2).sum(1)), rtol=1e-15 * 4)
     assert not retries.any()
-
-
-def test_second_attempts_follow_the_law():
-    """Only the draws that took a second attempt: KS at 1e-4; 6 degrees are rejected."""
-    ours, retries = chis_of_lanes(400_000, 5, "retries")
-    again = ours[np.diff(retries, axis=0) > 0]
-    assert len(again) > 20_000
-    assert stats.kstest(again, stats.chi(5).cdf).pvalue > ALPHA
-    assert stats.kstest(again, stats.chi(6).cdf).pvalue < ALPHA
 
 
 def test_second_attempt_does_not_change_other_lanes():

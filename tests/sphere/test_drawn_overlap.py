@@ -57,7 +57,7 @@ def coefficients(sums, kappa, z, model):
 OVERLAPS = (-0.95, -0.4, 0.3, 0.8)
 MODELS = [
     (dim, tau, head_dim, clusters, mask)
-    for dim, tau in [(2, 0.7), (3, 2.0), (4, 5.0), (6, 1.0), (9, 12.0)]
+    for dim, tau in [(2, 0.7), (4, 5.0), (9, 12.0)]
     for head_dim, clusters, mask in [(None, (1, 1), "none"), (None, (3, 1), "none"), (None, (1, 1), "causal")]
 ] + [(3, 2.0, 2, (1, 1), "none"), (4, 0.7, 5, (1, 2), "none")]
 
@@ -139,13 +139,13 @@ def test_heads_with_shared_values_divide_the_averages():
         assert np.abs(standard_errors(squares, twin)).max() > 2 * STANDARD_ERRORS
 
 
-@pytest.mark.parametrize(("wide", "mean", "deviation"), [(5.0, 0.0, 7.0), (9.0, 0.7, 7.0), (30.0, -1.2, 12.0)])
+@pytest.mark.parametrize(("wide", "mean", "deviation"), [(5.0, 0.0, 7.0), (30.0, -1.2, 12.0)])
 def test_two_orders_of_integration_agree(wide, mean, deviation):
     np.testing.assert_allclose(x_first(wide, mean, deviation), both_at_once(wide, mean, deviation), rtol=1e-11)
     assert abs(x_first(wide, mean, deviation)[0] / x_first(wide * 1.01, mean, deviation)[0] - 1) > 1e-4
 
 
-@pytest.mark.parametrize("b", [0.05, 1.0, 4.0, 40.0])
+@pytest.mark.parametrize("b", [0.05, 4.0, 40.0])
 def test_tables_equal_the_tabulated_averages(b):
     drawn = DrawnAttention(b)
     for z in (-0.999, -0.4, 0.6, 0.99):
@@ -161,7 +161,7 @@ def gaussian_mean(function):
     return quad(lambda s: function(s) * exp(-s * s / 2) / (2 * pi) ** 0.5, -12, 12, limit=400, points=[0.0])[0]
 
 
-@pytest.mark.parametrize("b", [1e-3, 0.3, 1.0, 1.75, 3.0, 10.0, 100.0])
+@pytest.mark.parametrize("b", [1e-3, 1.75, 100.0])
 def test_averages_at_antipodes_equal_quadrature(b):
     m, q = at_antipodes(b)
     assert m == pytest.approx(gaussian_mean(lambda s: np.tanh(b * s) ** 2), rel=1e-8)
@@ -175,27 +175,9 @@ def test_antipodes_never_attract_from_dimension_four_on(head_dim):
         assert 1 + q > 3 * m
 
 
-def test_both_bounds_of_the_proof_are_needed_and_hold():
-    """1 + q − 3m is at least 1 − 2c², and above c(2b/3 + 3/b) − 2 ≥ 2√2 c − 2, where c = E s tanh(bs)."""
-    signs, second = [], []
-    for b in (0.2, 1.0, 1.74, 5.0, 50.0):
-        m, q = at_antipodes(b)
-        c = b * (1 - m)
-        assert c == pytest.approx(gaussian_mean(lambda s, b=b: s * np.tanh(b * s)), rel=1e-7)
-        second.append(c * (2 * b / 3 + 3 / b) - 2)
-        assert 1 + q - 3 * m >= 1 - 2 * c * c - 1e-9
-        assert 1 + q - 3 * m > second[-1] >= 8**0.5 * c - 2
-        signs.append((1 - 2 * c * c > 0, 8**0.5 * c - 2 > 0))
-        assert any(signs[-1])
-    assert signs[1] == (True, False)  # as the page says of b = 1 and b = 5
-    assert signs[3] == (False, True)
-    assert min(second) == second[2] == pytest.approx(0.0528, abs=1e-4)  # positive before it is weakened
-
-
 @pytest.mark.parametrize(
     ("dim", "b", "kind", "critical"),
     [
-        (2, 0.0001, "attracting", 0.0),
         (2, 3.0, "attracting", 0.0),
         (3, 0.01, "attracting", 0.0),
         (3, 50.0, "attracting", 0.0),
@@ -299,7 +281,7 @@ def first_passages(model, target, horizon):
     return paths.time.values[np.where(above.any(1), above.argmax(1), -1)]
 
 
-@pytest.mark.parametrize(("dim", "target"), [(2, 0.0), (4, 0.9), (7, -0.3)])
+@pytest.mark.parametrize(("dim", "target"), [(2, 0.0), (7, -0.3)])
 def test_lifetime_behind_a_causal_mask_has_its_leading_constant(dim, target):
     ratios = [
         diffusion.mean_hitting_time(target, start=-1.0) / diffusion.lifetime_asymptote(target)
@@ -334,9 +316,9 @@ def test_steps_of_the_limit_average_the_drawn_attention(dim, layers, horizon, st
     law = lf.overlap(model).density([horizon], start=start)
     share = np.heaviside(-law.artanh_overlap.values, 0.5)  # of a cell that lies below 0
     below = float(law.below[0]) + float((law.density[0].values * share).sum()) * law.attrs["spacing"]
-    options = {"samples": 4000, "seed": 2, "horizon": horizon, "record": [horizon], "progress": False}
+    options = {"samples": 2500, "seed": 2, "horizon": horizon, "record": [horizon], "progress": False}
     paths, chain = (lf.simulate(each, start, **options).overlap.values for each in (lf.limit(model), model))
-    error = (below * (1 - below) / 4000) ** 0.5
+    error = (below * (1 - below) / 2500) ** 0.5
     assert abs((paths < 0).mean() - below) < STANDARD_ERRORS * error
     assert abs((chain < 0).mean() - below) > STANDARD_ERRORS * error
 
@@ -344,7 +326,7 @@ def test_steps_of_the_limit_average_the_drawn_attention(dim, layers, horizon, st
 def test_two_routes_of_the_limit_agree():
     """Averaged attention against attention drawn in steps that resolve it."""
     model = stochastic(2, 3, tau=3.0, head_dim=4)
-    options = {"samples": 4000, "horizon": 1.5, "record": [1.5], "progress": False}
+    options = {"samples": 2500, "horizon": 1.5, "record": [1.5], "progress": False}
     averaged, drawn = (
         {"z": lf.simulate(lf.limit(model), -0.6, method=method, seed=3, **options).overlap.values.ravel()}
         for method in ("overlap", "coordinates")

@@ -11,7 +11,7 @@ from scipy.stats import poisson
 
 import limitformer as lf
 from limitformer_papers.beyond.splits import limiting_lifetimes
-from sphere_naive import gaps_of, naive_attention, naive_layer, normalised, tokens_at
+from sphere_naive import naive_attention, naive_layer, normalised, tokens_at
 from statistics_checks import STANDARD_ERRORS
 
 ROOT = Path(__file__).parents[2]
@@ -228,13 +228,3 @@ def test_lifetimes_depend_on_shares_alone():
     for n in (5, 500):
         lifetime = limiting_lifetimes(n, 4, 2.5)[2 * n // 5]
         assert lifetime == pytest.approx(rest * alpha * (1 - alpha) / (2 * alpha - 1))
-
-
-def test_gaps_of_coinciding_clusters_do_not_grow_with_their_number():
-    """Twelve tokens in two clusters of 8 + 4 move as three do in 2 + 1, values alike."""
-    rng, x = np.random.default_rng(6), np.array([[1.0, 0, 0], [1.0, 0, 0], [-0.6, 0.8, 0]])
-    many = np.repeat(x[[0, 2]], [8, 4], axis=0)
-    for v in rng.standard_normal((50, 3, 3)):
-        x, many = naive_layer(x, model_of(3, 2.0, 3), v), naive_layer(many, model_of(12, 2.0, 3), v)
-    np.testing.assert_allclose(many[[0, -1]], x[[0, -1]], atol=1e-9)
-    assert gaps_of(many)[0] < 1e-25
