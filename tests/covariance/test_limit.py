@@ -267,23 +267,6 @@ def test_one_step_has_the_drift_and_covariance_of_the_limit(name, step):
         assert not agree(moment, (1 + 1e-5) * exact)
 
 
-@pytest.mark.parametrize("step", ["factor", PAPER])
-@pytest.mark.parametrize("mask", [None, "causal"])
-def test_one_step_has_the_drift_where_its_second_order_is_half_of_it(mask, step):
-    """Small γ and τ₀ make the drift γ²/τ₀² large compared with the noise γ²/τ₀.
-
-    Unequal variances make the second order large; the last token, which sees all tokens, has the largest.
-    """
-    attention = lf.ShapedAttention(tau0=0.02)
-    limit = lf.limit(lf.Transformer(width=10**8, depth=1, gamma=0.1, attention=attention, mask=mask))
-    deviation = np.sqrt([0.2, 0.1, 0.5, 2.0])
-    start = np.outer(deviation, deviation) * (0.4 * np.eye(4) + 0.6)
-    drift, _ = moments(limit, start, step)
-    b = limit.drift(start)[PAIRS]
-    assert agree(drift, b)
-    assert not agree(drift, (1 + 1e-5) * b)
-
-
 def test_error_of_a_factor_step_is_of_second_order():
     """Half the step halves the error of Cov ΔV/dt; an error of order 3/2 has a ratio of 1.41.
 

@@ -1,4 +1,4 @@
-"""Lanes: every operation against NumPy, and replicas that never mix."""
+"""Lanes: every operation against NumPy, also of infinities and NaN."""
 
 import operator
 
@@ -6,18 +6,6 @@ import numba
 import numpy as np
 import pytest
 
-from limitformer.covariance.chain.transformer import TransformerChain, run_replicas
-from limitformer.models import (
-    GELU,
-    LayerNorm,
-    ReLU,
-    RMSNorm,
-    ShapedAttention,
-    ShapedReLU,
-    SoftmaxAttention,
-    Transformer,
-    as_start,
-)
 from limitformer.numerics.lanes import (
     LANES,
     all_below,
@@ -29,10 +17,6 @@ from limitformer.numerics.lanes import (
     store,
     where_positive,
 )
-from limitformer.numerics.watch import new_watch
-from limitformer.simulation.limit import limit
-from limitformer.simulation.processes import process_of
-from limitformer.simulation.simulate import simulate
 
 EPS = np.finfo(float).eps
 BAD = [np.nan, np.inf, -np.inf]
@@ -89,10 +73,6 @@ def answer(kernel, *arguments):
     out = entry([np.nan] * LANES)
     kernel(*(entry(x) if np.ndim(x) else x for x in arguments), out)
     return out[0, 0]
-
-
-def same_bits(one, other):
-    return np.ascontiguousarray(one).tobytes() == np.ascontiguousarray(other).tobytes()
 
 
 # --- operations -----------------------------------------------------------------------------------------------------
@@ -218,133 +198,3 @@ def test_all_below_asks_every_lane():
             values[0, 0, lane] = bad
             assert not is_below(values, 2.0)
         assert not is_below(values, np.inf)
-
-
-# --- replicas never mix: chains and limits --------------------------------------------------------------------------
-
-START = np.array([[1.0, 0.3, -0.2], [0.3, 2.0, 0.1], [-0.2, 0.1, 0.5]])
-SHAPED = Transformer(
-    width=40,
-    depth=12,
-    gamma=0.5,
-    attention=ShapedAttention(tau0=1.0),
-    feedforward=ShapedReLU(c_plus=0.0, c_minus=-1.0),
-)
-CHAINS = {
-    "shaped": SHAPED,
-    "pre, heads, GELU": Transformer(
-        width=40, depth=6, gamma=0.5, attention=SoftmaxAttention(heads=2), feedforward=GELU(hidden=70), norm="pre"
-    ),
-    "post, causal": Transformer(
-        width=3, depth=6, gamma=0.5, feedforward=ReLU(), norm=LayerNorm(placement="post"), mask="causal"
-    ),
-    "RMS": Transformer(
-        width=5,
-        depth=6,
-        gamma=0.5,
-        attention=SoftmaxAttention(),
-        feedforward=ReLU(hidden=3),
-        norm=RMSNorm(placement="pre"),
-    ),
-}
-SIMULATIONS = {
-    **{name: (model, {}) for name, model in CHAINS.items()},
-    "limit": (limit(SHAPED), {"dt": 0.02}),
-    "limit, Euler-Maruyama": (limit(SHAPED), {"dt": 0.02, "step": "euler-maruyama"}),
-    "limit that explodes": (limit(SHAPED), {"dt": 0.02, "start": 15 * START}),
-    "limit that leaves the cone": (
-        limit(Transformer(width=20, depth=20, gamma=1.0, attention=ShapedAttention(tau0=0.7))),
-        {"dt": 0.25, "step": "euler-maruyama", "start": 0.5 * START},
-    ),
-}
-every_simulation = pytest.mark.parametrize(("model", "options"), SIMULATIONS.values(), ids=list(SIMULATIONS))
-
-
-def run(model, samples, start=START, **options):
-    return simulate(model, start, samples=samples, seed=11, threads=1, progress=False, **options)
-
-
-@every_simulation
-def test_the_place_of_a_replica_does_not_change_a_bit(model, options):
-    """Replica j is alone or in a batch that begins anywhere, as the first or the eighth."""
-    whole = run(model, 24, **options)
-    options = dict(options)
-    process = process_of(model, options.pop("start", START), None, options)
-    prepared = process.prepare(11)
-    for first, count in ((0, 1), (1, 1), (3, 8), (5, 13), (7, 2), (8, 3), (11, 9), (15, 9), (23, 1)):
-        outputs = process.outputs(count)
-        prepared.run(first, outputs, new_watch())
-        for ours, name in (("covariance", "covariance"), ("exits", "exit"), ("causes", "exit_cause")):
-            theirs = whole[name].values[first : first + count]
-            assert same_bits(outputs[ours].reshape(theirs.shape), theirs), (name, first, count)
-
-
-def test_ending_simulations_end_at_different_times():
-    """The test above relies on finished paths next to unfinished ones."""
-    for name in ("limit that explodes", "limit that leaves the cone"):
-        model, options = SIMULATIONS[name]
-        exits = run(model, 24, **options)["exit"].values
-        assert min(len(np.unique(batch)) for batch in exits.reshape(3, LANES)) > 2, name
-
-
-def chain_paths(model):
-    """Return a function from a change of the start (m, r, LANES) to all records of its eight replicas."""
-    chain = TransformerChain(model=model, start=as_start(START), points=np.arange(model.depth + 1), radius=1e100)
-    prepared = chain.prepare(2)
-
-    def paths(spoil):
-        start, outputs = prepared.factor.copy(), chain.outputs(LANES)
-        spoil(start)
-        share = chain.share(outputs, 0, prepared.key_words, chain.points)
-        arguments = (prepared.turned, prepared.constants, prepared.sublayers, prepared.visible)
-        run_replicas(start, *arguments, share, new_watch())
-        return outputs["covariance"], outputs["exits"], outputs["causes"]
-
-    return paths
-
-
-def limit_paths(step):
-    process = process_of(limit(SHAPED), START, None, {"dt": 0.02, "step": step})
-    prepared = process.prepare(2)
-    arguments = (
-        process.model.constants(),
-        process.model.mask_for(3),
-        process.actual_dt,
-        prepared.resolution,
-        process.steps,
-    )
-
-    def paths(spoil):
-        start, outputs = prepared.factor.copy(), process.outputs(LANES)
-        spoil(start)
-        share = process.share(outputs, 0, prepared.key_words, process.step_numbers)
-        prepared.kernel(start, *arguments, share, new_watch())
-        return outputs["covariance"], outputs["exits"], outputs["causes"]
-
-    return paths
-
-
-PATHS = {
-    **{name: chain_paths(model) for name, model in CHAINS.items()},
-    "limit": limit_paths("factor"),
-    "limit, Euler-Maruyama": limit_paths("euler-maruyama"),
-}
-
-
-@pytest.mark.parametrize("value", [np.nan, 1e160], ids=str)
-@pytest.mark.parametrize("paths", PATHS.values(), ids=list(PATHS))
-def test_lost_replica_does_not_change_the_others(paths, value):
-    """A replica is lost from the start on; the seven others have the bits of an untouched run, and no exit."""
-    clean = paths(lambda factor: None)
-    assert np.isinf(clean[1]).all()
-    assert len(np.unique(clean[0][:, -1, 3])) == LANES
-    for lane in range(LANES):
-        others = np.arange(LANES) != lane
-
-        def spoil(factor, lane=lane):
-            factor[0, :, lane] = value
-
-        spoilt = paths(spoil)
-        for ours, theirs in zip(spoilt, clean, strict=True):
-            assert same_bits(ours[others], theirs[others])
-        assert spoilt[1][lane] == 0

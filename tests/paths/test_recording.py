@@ -180,6 +180,16 @@ def test_euler_maruyama_that_leaves_the_cone_keeps_the_last_covariance():
         assert (v[k, 1:step] != v[k, : step - 1]).any((-1, -2)).all()
 
 
+def test_paths_that_leave_ball_and_cone_at_once_keep_a_covariance():
+    """Long steps take many V out of both; one that has left the ball is recorded on it."""
+    model = limit(replace(MODEL, width=1000, depth=1000, gamma=0.9, feedforward=None))
+    data = run(model, START, samples=1000, dt=0.25, step="euler-maruyama", radius=4.0)
+    v, causes = data["covariance"].values, data["exit_cause"].values
+    assert {LEFT_BALL, LEFT_CONE} <= set(causes.tolist())
+    assert (np.linalg.eigvalsh(v)[..., 0] >= -1e-9 * np.trace(v, axis1=-2, axis2=-1)).all()
+    np.testing.assert_allclose(norms(data)[causes == LEFT_BALL, -1], 4.0, rtol=1e-12)
+
+
 def test_the_factor_step_stays_in_the_cone_where_euler_maruyama_does_not():
     model = limit(Transformer(width=20, depth=20, gamma=1.0, attention=ShapedAttention(tau0=0.7)))
     data = run(model, [[1.0, 1.33], [1.33, 2.0]], dt=0.25)

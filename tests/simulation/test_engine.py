@@ -83,6 +83,22 @@ def test_threads_and_chunks_do_not_change_a_bit(model, options, threads, chunk):
     assert_same_bits(run(model, threads=threads, chunk=chunk, **options), run(model, **options))
 
 
+@pytest.mark.parametrize(
+    ("model", "start", "options"),
+    [
+        (limit(MODEL), 15 * START, {"dt": 0.02}),
+        (limit(MODEL), START, {"dt": 0.25, "step": "euler-maruyama", "radius": 4.0}),
+        (MODEL, START, {"radius": 3.0}),
+    ],
+    ids=["limit", "limit, Euler-Maruyama", "chain"],
+)
+def test_paths_that_end_do_not_change_their_neighbours(model, start, options):
+    """Paths of one group of eight end at different times; alone each has the same bits."""
+    whole, alone = (simulate(model, start, samples=16, seed=11, chunk=chunk, **options) for chunk in (16, 1))
+    assert len(np.unique(whole["exit"].values)) > 1
+    assert_same_bits(alone, whole)
+
+
 @every_simulation
 def test_replicas_and_seeds_differ(model, options):
     first, second = run(model, **options), run(model, seed=6, **options)

@@ -195,55 +195,6 @@ def test_antipodes_attract_only_in_two_and_three_dimensions(dim, b, kind, critic
     assert (fixed.boundaries.minus.kind == kind) == (dim < 4)
 
 
-@pytest.mark.slow(keep=1)
-@pytest.mark.parametrize(("dim", "b", "rate"), [(3, 1.0, -0.394), (4, 1.0, 0.141), (4, 1.75, 0.054), (5, 1.0, 0.676)])
-def test_rate_at_antipodes_is_that_of_a_linearised_simulation(dim, b, rate):
-    """D = X¹ + X², tiny, at a pair of antipodes: every matrix drawn in full."""
-    diffusion = lf.overlap(stochastic(2, dim, tau=b))
-    exact = float(diffusion.artanh_drift(-300.0))
-    assert exact == pytest.approx(rate, abs=1e-3)
-    rates = linearised_rates(dim, b, layers=500, per_unit=300, samples=6000, seed=4)
-    assert abs(rates.mean() - exact) < STANDARD_ERRORS * rates.std() / len(rates) ** 0.5 + 3e-3
-    colder = float(lf.overlap(stochastic(2, dim, tau=0.5 * b)).artanh_drift(-300.0))
-    assert abs(rates.mean() - colder) > STANDARD_ERRORS * rates.std() / len(rates) ** 0.5 + 3e-3
-
-
-def linearised_rates(dim, b, layers, per_unit, samples, seed):
-    """Return d log|D|/dt (samples,) of D = X¹ + X² to first order.
-
-    A(x) + A(−x + D) = D + b(1 − tanh²(b xᵀGx)) (DᵀGx) x.
-    """
-    rng = np.random.default_rng(seed)
-    x = np.tile(np.eye(dim)[0], (samples, 1))
-    d = np.tile(np.eye(dim)[1], (samples, 1))
-    total = np.zeros(samples)
-    for _ in range(layers):
-        g, v = rng.standard_normal((2, samples, dim, dim))
-        keyed = each_times(g, x)
-        t = np.tanh(b * (keyed * x).sum(1))[:, None]
-        of_sum = d + b * (1 - t**2) * (keyed * d).sum(1)[:, None] * x
-        total += step(x, d, t, of_sum, v, per_unit)
-    return total * per_unit / layers
-
-
-def each_times(matrices, vectors):
-    """Multiply many small matrices and vectors in half the time of `@`."""
-    return np.einsum("sij,sj->si", matrices, vectors)
-
-
-def step(x, d, t, of_sum, v, per_unit):
-    """Move the pair in place; return the logarithm of the growth of D."""
-    c = per_unit**-0.5
-    y = x + c * t * each_times(v, x)
-    e = d + c * each_times(v, of_sum)
-    length = np.linalg.norm(y, axis=1, keepdims=True)
-    x[:] = y / length
-    e = (e - (e * x).sum(1, keepdims=True) * x) / length
-    size = np.linalg.norm(e, axis=1)
-    d[:] = e / size[:, None]
-    return np.log(size)
-
-
 # Causal masks: no antipodes, and how long they last.
 
 

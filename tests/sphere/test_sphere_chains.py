@@ -15,14 +15,12 @@ from limitformer.simulation.processes import process_of
 from limitformer.sphere.methods import methods_of
 from limitformer.sphere.pair.chain import advance_hybrid, advance_stochastic, open_pairs
 from limitformer.sphere.pair.chi_squares import blocks_needed
-from limitformer.sphere.tokens.values import LAWS
 from sphere_naive import gaps_of, naive_chain, naive_layer, normalised, overlaps_of, tokens_at
 from statistics_checks import ALPHA, assert_same_law
 
 SAMPLES = 20_000
 LAYERS = 10
 BASE = {"beta": 1.7, "layers_per_unit_time": LAYERS}
-PAIR = normalised(np.array([[1.0, 0.2], [0.1, 1.0]]))
 # One value counts for more where there are few layers: there the laws of the values differ.
 FEW = {"beta": 1.7, "layers_per_unit_time": 2}
 
@@ -160,26 +158,6 @@ def test_tokens_themselves_share_one_law(name):
     assert_same_law(
         positions(first_layer(model, start)), positions(layer), wrong=positions(first_layer(model, turned, seed=9))
     )
-
-
-@pytest.mark.parametrize(
-    ("values", "other", "tokens", "dim"), [("uniform", "gaussian", 3, 4), ("rademacher", "uniform", 5, 3)]
-)
-def test_coordinates_distinguish_the_laws_of_the_values(values, other, tokens, dim):
-    """Coordinates depend on single entries of V, so not only on its variance."""
-    model = stochastic(tokens, dim, layers_per_unit_time=1, values=values)
-    start = start_of(model, dim)
-    layer = naive_chain(model, start, 1, SAMPLES, seed=7)
-    wrong = first_layer(replace(model, values=other), start)
-    assert_same_law(positions(first_layer(model, start)), positions(layer), wrong=positions(wrong))
-
-
-def test_every_method_and_law_is_in_the_registry():
-    models = [model for model, _ in CASES.values()]
-    assert {method for _, method in BY_METHOD} == {"overlap", "gram", "coordinates"}
-    for kind in (lf.StochasticTransformer, lf.HybridTransformer):
-        assert {m.values for m in models if isinstance(m, kind)} == set(LAWS)
-        assert {m.attention for m in models if isinstance(m, kind)} == {"softmax", "unnormalized"}
 
 
 # --- other starts -----------------------------------------------------------------------------------------------------

@@ -169,15 +169,6 @@ def test_chains_limits_and_methods_have_separate_streams():
     assert np.abs(correlations).max() < 5 / 500**0.5
 
 
-@pytest.mark.parametrize("method", ["overlap", "gram", "coordinates"])
-def test_chain_and_limit_have_separate_uniform_starts(method):
-    starts = []
-    for model in (TWO, lf.limit(TWO)):
-        data = lf.simulate(model, samples=500, seed=5, horizon=1.0, record=[0.0], method=method)
-        starts.append(data["overlap"].values.ravel())
-    assert abs(np.corrcoef(starts)[0, 1]) < 5 / 500**0.5
-
-
 # --- early stops ------------------------------------------------------------------------------------------------------
 
 FINE = {**PAIR, "layers_per_unit_time": 50}
@@ -276,15 +267,6 @@ def test_stored_result_contains_all_that_repeats_it(name, tmp_path):
     )
     assert_same_bits(again, data)
     np.testing.assert_array_equal(again["time"], data["time"])
-
-
-def test_the_step_of_a_limit_is_shortened_to_meet_the_horizon():
-    data = run("limit, gram", samples=1)
-    assert data.attrs["dt"] == 0.07
-    assert data.attrs["actual_dt"] == pytest.approx(0.07, rel=1e-12)
-    data = lf.simulate(lf.limit(THREE), samples=1, seed=0, horizon=0.1, dt=0.03)
-    np.testing.assert_allclose(data["time"], [0, 0.025, 0.05, 0.075, 0.1], rtol=1e-14)
-    assert data.attrs["actual_dt"] == 0.025
 
 
 # --- Ctrl-C -----------------------------------------------------------------------------------------------------------

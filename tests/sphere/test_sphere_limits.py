@@ -184,6 +184,18 @@ def test_limit_equals_euler_maruyama_of_the_paper(model):
     assert_same_law(euler(1.0), limit, wrong=euler(0.5))
 
 
+def test_limit_depends_neither_on_layers_nor_on_law():
+    """Models that differ only in these have the same bits."""
+    model = replace(THREE, dim=5)
+    start = tokens_at(1, 3, 5)
+    run = {"samples": 20, "seed": 3, "horizon": 0.5, "dt": 0.02}
+    one = lf.simulate(lf.limit(model), start, **run)
+    other = lf.simulate(lf.limit(replace(model, layers_per_unit_time=7, values="rademacher")), start, **run)
+    wrong = lf.simulate(lf.limit(replace(model, sigma=1.4)), start, **run)
+    assert one["overlap"].values.tobytes() == other["overlap"].values.tobytes()
+    assert one["overlap"].values.tobytes() != wrong["overlap"].values.tobytes()
+
+
 def test_a_step_of_the_limit_is_a_layer():
     """L = 1/dt layers with Gaussian values and the limit's steps: one law, other random numbers."""
     chain = overlaps(replace(THREE, layers_per_unit_time=20), START)
