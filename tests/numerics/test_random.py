@@ -299,22 +299,6 @@ def test_few_degrees_are_sums_of_squares(degrees):
     assert not retries.any()
 
 
-def test_second_attempt_does_not_change_other_lanes():
-    """The bits of a replica do not depend on the second attempts of its neighbours.
-
-    After the chis every lane continues with the normals that it would have without a rejection.
-    """
-    count = 1001
-    first, second = (chis_of_lanes(count, 5, "retries", replica, seed=1) for replica in (0, 7))
-    assert (np.diff(first[1], axis=0) > 0).any(1).sum() > 100
-    assert (first[1][-1, :7] != second[1][-1, 1:]).any()
-    np.testing.assert_array_equal(first[0][:, 7], second[0][:, 0])
-    stream, after = stream_at(1, "retries"), np.empty((50, LANES))
-    chis(stream, 5, np.empty((count, LANES)), np.empty((count, LANES), np.uint64))
-    normals_one_by_one(stream, after)
-    np.testing.assert_array_equal(after, normals_of_lanes(3 * count + 50, 1, "retries")[3 * count :])
-
-
 def test_keys_differ_between_seeds_and_purposes():
     seeds = [0, 1, 2, 2**32 - 1, 2**32, 2**32 + 1, 2**63 - 1]
     purposes = ["chain", "limit factor", "limit euler-maruyama", "network 0", "network 64"]

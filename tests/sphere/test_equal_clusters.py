@@ -1,4 +1,4 @@
-"""The theorems of docs/equal-clusters.md: numerical checks of the exponents and maps of their proofs, then the chain itself."""
+"""The theorems of docs/equal-clusters.md: checks of the exponents and maps of their proofs, then the chain itself."""
 
 from itertools import combinations
 

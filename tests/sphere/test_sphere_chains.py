@@ -13,9 +13,9 @@ from limitformer.numerics.random import box_muller, key, words_of
 from limitformer.numerics.watch import new_watch
 from limitformer.simulation.processes import process_of
 from limitformer.sphere.methods import methods_of
-from limitformer.sphere.pair.chain import advance_hybrid, advance_stochastic, open_pairs
+from limitformer.sphere.pair.chain import advance_stochastic, open_pairs
 from limitformer.sphere.pair.chi_squares import blocks_needed
-from sphere_naive import gaps_of, naive_chain, naive_layer, normalised, overlaps_of, tokens_at
+from sphere_naive import gaps_of, naive_chain, normalised, overlaps_of, tokens_at
 from statistics_checks import ALPHA, assert_same_law
 
 SAMPLES = 20_000
@@ -345,24 +345,6 @@ def test_layer_of_a_pair_equals_vectors_with_the_same_numbers(dim, attention):
     wrong = [moved_by_hand(*row, model) for row in zip(z, *g.T[[0, 1, 3, 2]], *chis, strict=True)]
     assert np.abs(overlaps - right).max() < 1e-13
     assert np.abs(overlaps - wrong).max() > 0.1
-    assert (np.sign(overlaps) != np.sign(z)).any()
-
-
-@pytest.mark.parametrize(("law", "attention"), [("uniform", "softmax"), ("gaussian", "unnormalized")])
-def test_hybrid_layer_of_a_pair_equals_vectors_with_the_same_number(law, attention):
-    """Cases include a layer that reverses a vector; −v (the wrong twin) is another layer."""
-    model = hybrid(2, 3, layers_per_unit_time=2, epsilon=2.5, attention=attention, values=law, beta=0.8)
-    z = np.linspace(-0.97, 0.97, 200)
-    pairs = open_pairs()
-    pairs.running[0] = len(z)
-    pairs.replica[: len(z)] = np.arange(len(z))
-    pairs.w[: len(z)], pairs.sign[: len(z)] = (1 - abs(z)) / (1 + abs(z)), np.sign(z)
-    advance_hybrid(constants_of(model), *map(np.uint64, key(4, "pairs")), np.uint64(7), pairs)
-    v, w = pairs.first[: len(z)], pairs.w[: len(z)]
-    overlaps = pairs.sign[: len(z)] * (1 - w) / (1 + w)
-    x = np.array([at_overlap(model, overlap) for overlap in z])
-    assert np.abs(overlaps - overlaps_of(naive_layer(x, model, v))[:, 0]).max() < 1e-13
-    assert np.abs(overlaps - overlaps_of(naive_layer(x, model, -v))[:, 0]).max() > 0.1
     assert (np.sign(overlaps) != np.sign(z)).any()
 
 

@@ -137,7 +137,6 @@ def test_outcomes_have_the_law_of_those_without_a_stop(name, monkeypatch):
     [
         (model_of(3, 4), [[1.0, 0, 0, 0]] * 3, (1, 3, 0, 0)),
         (model_of(4, 3), [[1.0, 0, 0], [1, 0, 0], [-1, 0, 0], [-1, 0, 0]], (2, 2, 4, 0)),
-        (model_of(2, 3), [[1.0, 0, 0], [1, 0, 0]], (1, 2, 0, 0)),
     ],
 )
 def test_tokens_that_coincide_from_the_start_stop_at_once(model, start, outcome):
