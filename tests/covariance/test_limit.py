@@ -407,20 +407,6 @@ def test_limit_refuses_models_without_a_limit(changes, needs):
 
 
 @pytest.mark.parametrize(
-    ("options", "needs"),
-    [
-        ({"dt": 0.0}, "dt must be positive"),
-        ({"dt": 3.0, "record": [40.0]}, "dt must be below"),
-    ],
-    ids=str,
-)
-def test_simulate_refuses_bad_options_of_a_limit(options, needs):
-    limit = lf.limit(lf.Transformer(width=10, depth=400, gamma=0.5, attention=lf.ShapedAttention(tau0=1.0)))
-    with pytest.raises(lf.InputError, match=needs):
-        lf.simulate(limit, V4, samples=2, seed=0, **options)
-
-
-@pytest.mark.parametrize(
     ("parts", "basis"),
     [
         ({"attention": ATTENTION}, "[ST, Theorem 4.2]"),

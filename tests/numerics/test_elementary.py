@@ -211,11 +211,3 @@ def test_sine_and_cosine_have_the_stated_precision(x):
     exact = x.astype(np.longdouble)
     assert worst(sine, np.sin(exact)) < claimed_errors()[1]
     assert worst(cosine, np.cos(exact)) < claimed_errors()[1]
-
-
-def test_sine_is_odd_and_cosine_even_to_the_bit():
-    x = uniform(0, np.pi / 4)
-    (sine, cosine), (negative, mirrored) = sine_cosine_of(x), sine_cosine_of(-x)
-    np.testing.assert_array_equal(negative, -sine)
-    np.testing.assert_array_equal(mirrored, cosine)
-    assert sine_cosine_of([0.0]) == (0.0, 1.0)

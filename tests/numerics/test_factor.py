@@ -99,21 +99,6 @@ def test_triangularise_agrees_with_householder(shape):
     assert (out.diagonal() > 0).all()
 
 
-@pytest.mark.parametrize(("first", "last", "offset"), [(2, 11, 0), (3, 9, 1), (0, 7, 3)])
-def test_triangularise_uses_only_the_given_columns(first, last, offset):
-    """The factor of rows[:, first:last] at out[:, offset:]; what stands before and behind stays, also of `rows`."""
-    rows = normals(4, 11, seed=1)
-    work, out = stacked(rows), np.full((4, 10, LANES), np.nan)
-    triangularise(work, first, last, out, offset)
-    part = slice(offset, offset + 4)
-    assert np.isnan(np.delete(out, np.arange(10)[part], axis=1)).all()
-    factor = out[:, part, 0]
-    np.testing.assert_allclose(factor, triangular(rows[:, first:last]), rtol=1e-13)
-    np.testing.assert_allclose(factor @ factor.T, rows[:, first:last] @ rows[:, first:last].T, rtol=1e-13, atol=1e-13)
-    untouched = [k for k in range(11) if not first <= k < last]
-    np.testing.assert_array_equal(work[:, untouched], stacked(rows)[:, untouched])
-
-
 @pytest.mark.parametrize("rank", [0, 2])
 def test_triangularise_keeps_the_gram_matrix_of_singular_rows(rank):
     rows = normals(5, rank, seed=2) @ normals(rank, 8, seed=3)

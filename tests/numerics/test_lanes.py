@@ -18,7 +18,6 @@ from limitformer.numerics.lanes import (
     where_positive,
 )
 
-EPS = np.finfo(float).eps
 BAD = [np.nan, np.inf, -np.inf]
 A = np.array([1.5, -2.0, 0.0, 3e200, -7e-300, 1 / 3, -1e-3, 12345.678])
 B = np.array([-0.7, 3.0, 5.0, 1e100, 3e-200, 7.0, -1e-3, -0.1])
@@ -76,27 +75,6 @@ def answer(kernel, *arguments):
 
 
 # --- operations -----------------------------------------------------------------------------------------------------
-
-EXACT = {"+": (ADD, operator.add), "-": (SUBTRACT, operator.sub), "*": (MULTIPLY, operator.mul)}
-
-
-@pytest.mark.parametrize(("kernels", "reference"), EXACT.values(), ids=list(EXACT))
-def test_sums_and_products_agree_with_numpy(kernels, reference):
-    """They agree to the bit in every lane; lanes that are rotated by one, the wrong twin, do not."""
-    expected = reference(A, B)
-    np.testing.assert_array_equal(answer(kernels[0], A, B), expected)
-    assert (answer(kernels[0], np.roll(A, 1), B) != expected).any()
-    for number in (2.5, -1e-3, 0.0):
-        np.testing.assert_array_equal(answer(kernels[1], A, number), reference(A, number))
-        np.testing.assert_array_equal(answer(kernels[2], number, B), reference(number, B))
-
-
-def test_quotients_agree_with_numpy():
-    """They agree to three roundings, because a quotient may be computed as a product with the reciprocal."""
-    np.testing.assert_allclose(answer(DIVIDE[0], A, B), A / B, rtol=3 * EPS)
-    for number in (2.5, -1e-3, 3.0):
-        np.testing.assert_allclose(answer(DIVIDE[1], A, number), A / number, rtol=3 * EPS)
-        np.testing.assert_allclose(answer(DIVIDE[2], number, B), number / B, rtol=3 * EPS)
 
 
 @pytest.mark.parametrize(

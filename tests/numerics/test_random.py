@@ -9,7 +9,6 @@ from limitformer.numerics.lanes import LANES, store
 from limitformer.numerics.random import (
     BUFFER,
     FIRST_RETRY,
-    box_muller,
     draw_normals,
     fill_normals,
     key,
@@ -40,12 +39,6 @@ KNOWN_ANSWERS = [
 @numba.njit
 def compiled_philox(c0, c1, c2, c3, k0, k1):
     return philox(c0, c1, c2, c3, k0, k1)
-
-
-@numba.njit(error_model="numpy", fastmath={"contract"})
-def box_mullers(a, b, first, second):
-    for i in range(len(a)):
-        first[i], second[i] = box_muller(a[i], b[i])
 
 
 @numba.njit
@@ -172,24 +165,6 @@ def test_a_replica_has_the_same_bits_in_every_lane(shift):
     here, there = (normals_of_lanes(2 * BUFFER + 3, seed=4, replica=first) for first in (20, 20 + shift))
     np.testing.assert_array_equal(here[:, shift:], there[:, : LANES - shift])
     assert (here[:, 0] != there[:, 0]).all()
-
-
-def pairs(a, b):
-    size = max(np.size(a), np.size(b))
-    first, second = np.empty(size), np.empty(size)
-    a, b = (np.full(size, word, np.uint64) for word in (a, b))
-    box_mullers(a, b, first, second)
-    return first, second
-
-
-def test_the_radius_is_centred_exactly():
-    """Radii of the words 0, 1, … and … 2³² − 1: √(−2 log((i + 1/2)/2³²)), from 6.76 to 1.5e-5."""
-    a = np.concatenate([np.arange(100), 2**32 - 1 - np.arange(100)])
-    radius = np.hypot(*pairs(a, 4 * 2**29))
-    u = (a + np.longdouble(0.5)) / 2**32
-    np.testing.assert_allclose(radius, np.sqrt(-2 * np.log(u)).astype(float), rtol=2e-15)
-    assert 6.76 < radius.max() < 6.77
-    assert radius.min() > 0
 
 
 def test_normals_follow_the_normal_law():

@@ -98,22 +98,6 @@ def test_spread_is_mean_and_band_over_samples_of_the_mean_size(chain, ax):
     assert ax.get_yscale() == "linear"
 
 
-def test_pairs_have_the_curves_of_covariances(chain, ax):
-    v = chain["covariance"].values
-    first, second = np.triu_indices(TOKENS, 1)
-    pairs = xr.Dataset(
-        {
-            "variance": (("sample", "depth", "token"), np.diagonal(v, axis1=-2, axis2=-1)),
-            "pair_covariance": (("sample", "depth", "pair"), v[..., first, second]),
-        },
-        {"depth": np.arange(5), "first": ("pair", first), "second": ("pair", second)},
-    )
-    for draw in (lf.plot.correlation, lf.plot.spread):
-        draw({"V": chain, "pairs": pairs}, ax=ax)
-        whole, of_pairs = means(ax)[-2:]
-        np.testing.assert_allclose(of_pairs.get_ydata(), whole.get_ydata(), rtol=1e-12)
-
-
 def test_a_chain_beside_a_limit_is_drawn_over_its_time(chain, limit, ax):
     lf.plot.correlation({"network": chain, "SDE": limit}, ax=ax)
     network, sde = means(ax)

@@ -84,12 +84,9 @@ def test_saving_again_replaces(tmp_path, ending):
     assert names(tmp_path) == [path.name]
 
 
-@pytest.mark.parametrize(
-    "path", [None, "a\0.nc", "s3://bucket/a.nc", "x" * 300 + ".nc", "a.csv", ".nc", "missing.zarr"]
-)
+@pytest.mark.parametrize("path", [None, "a\0.nc", "s3://bucket/a.nc", "x" * 300 + ".nc", ".nc"])
 def test_invalid_paths_are_refused(path):
-    calls = (load,) if path == "missing.zarr" else (load, lambda path: save(dataset(), path))
-    for call in calls:
+    for call in (load, lambda path: save(dataset(), path)):
         with pytest.raises(InputError, match=r"^[^\n]+$"):
             call(path)
 

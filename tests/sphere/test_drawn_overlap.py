@@ -57,7 +57,7 @@ def coefficients(sums, kappa, z, model):
 OVERLAPS = (-0.95, -0.4, 0.3, 0.8)
 MODELS = [
     (dim, tau, head_dim, clusters, mask)
-    for dim, tau in [(2, 0.7), (4, 5.0), (9, 12.0)]
+    for dim, tau in [(2, 0.7), (3, 2.0), (4, 5.0), (6, 1.0), (9, 12.0)]
     for head_dim, clusters, mask in [(None, (1, 1), "none"), (None, (3, 1), "none"), (None, (1, 1), "causal")]
 ] + [(3, 2.0, 2, (1, 1), "none"), (4, 0.7, 5, (1, 2), "none")]
 
@@ -175,6 +175,23 @@ def test_antipodes_never_attract_from_dimension_four_on(head_dim):
         assert 1 + q > 3 * m
 
 
+def test_both_bounds_of_the_proof_are_needed_and_hold():
+    """1 + q − 3m is at least 1 − 2c², and above c(2b/3 + 3/b) − 2 ≥ 2√2 c − 2, where c = E s tanh(bs)."""
+    signs, second = [], []
+    for b in (0.2, 1.0, 1.74, 5.0, 50.0):
+        m, q = at_antipodes(b)
+        c = b * (1 - m)
+        assert c == pytest.approx(gaussian_mean(lambda s, b=b: s * np.tanh(b * s)), rel=1e-7)
+        second.append(c * (2 * b / 3 + 3 / b) - 2)
+        assert 1 + q - 3 * m >= 1 - 2 * c * c - 1e-9
+        assert 1 + q - 3 * m > second[-1] >= 8**0.5 * c - 2
+        signs.append((1 - 2 * c * c > 0, 8**0.5 * c - 2 > 0))
+        assert any(signs[-1])
+    assert signs[1] == (True, False)  # as the page says of b = 1 and b = 5
+    assert signs[3] == (False, True)
+    assert min(second) == second[2] == pytest.approx(0.0528, abs=1e-4)  # positive before it is weakened
+
+
 @pytest.mark.parametrize(
     ("dim", "b", "kind", "critical"),
     [
@@ -193,6 +210,55 @@ def test_antipodes_attract_only_in_two_and_three_dimensions(dim, b, kind, critic
     # The transition of [CT, Theorem 2], which has another answer in dimension 4.
     fixed = lf.overlap(stochastic(2, dim, beta=b, query_key=None))
     assert (fixed.boundaries.minus.kind == kind) == (dim < 4)
+
+
+@pytest.mark.slow(keep=1)
+@pytest.mark.parametrize(("dim", "b", "rate"), [(3, 1.0, -0.394), (4, 1.0, 0.141), (4, 1.75, 0.054), (5, 1.0, 0.676)])
+def test_rate_at_antipodes_is_that_of_a_linearised_simulation(dim, b, rate):
+    """D = X¹ + X², tiny, at a pair of antipodes: every matrix drawn in full."""
+    diffusion = lf.overlap(stochastic(2, dim, tau=b))
+    exact = float(diffusion.artanh_drift(-300.0))
+    assert exact == pytest.approx(rate, abs=1e-3)
+    rates = linearised_rates(dim, b, layers=500, per_unit=300, samples=6000, seed=4)
+    assert abs(rates.mean() - exact) < STANDARD_ERRORS * rates.std() / len(rates) ** 0.5 + 3e-3
+    colder = float(lf.overlap(stochastic(2, dim, tau=0.5 * b)).artanh_drift(-300.0))
+    assert abs(rates.mean() - colder) > STANDARD_ERRORS * rates.std() / len(rates) ** 0.5 + 3e-3
+
+
+def linearised_rates(dim, b, layers, per_unit, samples, seed):
+    """Return d log|D|/dt (samples,) of D = X¹ + X² to first order.
+
+    A(x) + A(−x + D) = D + b(1 − tanh²(b xᵀGx)) (DᵀGx) x.
+    """
+    rng = np.random.default_rng(seed)
+    x = np.tile(np.eye(dim)[0], (samples, 1))
+    d = np.tile(np.eye(dim)[1], (samples, 1))
+    total = np.zeros(samples)
+    for _ in range(layers):
+        g, v = rng.standard_normal((2, samples, dim, dim))
+        keyed = each_times(g, x)
+        t = np.tanh(b * (keyed * x).sum(1))[:, None]
+        of_sum = d + b * (1 - t**2) * (keyed * d).sum(1)[:, None] * x
+        total += step(x, d, t, of_sum, v, per_unit)
+    return total * per_unit / layers
+
+
+def each_times(matrices, vectors):
+    """Multiply many small matrices and vectors in half the time of `@`."""
+    return np.einsum("sij,sj->si", matrices, vectors)
+
+
+def step(x, d, t, of_sum, v, per_unit):
+    """Move the pair in place; return the logarithm of the growth of D."""
+    c = per_unit**-0.5
+    y = x + c * t * each_times(v, x)
+    e = d + c * each_times(v, of_sum)
+    length = np.linalg.norm(y, axis=1, keepdims=True)
+    x[:] = y / length
+    e = (e - (e * x).sum(1, keepdims=True) * x) / length
+    size = np.linalg.norm(e, axis=1)
+    d[:] = e / size[:, None]
+    return np.log(size)
 
 
 # Causal masks: no antipodes, and how long they last.

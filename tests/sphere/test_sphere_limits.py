@@ -152,7 +152,12 @@ def limit_of(model):
     return overlaps(lf.limit(model), START[: model.tokens], seed=2, dt=1 / 400)
 
 
-@pytest.mark.parametrize(("model", "law"), [(TWO, "gaussian"), (THREE, "uniform"), (THREE, "rademacher")], ids=str)
+@pytest.mark.slow(keep=3)
+@pytest.mark.parametrize(
+    ("model", "law"),
+    [(TWO, "gaussian"), (THREE, "uniform"), (THREE, "rademacher"), (THREE, "truncated normal")],
+    ids=lambda x: getattr(x, "tokens", x),
+)
 def test_every_law_of_the_values_has_one_limit(model, law):
     """[CT, Theorem 1] 400 layers per unit of time against the SDE; values that are a tenth larger are rejected."""
     start, limit = START[: model.tokens], limit_of(model)

@@ -9,11 +9,11 @@ from scipy import stats
 import limitformer as lf
 from limitformer.simulation.processes import process_of
 from limitformer.sphere.pair.chain import open_pairs
-from limitformer.sphere.stopping.bound import MARGIN
-from limitformer.sphere.stopping.merging import TURN, Merging
+from limitformer.sphere.stopping.bound import MARGIN, ORDERS
+from limitformer.sphere.stopping.merging import SHARES, TRANSIT, TURN, Merging, walk_exponent
 from limitformer.sphere.stopping.two_clusters import TwoClusters, advance_clusters
-from sphere_naive import naive_layer, normalised, overlaps_of
-from statistics_checks import ALPHA, assert_same_law
+from sphere_naive import naive_attention, naive_layer, normalised, overlaps_of
+from statistics_checks import ALPHA, STANDARD_ERRORS, assert_same_law
 
 LEVEL = 0.05
 TOLERANCE = 1e-2
@@ -172,6 +172,23 @@ def test_early_stop_changes_nothing_without_a_bound(name):
 # --- the bounds -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("dim", [2, 9])
+@pytest.mark.parametrize("share", SHARES)
+def test_distances_in_a_cluster_fall_by_the_exponent_of_the_bound(dim, share):
+    """E (|D′|/|D|)^r = 1 at r near dim − 1 for every |A|, by vectors; the exponent of the library is not above it."""
+    c = 0.1 * share
+    g = np.random.default_rng(5).standard_normal((400_000, dim))
+    y = np.eye(dim)[0] + c * g  # xᵖ + c V A
+    length = np.linalg.norm(y, axis=1)
+    along = y[:, 1] / length  # D along the second axis
+    ratio = np.sqrt(1 - along**2) / length
+    r = walk_exponent(process_with(model_of(3, dim, layers=100)).pair_constants(), 1e-9, ORDERS[-1])
+    assert r == pytest.approx(dim - 1, rel=0.05)
+    mean, error = (ratio**r).mean(), (ratio**r).std() / len(ratio) ** 0.5
+    assert mean < 1 + STANDARD_ERRORS * error
+    assert (ratio ** (1.5 * r)).mean() > 1
+
+
 @pytest.mark.parametrize(("dim", "layers"), [(3, 25), (5, 16), (6, 25), (7, 20), (8, 30)])
 def test_no_exponent_of_long_steps_is_above_the_true_one(dim, layers):
     """E (|D′|/|D|)^r by an integral over length and direction of xᵖ + cVA, at the exponent of the library.
@@ -241,3 +258,38 @@ def share_that_parts(model, w):
     run = {"samples": 2000, "seed": 1, "horizon": 20.0, "keep": "outcome", "tolerance": TOLERANCE, "progress": False}
     data = lf.simulate(model, normalised(start), record=np.arange(1001) / 50, **run)
     return float((data["clusters"].values > 1).any(1).mean())
+
+
+@pytest.mark.slow
+def test_distances_in_a_cluster_grow_far_less_than_transit_allows():
+    """Two tokens of a cluster move from antipodes to one point with one across; |D| to first order.
+
+    `TRANSIT` allows a growth of 1e20.
+    """
+    growths = [growth(beta, larger) for beta in (0.5, 2.0, 6.0) for larger in (2, 12)]
+    assert 2 < max(growths) < 100
+    assert TRANSIT == 1e-20
+
+
+def growth(beta, larger, samples=200, seconds=30):
+    """Return the largest |D| of all times and samples over that at z = −0.9; D is kept at 1e-8 of its size."""
+    model = model_of(larger + 1, 4, layers=50, beta=beta)
+    rng = np.random.default_rng(2)
+    x = np.zeros((samples, larger + 1, 4))
+    x[:, :larger, 0], x[:, larger, 0], x[:, larger, 1] = 1.0, -0.9, 0.19**0.5
+    logs, largest = np.zeros(samples), np.zeros(samples)
+    d = normalised(rng.standard_normal((samples, 4)) * [0, 1, 1, 1]) * 1e-8
+    for _ in range(50 * seconds):
+        x[:, larger - 1] = x[:, 0] + d
+        value = rng.standard_normal((samples, 4, 4))
+        a = naive_attention(x, model)
+        y = x + 50**-0.5 * a @ np.swapaxes(value, -1, -2)
+        length = np.linalg.norm(y[:, 0], axis=-1, keepdims=True)
+        u, difference = y[:, 0] / length, y[:, larger - 1] - y[:, 0]
+        d = (difference - (difference * u).sum(-1, keepdims=True) * u) / length
+        x = normalised(y)
+        size = np.linalg.norm(d, axis=-1)
+        logs += np.log(size / 1e-8)
+        d *= (1e-8 / size)[:, None]
+        largest = np.maximum(largest, logs)
+    return float(np.exp(largest.max()))

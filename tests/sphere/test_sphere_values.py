@@ -17,7 +17,6 @@ EXACT = {
     "uniform": stats.uniform(-(3**0.5), 2 * 3**0.5),
     "truncated normal": stats.truncnorm(-2, 2, scale=1 / stats.truncnorm(-2, 2).std()),
 }
-BOUND = {"gaussian": 6.8, "uniform": 3**0.5, "rademacher": 1.0, "truncated normal": 2 / 0.8796256610342397}
 ROWS = 4 * 8_000
 
 
@@ -53,15 +52,6 @@ def test_values_have_their_law(law):
     x = values(law).ravel()
     for other, exact in EXACT.items():
         assert (stats.kstest(x, exact.cdf).pvalue > ALPHA) == (other == law)
-
-
-@pytest.mark.parametrize("law", LAWS)
-def test_values_are_bounded_and_reach_their_bound(law):
-    """[CT, Assumption 1]; the bound of Gaussian values comes from 32-bit uniforms, far beyond these samples."""
-    x = values(law)
-    assert np.abs(x).max() <= BOUND[law]
-    if law != "gaussian":
-        assert min(x.max(), -x.min()) > 0.999 * BOUND[law]
 
 
 @pytest.mark.parametrize("law", LAWS)
