@@ -120,7 +120,7 @@ STEPS = [
 def test_one_step_has_the_drift_and_noise(parts):
     """The step samples what `GradientCoefficients` computes in closed form."""
     limit = lf.limit(lf.Transformer(width=9, depth=9, gamma=0.7, **parts))
-    dt, samples = 0.01, 160_000
+    dt, samples = 0.01, 400_000
     right = GradientCoefficients(limit, V, M, PSI)
     moved, spreads, logits = steps_of(limit, V, M, PSI, dt, samples, seed=3)
     responses = right.response_to(logits) if limit.tau0 else (0.0, 0.0)
@@ -192,10 +192,11 @@ def test_wrong_twins_without_one_term_are_rejected(missing):
     assert min(ks_2samp(twin.stream, stream).pvalue, ks_2samp(twin.kernel, kernel).pvalue) < 1e-6
 
 
-def test_nearly_equal_tokens():
+@pytest.mark.parametrize("parts", LAWS[:2], ids=["attention", "relu"])
+def test_nearly_equal_tokens(parts):
     """V⁻¹ is large there, from the first step on, and the gradients are not."""
     start = lf.equicorrelated(tokens=2, correlation=1 - 1e-7)
-    model = network(160, **LAWS[1])
+    model = network(160, **parts)
     chain, limit = (
         lf.simulate(each, start, samples=5000, seed=6, gradients=True, record=[0], progress=False).fillna(np.inf)
         for each in (model, lf.limit(model))

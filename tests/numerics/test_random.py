@@ -222,24 +222,6 @@ def test_normals_of_many_replicas_are_those_of_their_streams():
     assert np.abs(np.diff(drawn, axis=0)).min() > 0
 
 
-def test_rewinding_starts_the_replica_anew():
-    """Normals, chis and second attempts start again, whichever replica the stream had before."""
-    words = np.array(key(8, "test"), np.uint64)
-    stream = stream_at(8, replica=3)
-    drawn = []
-    for replica in (3, 3, 90, 3):
-        rewind(stream, words, np.uint64(replica))
-        g, chi, retries = np.empty((BUFFER + 3, LANES)), np.empty((500, LANES)), np.empty((500, LANES), np.uint64)
-        normals_one_by_one(stream, g)
-        chis(stream, 5, chi, retries)
-        drawn.append((g, chi, retries))
-    for again in (1, 3):
-        for ours, first in zip(drawn[again], drawn[0], strict=True):
-            np.testing.assert_array_equal(ours, first)
-    assert (drawn[2][0] != drawn[0][0]).all()
-    assert (drawn[0][2][-1] > 0).any()
-
-
 @pytest.mark.slow(keep=3)
 @pytest.mark.parametrize("degrees", [2, 5, 50, 1, 4, 7, 200])
 def test_chi_follows_its_law(degrees):

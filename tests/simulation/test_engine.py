@@ -385,8 +385,3 @@ def test_the_bar_shows_only_after_a_while(monkeypatch, capsys, terminal):
     out, err = capsys.readouterr()
     assert out == ""
     assert "━" in err
-
-
-def test_progress_false_shows_no_bar(monkeypatch, capsys):
-    assert bars_of(monkeypatch, 0.0, progress=False) == []
-    assert capsys.readouterr() == ("", "")

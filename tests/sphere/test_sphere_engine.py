@@ -219,20 +219,6 @@ def test_replicas_stop_at_the_first_check_below_the_bound():
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
-@some_runs
-def test_save_and_load_keep_every_kind_of_result(name, tmp_path):
-    """Variables, dims, coordinates and attributes are compared."""
-    data = run(name, samples=5)
-    loaded = lf.load(lf.save(data, tmp_path / "a.nc"))
-    xr.testing.assert_equal(loaded, data)
-    assert_same_bits(loaded, data)
-    assert set(loaded.attrs) == set(data.attrs)
-    for key, value in data.attrs.items():
-        np.testing.assert_array_equal(loaded.attrs[key], value)
-    if data.attrs["keep"] != "tokens":
-        xr.testing.assert_equal(lf.outcomes(loaded), lf.outcomes(data))
-
-
 def test_a_single_token_can_be_saved(tmp_path):
     """It has no pairs and is one cluster."""
     model = lf.StochasticTransformer(**{**PAIR, "tokens": 1})
