@@ -230,9 +230,6 @@ def test_a_layer_with_one_direction_leads_to_two_halves_or_one_cluster():
     assert {1, 2, 3} <= seen
 
 
-# Proposition 3.
-
-
 # The chain.
 
 

@@ -197,11 +197,8 @@ def plain_uniform(slope, tails, dim, step=0.01):
 
 PLACES = [
     *((dim, beta) for dim, beta in [(2, 0.0), (3, 0.6), (4, 2.0), (5, 5.0), (10, 9.0), (64, 20.0), (512, 20.0)]),
-    *(
-        (dim, critical + off)
-        for dim, off in [(3, 1e-3), (5, -1e-3), (64, 1e-3), (4096, 1e-3), (4096, -1e-3)]
-        for critical in [acosh(dim - 2) / 2]
-    ),
+    # next to the threshold
+    *((dim, acosh(dim - 2) / 2 + off) for dim, off in [(3, 1e-3), (5, -1e-3), (64, 1e-3), (4096, 1e-3), (4096, -1e-3)]),
 ]
 
 
@@ -384,17 +381,11 @@ def test_scale_density_equals_that_of_the_paper():
     ("make", "message"),
     [
         (lambda: overlap(3), "overlap needs a StochasticTransformer or HybridTransformer; got int."),
-        (
-            lambda: overlap(stochastic(3)),
-            r"The overlap of 3 tokens is not a diffusion; give clusters=\(p, q\), p \+ q = 3.",
-        ),
+        (lambda: overlap(stochastic(3)), r"The overlap of 3 tokens is not a diffusion; give clusters=\(p, q\)"),
         (lambda: overlap(stochastic(3), (2, 2)), r"clusters must add up to tokens = 3; got 2 \+ 2 = 4."),
         (lambda: overlap(stochastic(3), (3, 0)), "A cluster must be at least 1; got 0."),
         (lambda: overlap(stochastic(3), (1, 1, 1)), r"clusters must be two whole numbers \(p, q\); got \(1, 1, 1\)."),
-        (
-            lambda: overlap(hybrid(beta=-200.0)),
-            r"Unequal clusters and the hybrid model need \|beta\| <= 150 here; got -200.",
-        ),
+        (lambda: overlap(hybrid(beta=-200.0)), r"the hybrid model need \|beta\| <= 150 here; got -200."),
         (lambda: overlap(stochastic()).antipodal_probability([0.0, np.nan]), r"start must lie in \[-1, 1\]; got nan."),
         (lambda: overlap(stochastic()).return_probability(1.0, 0.5), "level must lie strictly between -1 and 1"),
         (lambda: overlap(stochastic()).scale_density(1.0), "z must lie strictly between -1 and 1"),

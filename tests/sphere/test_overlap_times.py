@@ -347,46 +347,27 @@ def test_rates_are_the_speeds_of_the_two_humps():
     assert pair.rates.plus == pytest.approx(2.0)
 
 
+PAIR, WIDE = overlap(stochastic()), overlap(stochastic(dim=256, beta=0.5))
+UNNORMALIZED = overlap(stochastic(3, attention="unnormalized"), (2, 1))
+UNEQUAL = "Only unequal clusters of the stochastic model"
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda: overlap(stochastic()).mean_hitting_time(0.9, -1.0),
-            "start must be above -1: two tokens there stay there",
-        ),
-        (
-            lambda: overlap(stochastic()).mean_hitting_time(1.0, 0.0),
-            "target must lie strictly between -1 and 1; got 1.",
-        ),
-        (
-            lambda: overlap(stochastic()).mean_exit_time(0.5, 0.9, 0.0),
-            "low, start and high must be in order; got 0.5, 0, 0.9",
-        ),
-        (
-            lambda: overlap(stochastic()).metastable_gap(),
-            "Only unequal clusters of the stochastic model are metastable",
-        ),
-        (
-            lambda: overlap(stochastic(4), (2, 2)).lifetime_asymptote(0.9),
-            "Only unequal clusters of the stochastic model, and tokens behind a causal mask",
-        ),
-        (
-            lambda: overlap(stochastic(3, attention="unnormalized"), (2, 1)).lifetime_asymptote(0.9),
-            r"Lifetimes grow like e\^\{2\|beta\|\} only with softmax",
-        ),
+        (lambda: PAIR.mean_hitting_time(0.9, -1.0), "start must be above -1: two tokens there stay there"),
+        (lambda: PAIR.mean_hitting_time(1.0, 0.0), "target must lie strictly between -1 and 1; got 1."),
+        (lambda: PAIR.mean_exit_time(0.5, 0.9, 0.0), "low, start and high must be in order; got 0.5, 0, 0.9"),
+        (lambda: PAIR.metastable_gap(), UNEQUAL + " are metastable"),
+        (lambda: overlap(stochastic(4), (2, 2)).lifetime_asymptote(0.9), UNEQUAL + ", and tokens behind a causal mask"),
+        (lambda: UNNORMALIZED.lifetime_asymptote(0.9), r"Lifetimes grow like e\^\{2\|beta\|\} only with softmax"),
         (lambda: overlap(stochastic(3, beta=0.1), (2, 1)).metastable_gap(), "No metastable state"),
         (lambda: overlap(hybrid(epsilon=0.0)).density([1.0]), "There is no density without noise"),
-        (lambda: overlap(stochastic()).density([1.0, 0.5]), "times must be finite, increasing and at least 0"),
-        (lambda: overlap(stochastic()).density([0.0]), "times must end after 0."),
-        (
-            lambda: overlap(stochastic(dim=256, beta=0.5)).density([0.01], 0.0, spacing=0.05),
-            "spacing must be at most .* for this model, or its noise would be far too large; got 0.05",
-        ),
-        (lambda: overlap(stochastic()).density([1.0], steps=2), "steps must be at least 8; got 2."),
-        (
-            lambda: overlap(hybrid(beta=20.0, epsilon=1.2)).density([1.0]),
-            "The density needs .* cells; the limit is 200000",
-        ),
+        (lambda: PAIR.density([1.0, 0.5]), "times must be finite, increasing and at least 0"),
+        (lambda: PAIR.density([0.0]), "times must end after 0."),
+        (lambda: WIDE.density([0.01], 0.0, spacing=0.05), "spacing must be at most .* for this model, or its noise"),
+        (lambda: PAIR.density([1.0], steps=2), "steps must be at least 8; got 2."),
+        (lambda: overlap(hybrid(beta=20.0, epsilon=1.2)).density([1.0]), "needs .* cells; the limit is 200000"),
     ],
 )
 def test_refusals(make, message):
