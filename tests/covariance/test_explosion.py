@@ -201,7 +201,7 @@ def share_by_fixed_steps(gamma, tau0, distance, horizon, radius, samples=4000, d
 @pytest.mark.parametrize(
     ("gamma", "tau0", "start", "horizon", "samples"),
     [
-        (0.4, 0.5, lf.equicorrelated(2, -0.4, 3.0), 0.5, 1500),
+        (0.4, 0.5, lf.equicorrelated(2, -0.4, 3.0), 0.5, 3000),
         (0.6, 1.0, lf.from_covariance([[9.0, -1.0], [-1.0, 4.0]]), 0.5, 3000),
     ],
 )
