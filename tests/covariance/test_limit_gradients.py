@@ -55,7 +55,7 @@ def one_layer(request):
     """The coefficients, and the drift of one layer at widths 50 and 100."""
     kind, mask = request.param
     parts = {"attention": ATTENTION, "mask": mask} if kind == "attention" else {"feedforward": RELU}
-    return coefficients(**parts), [measured_drift(kind, width, 20_000, mask) for width in (50, 100)]
+    return coefficients(**parts), [measured_drift(kind, width, 40_000, mask) for width in (50, 100)]
 
 
 def test_one_layer_has_the_drift_up_to_an_error_of_order_one_over_n(one_layer):
