@@ -17,7 +17,7 @@ from limitformer.numerics.watch import DONE, WHOLE, halt, new_watch
 from limitformer.simulation.processes import process_of
 from statistics_checks import ALPHA, least_p
 
-SAMPLES, DRAWN, WEIGHTLESS = 12_000, 4_000, 768
+SAMPLES, DRAWN, WEIGHTLESS = 12_000, 4_000, 256
 V0 = np.array([[1.0, 0.3, -0.4], [0.3, 1.6, 0.2], [-0.4, 0.2, 0.7]])
 TWINS = np.array([[1.0, 0.3, 1.0], [0.3, 1.6, 0.3], [1.0, 0.3, 1.0]])  # the first and the last token are equal
 NEAR = TWINS + 1e-18 * np.diag([0, 0, 1.0])

@@ -106,6 +106,7 @@ def test_layer_norm_uses_the_means_of_known_tokens():
     assert_same_law(chain(model, start), network(model, start), wrong=chain(model, start.covariance))
 
 
+@pytest.mark.slow
 def test_repeated_tokens_of_a_text():
     """The start is singular: the second and the last word are one token."""
     start = lf.from_text("to be or be", width=16, seed=3)
@@ -121,6 +122,7 @@ def test_repeated_tokens_of_a_text():
     )
 
 
+@pytest.mark.slow
 def test_inner_layer_has_the_law_of_the_network():
     """The layer is at a quarter of the depth; the wrong twin is the layer before it."""
     model = MODELS["unshaped"]

@@ -189,8 +189,8 @@ CHAIN_SAMPLES = {
 }
 
 
-@pytest.mark.slow(keep=1)
-@pytest.mark.parametrize("name", ["Corollary 4.3", *(name for name in THEOREMS if name != "Corollary 4.3")])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", THEOREMS)
 def test_one_layer_has_the_drift_and_covariance_of_the_limit(name):
     """At width 2000; b with its sign turned and Σ without the part of attention or hidden units are rejected."""
     chain = model(name)

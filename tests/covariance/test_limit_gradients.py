@@ -55,7 +55,7 @@ def one_layer(request):
     """The coefficients, and the drift of one layer at widths 50 and 100."""
     kind, mask = request.param
     parts = {"attention": ATTENTION, "mask": mask} if kind == "attention" else {"feedforward": RELU}
-    return coefficients(**parts), [measured_drift(kind, width, 40_000, mask) for width in (50, 100)]
+    return coefficients(**parts), [measured_drift(kind, width, 20_000, mask) for width in (50, 100)]
 
 
 def test_one_layer_has_the_drift_up_to_an_error_of_order_one_over_n(one_layer):
@@ -75,11 +75,11 @@ def test_each_term_of_the_drift_is_needed(one_layer):
     of_m, of_psi = (2 * second - first for (first, _), (second, _) in zip(narrow, wide, strict=True))
     error, error2 = (np.hypot(2 * second, first) for (_, first), (_, second) in zip(narrow, wide, strict=True))
     wrong = twin.drift()
-    assert (abs(of_psi - wrong[1]) / error2).max() > 20
-    assert (abs(of_m - wrong[0]) / error).max() > 7
+    assert (abs(of_psi - wrong[1]) / error2).max() > 14
+    assert (abs(of_m - wrong[0]) / error).max() > 5
     if right.constants.kink > 0:
         straight = right.drift()[1] + right.constants.kink * (2 / np.pi) * np.arccos(correlations(V)) * PSI
-        assert (abs(of_psi - straight) / error2).max() > 7
+        assert (abs(of_psi - straight) / error2).max() > 5
 
 
 @pytest.mark.slow(keep=1)
