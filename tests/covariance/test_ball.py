@@ -56,32 +56,10 @@ def test_variance_of_log_norm_is_that_of_the_dense_diffusion(parts):
     assert variance_at(V3, linear, limit.mask_for(3)) != pytest.approx(dense, rel=0.02)
 
 
-@pytest.mark.parametrize("mask", [None, "causal"])
-def test_variance_of_log_norm_is_within_its_bound(mask):
-    """The bound is 4a² + 4(γ²/τ₀)²P, √m times the second with a mask."""
-    limit, rng = limit_of(0.9, 1.0, attention=SHAPED, mask=mask), np.random.default_rng(0)
-    constants, many = limit.constants(), limit.mask_for(4)
-    for _ in range(200):
-        x = rng.standard_normal((4, 4)) * np.exp(rng.standard_normal(4))
-        x += rng.standard_normal() * 3
-        v = x @ x.T
-        seen = [v[: k + 1, : k + 1] for k in range(4)] if mask else [v]
-        most = max(spread_of(part, bool(mask)) for part in seen)
-        bound = 4 * constants.linear**2 + (2 if mask else 1) * 4 * constants.mixing**2 * most
-        assert variance_at(v, constants, many) <= bound * (1 + 1e-9)
-
-
-def spread_of(v, bound):
-    """Return P of a token that sees the tokens of v, |C V C|²/m², or the bound of it that the pace has with a mask."""
-    m = len(v)
-    centre = np.eye(m) - 1 / m
-    centred = centre @ v @ centre
-    return (np.trace(centred) / m) ** 2 if bound else (centred**2).sum() / m**2
-
-
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize(
     ("gamma", "tau0", "variance", "ratio", "horizon", "samples"),
-    [(0.83, 0.6, 1.0, 3.0, 0.5, 30_000), (1.0, 0.7, 0.5, 3.0, 1.0, 20_000), (0.3, 0.3, 1.0, 2.0, 0.3, 20_000)],
+    [(0.3, 0.3, 1.0, 2.0, 0.3, 20_000), (0.83, 0.6, 1.0, 3.0, 0.5, 30_000), (1.0, 0.7, 0.5, 3.0, 1.0, 20_000)],
 )
 def test_paths_reach_a_close_ball_with_the_probability_of_the_formula(gamma, tau0, variance, ratio, horizon, samples):
     limit, start = (

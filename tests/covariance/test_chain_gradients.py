@@ -14,11 +14,10 @@ from drawn_gradients import ACTIVATIONS, gradients_of
 from limitformer.base import memory
 from limitformer.models.activations import DERIVATIVES, derivative_of
 from limitformer.numerics.watch import DONE, WHOLE, halt, new_watch
-from limitformer.sampling import replicas
 from limitformer.simulation.processes import process_of
 from statistics_checks import ALPHA, least_p
 
-SAMPLES, DRAWN, WEIGHTLESS = 12_000, 4_000, 768
+SAMPLES, DRAWN, WEIGHTLESS = 12_000, 4_000, 256
 V0 = np.array([[1.0, 0.3, -0.4], [0.3, 1.6, 0.2], [-0.4, 0.2, 0.7]])
 TWINS = np.array([[1.0, 0.3, 1.0], [0.3, 1.6, 0.3], [1.0, 0.3, 1.0]])  # the first and the last token are equal
 NEAR = TWINS + 1e-18 * np.diag([0, 0, 1.0])
@@ -45,20 +44,18 @@ CASES = {
     "both, shaped": (small(attention=lf.ShapedAttention(tau0=0.3), feedforward=SHAPED_RELU), V0),
     "sharp": (small(attention=lf.ShapedAttention(tau0=0.15)), V0),
     "heads": (small(attention=lf.SoftmaxAttention(heads=3), feedforward=lf.GELU()), V0),
-    "narrow heads": (small(attention=lf.ShapedAttention(tau0=0.5, heads=3, head_dim=2, center=False)), V0),
-    "one coordinate a head": (small(attention=lf.ShapedAttention(tau0=0.5, heads=2, head_dim=1, identity=False)), V0),
+    "one coordinate a head": (
+        small(attention=lf.ShapedAttention(tau0=0.5, heads=2, head_dim=1, identity=False, center=False)),
+        V0,
+    ),
     "two tiles of ReLU": (small(feedforward=lf.ReLU(hidden=70), lam=0.9), V0),
     "fewer units than tokens": (small(feedforward=lf.ReLU(hidden=2)), V0),
     "Pre-LN, causal": (small(attention=SOFTMAX, feedforward=lf.GELU(), norm="pre", mask="causal"), V0),
     "Post-LN": (small(attention=lf.SoftmaxAttention(heads=2), feedforward=lf.ReLU(), norm=post(lf.LayerNorm)), V0),
-    "Pre-RMS": (small(attention=SOFTMAX, feedforward=SHAPED_RELU, norm=lf.RMSNorm(placement="pre")), V0),
     "Post-RMS": (small(attention=SOFTMAX, feedforward=lf.ReLU(), norm=post(lf.RMSNorm)), V0),
     "SwiGLU": (small(attention=SOFTMAX, feedforward=lf.SwiGLU(hidden=20)), V0),
     "two tiles of GeGLU": (small(feedforward=lf.GeGLU(hidden=70), lam=0.9), V0),
-    "SiLU, Pre-LN": (small(attention=SOFTMAX, feedforward=lf.SiLU(hidden=2), norm="pre"), V0),
-    "Tanh, Post-RMS": (small(feedforward=lf.Tanh(hidden=70), norm=post(lf.RMSNorm)), V0),
     "SquaredReLU": (small(attention=lf.SoftmaxAttention(heads=2), feedforward=lf.SquaredReLU(), mask="causal"), V0),
-    "identical tokens, SwiGLU": (small(attention=SOFTMAX, feedforward=lf.SwiGLU(), norm="pre"), TWINS),
     "identical tokens": (small(attention=SOFTMAX, feedforward=lf.GELU()), TWINS),
     "nearly identical": (small(attention=lf.SoftmaxAttention(heads=2), feedforward=SHAPED_RELU, norm="pre"), NEAR),
 }
@@ -72,7 +69,9 @@ def narrow(width, norm):
     return small(width=width, attention=attention, feedforward=lf.GELU(hidden=5), norm=norm), x @ x.T / width
 
 
-CASES |= {f"width {width}, {norm}": narrow(width, norm) for width in (2, 3, 4, 5) for norm in (None, "pre")}
+CASES |= {
+    f"width {width}, {norm}": narrow(width, norm) for width, norm in ((2, None), (2, "pre"), (3, None), (4, "pre"))
+}
 CASES["width 4, Post-LN"] = narrow(4, post(lf.LayerNorm))
 
 
@@ -137,16 +136,10 @@ def test_chain_and_weightless_networks_share_one_law_and_names(name, chain):
         ("causal", "value"),
         ("sharp", "query"),
         ("sharp", "key"),
-        ("heads", "value"),
         ("heads", "output"),
-        ("two tiles of ReLU", "pre"),
         ("two tiles of ReLU", "post"),
         ("Pre-LN, causal", "post"),
-        ("SwiGLU", "pre"),
         ("SwiGLU", "gate"),
-        ("SwiGLU", "post"),
-        ("two tiles of GeGLU", "gate"),
-        ("SquaredReLU", "pre"),
         ("Post-LN", "value"),
     ],
 )
@@ -231,21 +224,6 @@ def test_gradient_without_branches_is_multiplied_by_lambda():
     assert not data["weight_gradient"].any()
 
 
-@pytest.mark.parametrize("parts", [{"feedforward": SHAPED_RELU}, {"attention": SOFTMAX, "feedforward": lf.ReLU()}])
-def test_eulers_identity_of_a_homogeneous_network(parts):
-    """⟨X_l, G_l⟩ = 2 loss at every layer; it equals |X_l| |G_l| for one token at width 1, and is at most that else."""
-    one = lf.simulate(small(width=1, **parts), [[1.3]], samples=200, seed=0, gradients=True)
-    np.testing.assert_allclose(one["stream_gradient"] * np.sqrt(one["covariance"][..., 0, 0]), ends(one), rtol=1e-10)
-    many = lf.simulate(small(feedforward=SHAPED_RELU), V0, samples=200, seed=0, gradients=True)
-    trace = np.trace(many["covariance"].values, axis1=2, axis2=3)
-    assert (many["stream_gradient"] * np.sqrt(SMALL["width"] * trace) > (1 - 1e-12) * ends(many)).all()
-
-
-def ends(data):
-    """Return twice the loss, (sample, depth)."""
-    return 2 * np.tile(data["loss"].values[:, None], data.sizes["depth"])
-
-
 def test_bits_do_not_depend_on_threads_samples_and_layers(chain):
     name = "heads"
     options = {"seed": 1, "gradients": True}
@@ -257,16 +235,6 @@ def test_bits_do_not_depend_on_threads_samples_and_layers(chain):
     assert not np.array_equal(few["loss"][:8], few["loss"][8:16])
 
 
-def test_gradients_do_not_depend_on_the_recording():
-    """A LayerNorm knows the tokens' means here."""
-    start = lf.from_tokens(TOKENS)
-    model, options = small(width=5, feedforward=lf.GELU(), norm="pre"), {"samples": 9, "seed": 3, "gradients": True}
-    whole = lf.simulate(model, start, **options)
-    pairs = lf.simulate(model, start, keep="pairs", **options)
-    np.testing.assert_array_equal(pairs["weight_gradient"], whole["weight_gradient"])
-    assert pairs["distance"].shape == (9, 4, 3)
-
-
 def test_gradient_is_nan_for_paths_that_leave_the_ball():
     data = lf.simulate(CASES["causal"][0], V0, samples=400, seed=0, gradients=True, radius=2.5)
     left = np.isfinite(data["exit"].values)
@@ -274,22 +242,6 @@ def test_gradient_is_nan_for_paths_that_leave_the_ball():
     for name in ("loss", "stream_gradient", "weight_gradient"):
         assert (np.isnan(data[name].values.reshape(400, -1)).all(1) == left).all()
         assert np.isfinite(data[name].values[~left]).all()
-
-
-def test_ctrl_c_returns_finished_replicas(monkeypatch):
-    whole = lf.simulate(*CASES["causal"], samples=24, seed=0, gradients=True)
-
-    def interrupt(pending, **settings):
-        for future in pending:
-            future.result()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(replicas, "wait", interrupt)
-    with pytest.raises(lf.Interrupted) as caught:
-        lf.simulate(*CASES["causal"], samples=24, seed=0, gradients=True, chunk=24)
-    partial = caught.value.partial
-    assert partial.sizes["sample"] == 24
-    np.testing.assert_array_equal(partial["weight_gradient"], whole["weight_gradient"])
 
 
 @pytest.mark.parametrize("share", [0.0, 0.6])

@@ -15,7 +15,7 @@ from scipy.special import betainc
 
 import limitformer as lf
 from limitformer.covariance.limit.explosion import PairDistance
-from limitformer.sampling.exits import INSIDE, LEFT_BALL, LEFT_CONE, LOST
+from limitformer.paths.exits import INSIDE, LEFT_BALL, LOST
 
 CRITICAL = sqrt(0.5)
 
@@ -54,10 +54,8 @@ def ever_by_quadrature(gamma, tau0, distance, radius, exponent=4.0):
 @pytest.mark.parametrize(
     ("gamma", "tau0", "distance", "radius"),
     [
-        (0.3, 2.0, 4.6, 1e3),
         (0.6, 1.0, 0.03, 1e6),
         (CRITICAL, 1.0, 3.0, 1e9),
-        (0.8, 0.5, 480.0, 1e12),
         (1.0, 0.7, 2.0, 9.0),
     ],
 )
@@ -219,7 +217,7 @@ def test_paths_explode_with_the_probability_of_the_formula(gamma, tau0, start, h
 
 @pytest.mark.parametrize(
     ("gamma", "tau0", "variance", "radius", "samples"),
-    [(CRITICAL, 1.0, 0.5, 1e6, 8000), (0.8, 0.5, 20.0, 1e4, 4000), (1.0, 0.7, 2.0, 50.0, 4000)],
+    [(CRITICAL, 1.0, 0.5, 1e6, 8000), (1.0, 0.7, 2.0, 50.0, 4000)],
 )
 def test_antipodal_paths_leave_a_ball_with_the_probability_of_the_formula(gamma, tau0, variance, radius, samples):
     """At γ² ≥ ½, by the end of the horizon; the probability of a larger ball is rejected."""
@@ -243,18 +241,6 @@ def test_antipodes_stay_antipodes():
         assert (paths["exit_cause"] == LEFT_BALL).any()
     assert errors[0] == 0.0
     assert errors[1] > 1e-6
-
-
-@pytest.mark.parametrize("start", [[[2.0, -2.0], [-2.0, 2.0]], [[2.0, -3.0], [-3.0, 4.5]]])
-def test_mask_knows_antipodes(start):
-    """Two tokens x and −x are; x and −1.5 x are not, nor tokens with a shaped ReLU or a mask, or equal tokens."""
-    relu = lf.ShapedReLU(c_plus=0.0, c_minus=-1.0)
-    opposite = start[0][0] == start[1][1]
-    start = lf.from_covariance(start)
-    assert limit_of(0.5, 1.0, 1.0).mask_from(start).opposite == opposite
-    assert not limit_of(0.5, 1.0, 1.0, feedforward=relu).mask_from(start).opposite
-    assert not limit_of(0.5, 1.0, 1.0, mask="causal").mask_from(start).opposite
-    assert not limit_of(0.5, 1.0, 1.0).mask_from(lf.equicorrelated(2, 1.0)).opposite
 
 
 def test_no_path_explodes_at_a_large_gamma():
@@ -288,45 +274,7 @@ def test_euler_maruyama_does_not_hide_explosions():
     assert abs(share - probability) < 4 * sqrt(probability * (1 - probability) / 1000)
 
 
-def least_eigenvalue(paths):
-    """Return the least eigenvalue over the trace of all recorded V; rounding makes it −1e-9 at worst."""
-    v = paths["covariance"].values
-    return (np.linalg.eigvalsh(v)[..., 0] / np.trace(v, axis1=2, axis2=3)).min()
-
-
-@pytest.mark.parametrize("part", ["attention", "feedforward"])
-def test_euler_maruyama_records_no_v_outside_the_cone(part):
-    """Steps are so long that many V leave the ball and the cone at once, also short steps (attention).
-
-    The wrong twin is V after one step of the paper, in NumPy.
-    """
-    parts = {"attention": lf.ShapedAttention(tau0=1.0), "feedforward": lf.ShapedReLU(c_plus=0.0, c_minus=-1.0)}
-    limit = lf.limit(lf.Transformer(width=1000, depth=1000, gamma=0.9, **{part: parts[part]}))
-    start = lf.equicorrelated(3, 0.2, 1.0)
-    options = {"samples": 1000, "seed": 1, "step": "euler-maruyama", "dt": 0.25, "radius": 4.0, "progress": False}
-    paths = lf.simulate(limit, start, **options)
-    assert {LEFT_BALL, LEFT_CONE} <= set(paths["exit_cause"].values.tolist())
-    assert least_eigenvalue(paths) > -1e-9
-    outside = paths["covariance"].values[:, -1][paths["exit_cause"].values == LEFT_BALL]
-    np.testing.assert_allclose(np.linalg.norm(outside, axis=(1, 2)), 4.0, rtol=1e-12)
-    one_step = by_euler_maruyama(limit, start.covariance, 0.25, 1000)
-    beyond = np.linalg.norm(one_step, axis=(1, 2)) >= 4.0
-    assert (np.linalg.eigvalsh(one_step[beyond])[:, 0] < -0.01).mean() > 0.1
-
-
-def by_euler_maruyama(limit, v, dt, samples):
-    """Return V₀ + b dt + √dt times a normal variable of covariance Σ(V₀), (samples, m, m)."""
-    rows, columns = np.triu_indices(len(v))
-    root = np.linalg.cholesky(limit.diffusion(v) + 1e-14 * np.eye(len(rows)))
-    noise = np.random.default_rng(0).standard_normal((samples, len(rows))) @ root.T
-    moved = np.repeat((v + dt * limit.drift(v))[None], samples, axis=0)
-    moved[:, rows, columns] += sqrt(dt) * noise
-    moved[:, columns, rows] = moved[:, rows, columns]
-    return moved
-
-
-@pytest.mark.parametrize("gamma", [1e-3, 0.05, 0.6, 1.0])
-@pytest.mark.parametrize("size", [1e-100, 1.0, 30.0, 1e6, 1e120])
+@pytest.mark.parametrize(("gamma", "size"), [(1e-3, 1.0), (0.05, 1e-100), (0.6, 30.0), (1.0, 1e120)])
 def test_explosion_probability_rises_with_time(gamma, size):
     """Times from 1e-12 to 1e6, tiny and enormous starts; a probability below 1e-10 is 0."""
     model = lf.limit(lf.Transformer(width=20, depth=20, gamma=gamma, attention=lf.ShapedAttention(tau0=1.0)))
@@ -379,8 +327,7 @@ def of_longer_token(tokens):
     return size, others, across
 
 
-@pytest.mark.parametrize("tokens", [3, 4, 7])
-@pytest.mark.parametrize("gamma", [0.5, 1.0])
+@pytest.mark.parametrize(("tokens", "gamma"), [(3, 0.5), (7, 1.0)])
 def test_rates_of_a_token_that_is_longer_than_the_others(tokens, gamma):
     """Step 1 of the theorem in docs/theory.md, by b and Σ; κ₃ = 0, as for two tokens, is rejected."""
     tau0, (second, third) = 0.9, kappas(tokens)
@@ -403,33 +350,7 @@ def test_rates_of_a_token_that_is_longer_than_the_others(tokens, gamma):
     assert noise[0, 2] == pytest.approx(-bracket, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "gamma", "falls"), [(2, 1.0, False), (3, 1.0, True), (3, 0.5, True), (6, 1.0, True)]
-)
-def test_other_tokens_become_relatively_shorter(tokens, gamma, falls):
-    """F of step 2 falls at every place near a token that is longer than two or more others; of two it may grow."""
-    second, third = kappas(tokens)
-    power = 0.1
-    rate = gamma**2 * third - gamma**4 * second**2 - 2 * power * gamma**4 * second**2  # 2η
-    weight = 8 * gamma**4 * second**2 / abs(rate)
-    _, others, across = of_longer_token(tokens)
-    limit, highest = limit_of(gamma, 1.0, 1.0), -inf
-    for seed in range(30):
-        v = one_longer_token(tokens, 1e6, 10.0 ** -(8 + seed % 3), seed)
-        if seed % 2:  # others nearly parallel to the first
-            along = np.outer(v[0], v[0]) / v[0, 0]
-            v = along + 1e-2 * (v - along)
-
-        def foster(pairs):
-            return others(pairs) ** power + weight * across(pairs) ** power
-
-        (change,), _ = generator_and_covariance(limit, v, (foster,))
-        value = float(foster(torch.tensor(v[np.triu_indices(tokens)])))
-        highest = max(highest, change / value / v[0, 0] ** 2)
-    assert (highest < 0) == falls
-
-
-@pytest.mark.slow(keep=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("tokens", "gamma", "size"), [(3, 1.0, 10.0), (3, 0.6, 3.0), (5, 1.0, 3.0)])
 def test_one_token_among_zeros_explodes_with_its_probability(tokens, gamma, size):
     """The others are 1e-12 of it. The same formula without κ₃, and no explosion at γ = 1, are rejected."""

@@ -55,7 +55,7 @@ def one_layer(request):
     """The coefficients, and the drift of one layer at widths 50 and 100."""
     kind, mask = request.param
     parts = {"attention": ATTENTION, "mask": mask} if kind == "attention" else {"feedforward": RELU}
-    return coefficients(**parts), [measured_drift(kind, width, 40_000, mask) for width in (50, 100)]
+    return coefficients(**parts), [measured_drift(kind, width, 20_000, mask) for width in (50, 100)]
 
 
 def test_one_layer_has_the_drift_up_to_an_error_of_order_one_over_n(one_layer):
@@ -75,11 +75,11 @@ def test_each_term_of_the_drift_is_needed(one_layer):
     of_m, of_psi = (2 * second - first for (first, _), (second, _) in zip(narrow, wide, strict=True))
     error, error2 = (np.hypot(2 * second, first) for (_, first), (_, second) in zip(narrow, wide, strict=True))
     wrong = twin.drift()
-    assert (abs(of_psi - wrong[1]) / error2).max() > 20
-    assert (abs(of_m - wrong[0]) / error).max() > 7
+    assert (abs(of_psi - wrong[1]) / error2).max() > 14
+    assert (abs(of_m - wrong[0]) / error).max() > 5
     if right.constants.kink > 0:
         straight = right.drift()[1] + right.constants.kink * (2 / np.pi) * np.arccos(correlations(V)) * PSI
-        assert (abs(of_psi - straight) / error2).max() > 7
+        assert (abs(of_psi - straight) / error2).max() > 5
 
 
 @pytest.mark.slow(keep=1)
@@ -172,7 +172,7 @@ def test_norms_and_kernel_have_the_law_of_the_chain(parts):
     assert distances[1][1] < distances[0][1] / 2
 
 
-@pytest.mark.slow(keep=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", LAWS, ids=["attention", "relu", "both"])
 def test_laws_of_a_second_implementation(parts):
     model = network(200, **parts)
@@ -182,18 +182,11 @@ def test_laws_of_a_second_implementation(parts):
         assert ks_2samp(got, want).pvalue > 1e-3
 
 
-HOT = {"gamma": 0.5, "attention": lf.ShapedAttention(tau0=0.75)}
-TWINS = [
-    (HOT, "alignment"),
-    (HOT, "logits"),
-    (HOT, "noise"),  # the frozen kernel: V, M and Ψ move by their drifts alone
-]
-
-
-@pytest.mark.slow(keep=1)
-@pytest.mark.parametrize(("parts", "missing"), TWINS, ids=[missing for _, missing in TWINS])
-def test_wrong_twins_without_one_term_are_rejected(parts, missing):
-    model = network(160, **parts)
+@pytest.mark.slow
+@pytest.mark.parametrize("missing", ["alignment", "logits", "noise"])
+def test_wrong_twins_without_one_term_are_rejected(missing):
+    """Without all noise the kernel is frozen: V, M and Ψ move by their drifts alone."""
+    model = network(160, gamma=0.5, attention=lf.ShapedAttention(tau0=0.75))
     twin = NaiveLimit(lf.limit(model), PAIR, 8000, seed=4, dt=0.01, missing=(missing,))
     stream, kernel = norms_of(model, 8000, 2)
     assert min(ks_2samp(twin.stream, stream).pvalue, ks_2samp(twin.kernel, kernel).pvalue) < 1e-6
@@ -214,7 +207,7 @@ def test_nearly_equal_tokens(parts):
 def test_one_token_in_closed_form():
     """E |G|²/n² = V₀ (e^{4a²T} − e^{−2a²T})/3 at t = 0, from the equations dV = 2aV dB and dΨ = 2a²(M²/V − Ψ)dt + …"""
     limit = lf.limit(network(200, gamma=0.6, feedforward=lf.ShapedReLU(c_plus=0.0, c_minus=-1.0, hidden=100)))
-    run = lf.simulate(limit, [[1.3]], samples=100_000, seed=2, gradients=True, dt=0.002, record=[0.0], progress=False)
+    run = lf.simulate(limit, [[1.3]], samples=25_000, seed=2, gradients=True, dt=0.002, record=[0.0], progress=False)
     mean, error = mean_and_error(run.stream_gradient.values[:, 0] ** 2)
     rate = 2 * limit.constants().linear ** 2 * limit.horizon
     want = 1.3 * (np.exp(2 * rate) - np.exp(-rate)) / 3
@@ -267,7 +260,6 @@ def test_a_path_that_explodes_has_no_gradient():
 
 REFUSED = [
     ({"step": "euler-maruyama"}, PAIR, "step"),
-    ({"gradients": 1}, PAIR, "gradients must be True or False"),
     ({}, np.ones((2, 2)), "linearly independent tokens"),
     ({"dt": 0.5}, PAIR, "dt must be below"),
     ({"radius": 50.0}, PAIR, "need a radius of at least .*; got 50"),

@@ -66,7 +66,7 @@ def test_mlp_is_the_equation_of_the_paper():
     assert_same_law(network, truth, wrong)
 
 
-@pytest.mark.parametrize("width", [1, 2, 3])
+@pytest.mark.parametrize("width", [1, 3])
 def test_more_tokens_than_width(width):
     x = np.array([[1.0, 0.5, -0.2], [0.3, -1.0, 0.4], [-0.6, 0.8, 1.1]])[:, :width]
     start = x @ x.T / width
@@ -88,12 +88,6 @@ def test_bits_do_not_depend_on_threads_chunks_and_samples():
     assert np.abs(whole[:, 1:] - lf.simulate(model, V3, samples=19, seed=5)["covariance"].values[:, 1:]).min() > 0
 
 
-def test_a_repeated_token_stays_repeated():
-    start = np.array([[1.0, 0.3, 1.0], [0.3, 1.6, 0.3], [1.0, 0.3, 1.0]])
-    v = lf.simulate(one_matrix(lf.ReLU(), gamma=0.6), start, samples=50, seed=0)["covariance"].values
-    assert np.abs(v[..., 0, :] - v[..., 2, :]).max() < 1e-12 * np.abs(v).max()
-
-
 def test_stack_that_trains_computes_the_layers_of_the_drawn_network():
     """Both have the same weights; without the gain c the outputs differ."""
     model = one_matrix(gamma=0.75, lam=0.5, depth=3)  # exact in single precision
@@ -108,15 +102,6 @@ def test_stack_that_trains_computes_the_layers_of_the_drawn_network():
         for block in stack.blocks:
             block.feedforward.post.weight /= sqrt(model.feedforward.gain_at(16))
         assert (stack(x) - drawn(x)).abs().max() > 1e-3
-
-
-def test_stack_that_trains_has_weights_of_variance_c_over_n():
-    """16 · 200² entries, five standard errors; without the gain of ReLU the variance is half as large."""
-    model = one_matrix(lf.ReLU(), width=200, depth=16)
-    stack = lf.nn.stack_of(model, torch.Generator().manual_seed(0))
-    entries = torch.cat([block.feedforward.post.weight.flatten() for block in stack.blocks]).detach()
-    variance = float(entries.square().mean()) * 200
-    assert abs(variance / 2 - 1) < 5 * sqrt(2 / len(entries))
 
 
 # ---------------------------------------------------------------- limit
@@ -160,15 +145,6 @@ def test_a_deep_chain_has_the_law_of_the_limit(gamma):
 # ---------------------------------------------------------------- declaration
 
 
-def test_one_matrix_survives_json_and_a_sweep():
-    model = one_matrix()
-    assert lf.from_json(lf.to_json(model)) == model
-    assert lf.from_json(lf.to_json(lf.limit(model))) == lf.limit(model)
-    over = {"feedforward.activation.c_minus": [-1.0, 0.3]}
-    sweep = lf.Sweep(model, over=over, simulate={"samples": 8, "start": V3}, reduce={"moments": True})
-    assert lf.compute_sweep(sweep, threads=1).sizes["feedforward.activation.c_minus"] == 2
-
-
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
@@ -189,8 +165,6 @@ def test_transformer_refuses_other_parts_with_one_matrix(parts, message):
     ("fields", "message"),
     [
         ({"activation": None}, "activation must be one of ShapedReLU, ReLU, GELU, Elementwise; got None"),
-        ({"activation": lf.OneMatrix(activation=SHAPED)}, "activation must be one of"),
-        ({"activation": lf.ReLU(hidden=8)}, "has no hidden units, hidden must be None; got 8"),
         ({"activation": lf.ReLU(), "hidden": 9}, "has no hidden units, hidden must be None; got 9"),
     ],
     ids=str,

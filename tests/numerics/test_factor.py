@@ -11,7 +11,6 @@ from limitformer.numerics.factor import (
     draw_gaussian_product,
     gram,
     gram_of_lower,
-    inner,
     lower_root,
     multiply,
     multiply_by_lower,
@@ -19,12 +18,10 @@ from limitformer.numerics.factor import (
     multiply_into,
     multiply_lower,
     multiply_transposed,
-    put_in_lanes,
     root,
-    trace_of_gram,
     triangularise,
 )
-from limitformer.numerics.lanes import LANES, store
+from limitformer.numerics.lanes import LANES
 from limitformer.numerics.random import key, open_stream, rewind
 
 ALPHA = 1e-4
@@ -42,16 +39,6 @@ def fill_products(stream, key_words, degrees, trapezoids, squares):
     for i in range(len(trapezoids)):
         rewind(stream, key_words, np.uint64(LANES * i))
         draw_gaussian_product(stream, degrees, trapezoids[i], squares[i])
-
-
-@numba.njit
-def store_inner(a, i, b, j, first, last, out):
-    store(out, 0, 0, inner(a, i, b, j, first, last))
-
-
-@numba.njit
-def store_trace(a, out):
-    store(out, 0, 0, trace_of_gram(a))
 
 
 def key_words(seed):
@@ -101,7 +88,7 @@ def normals(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (1, 5), (3, 3), (4, 9), (6, 40)])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 5), (3, 3), (4, 9)])
 def test_triangularise_agrees_with_householder(shape):
     """L of rows = L Q is the transpose of R in rowsᵀ = QR, up to the signs of its columns."""
     rows = normals(*shape)
@@ -112,31 +99,7 @@ def test_triangularise_agrees_with_householder(shape):
     assert (out.diagonal() > 0).all()
 
 
-def test_triangularise_takes_eight_different_matrices_at_once():
-    rows = normals(4, 9, LANES, seed=21)
-    out = np.full((4, 4, LANES), np.nan)
-    triangularise(rows.copy(), 0, 9, out, 0)
-    for lane in range(LANES):
-        reference = np.linalg.qr(rows[..., lane].T, mode="r").T
-        np.testing.assert_allclose(out[..., lane], reference * np.sign(reference.diagonal()), atol=1e-13, rtol=0)
-
-
-@pytest.mark.parametrize(("first", "last", "offset"), [(0, 11, 0), (2, 11, 2), (2, 11, 0), (3, 9, 1), (0, 7, 3)])
-def test_triangularise_uses_only_the_given_columns(first, last, offset):
-    """The factor of rows[:, first:last] at out[:, offset:]; what stands before and behind stays, also of `rows`."""
-    rows = normals(4, 11, seed=1)
-    work, out = stacked(rows), np.full((4, 10, LANES), np.nan)
-    triangularise(work, first, last, out, offset)
-    part = slice(offset, offset + 4)
-    assert np.isnan(np.delete(out, np.arange(10)[part], axis=1)).all()
-    factor = out[:, part, 0]
-    np.testing.assert_allclose(factor, triangular(rows[:, first:last]), rtol=1e-13)
-    np.testing.assert_allclose(factor @ factor.T, rows[:, first:last] @ rows[:, first:last].T, rtol=1e-13, atol=1e-13)
-    untouched = [k for k in range(11) if not first <= k < last]
-    np.testing.assert_array_equal(work[:, untouched], stacked(rows)[:, untouched])
-
-
-@pytest.mark.parametrize("rank", [0, 1, 2, 4])
+@pytest.mark.parametrize("rank", [0, 2])
 def test_triangularise_keeps_the_gram_matrix_of_singular_rows(rank):
     rows = normals(5, rank, seed=2) @ normals(rank, 8, seed=3)
     out = triangular(rows)
@@ -144,15 +107,7 @@ def test_triangularise_keeps_the_gram_matrix_of_singular_rows(rank):
     np.testing.assert_allclose(out @ out.T, rows @ rows.T, atol=1e-13, rtol=0)
 
 
-def test_a_dependent_row_gets_a_zero_on_the_diagonal():
-    """It is exact, because the second row is twice the first, and powers of two do not round."""
-    rows = np.array([[1.0, 2.0, -0.5], [2.0, 4.0, -1.0], [0.0, 1.0, 1.0]])
-    out = triangular(rows)
-    assert out[1, 1] == 0
-    np.testing.assert_allclose(out @ out.T, rows @ rows.T, rtol=1e-15, atol=1e-15)
-
-
-@pytest.mark.parametrize("distance", [1e-3, 1e-8, 1e-13])
+@pytest.mark.parametrize("distance", [1e-3, 1e-13])
 def test_triangularise_keeps_the_distance_of_nearly_equal_rows(distance):
     """The subtraction is exact to 1e-16 of a row, so a distance of 1e-13 keeps three digits."""
     row, across = np.array([1.0, 2.0, -3.0, 0.5]), np.array([0.5, 2.0, 1.5, 0.0])  # orthogonal
@@ -162,17 +117,7 @@ def test_triangularise_keeps_the_distance_of_nearly_equal_rows(distance):
     assert abs(out[1, 0] / out[0, 0] - 1) < 1e-15
 
 
-@pytest.mark.parametrize("scale", [1e-60, 1e-8, 1e60])
-def test_triangularise_is_exact_for_graded_rows(scale):
-    """Rows of very different lengths: each row of the Gram matrix is right relative to its own length."""
-    lengths = scale ** np.arange(3.0)[::-1]
-    rows = lengths[:, None] * normals(3, 7, seed=4)
-    out = triangular(rows)
-    relative = (out @ out.T - rows @ rows.T) / (lengths[:, None] * lengths)
-    assert np.abs(relative).max() < 1e-14 * 7
-
-
-@pytest.mark.parametrize("size", [1e-150, 1e-155, 1e-158])
+@pytest.mark.parametrize("size", [1e-150, 1e-158])
 def test_triangularise_stays_finite_where_squares_are_nearly_zero(size):
     """Squares are subnormal from 1e-154 down, and their inverses infinite from 1e-155; the factor is neither.
 
@@ -196,7 +141,7 @@ def test_triangularise_handles_a_dependent_row_in_one_lane():
     np.testing.assert_allclose(lanewise(lambda x: x @ x.T, out), lanewise(lambda x: x @ x.T, rows), atol=1e-13, rtol=0)
 
 
-@pytest.mark.parametrize("columns", [1, 2, 3, 4, 5, 6, 7, 8, 9, 12])
+@pytest.mark.parametrize("columns", [1, 3, 4, 6])
 def test_products_agree_with_numpy(columns):
     """Blocks have four columns, so every number of columns modulo four is tried, with eight different matrices."""
     a, b, c = normals(3, 5, LANES, seed=5), normals(5, columns, LANES, seed=6), normals(7, 5, LANES, seed=7)
@@ -214,7 +159,7 @@ def test_products_agree_with_numpy(columns):
     np.testing.assert_array_equal(copied, a)
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 5, 6, 7, 8, 9])
+@pytest.mark.parametrize("tokens", [1, 3, 4, 6])
 def test_products_with_lower_triangles_agree_with_numpy(tokens):
     """Eight different matrices at once, of any number of columns modulo four; the Gram matrix is symmetric."""
     lower = lanewise(np.tril, normals(tokens, tokens, LANES, seed=14))
@@ -234,8 +179,7 @@ def test_products_with_lower_triangles_agree_with_numpy(tokens):
     np.testing.assert_array_equal(square, square.swapaxes(0, 1))
 
 
-@pytest.mark.parametrize("columns", [0, 1, 3, 4, 5, 8, 9])
-@pytest.mark.parametrize("offset", [0, 1, 2])
+@pytest.mark.parametrize(("columns", "offset"), [(0, 1), (3, 2), (8, 0)])
 def test_multiply_into_writes_only_the_given_columns(columns, offset):
     a, b = normals(3, 5, LANES, seed=8), normals(5, 9, LANES, seed=9)
     out = np.full((3, 12, LANES), np.nan)
@@ -243,35 +187,6 @@ def test_multiply_into_writes_only_the_given_columns(columns, offset):
     expected = lanewise(np.matmul, a, b)[:, :columns]
     np.testing.assert_allclose(out[:, offset : offset + columns], expected, rtol=1e-13, atol=1e-14)
     assert np.isnan(np.delete(out, np.arange(offset, offset + columns), axis=1)).all()
-
-
-def test_put_fills_all_lanes():
-    matrix, out = normals(3, 4, seed=10), np.full((3, 4, LANES), np.nan)
-    put_in_lanes(matrix, out)
-    np.testing.assert_array_equal(out, np.broadcast_to(matrix[..., None], out.shape))
-
-
-@pytest.mark.parametrize("first", [0, 1, 2, 5])
-@pytest.mark.parametrize("count", range(10))
-def test_inner_uses_only_the_given_columns(first, count):
-    """The remainder of columns modulo four is summed separately, so each is tried."""
-    a, b, last = normals(3, 15, LANES, seed=11), normals(2, 15, LANES, seed=12), first + count
-    out = np.full((1, 1, LANES), np.nan)
-    store_inner(a, 2, b, 1, first, last, out)
-    np.testing.assert_allclose(out[0, 0], (a[2] * b[1])[first:last].sum(0), rtol=1e-13, atol=1e-15)
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (4, 3), (2, 0)])
-def test_the_trace_is_that_of_the_gram_matrix(shape):
-    a, out = normals(*shape, LANES, seed=13), np.full((1, 1, LANES), np.nan)
-    store_trace(a, out)
-    np.testing.assert_allclose(out[0, 0], (a**2).sum((0, 1)), rtol=1e-13)
-
-
-def test_products_over_nothing_are_zero():
-    out = np.full((2, 3, LANES), np.nan)
-    multiply(np.empty((2, 0, LANES)), np.empty((0, 3, LANES)), out)
-    np.testing.assert_array_equal(out, np.zeros((2, 3, LANES)))
 
 
 def wishart_scores(factors, degrees):
@@ -288,21 +203,13 @@ def wishart_scores(factors, degrees):
     return max(np.abs(first).max(), np.abs(second).max())
 
 
-@pytest.mark.parametrize(("rows", "columns", "degrees"), [(3, 3, 3), (3, 3, 9), (2, 2, 200), (4, 2, 2), (5, 1, 1)])
+@pytest.mark.parametrize(("rows", "columns", "degrees"), [(3, 3, 9), (4, 2, 2), (5, 1, 1)])
 def test_bartlett_has_the_moments_of_a_wishart(rows, columns, degrees):
     """Means and covariances within 4.5 standard errors, also for more rows than degrees."""
     factors = bartletts(rows, columns, degrees)
     assert (np.triu(factors, 1) == 0).all()
     assert wishart_scores(factors, degrees) < 4.5
     assert wishart_scores(factors, degrees + 1) > 4.5
-
-
-def test_bartlett_entries_are_normal_and_chi():
-    """Below the diagonal T is standard normal, on it a chi: KS at 1e-4, the neighbouring chi rejected."""
-    factors = bartletts(3, 3, 6, seed=1)
-    assert stats.kstest(factors[:, 2, 0], "norm").pvalue > ALPHA
-    assert stats.kstest(factors[:, 2, 2], stats.chi(4).cdf).pvalue > ALPHA
-    assert stats.kstest(factors[:, 2, 2], stats.chi(6).cdf).pvalue < ALPHA
 
 
 @pytest.mark.parametrize("degrees", [2, 5])
@@ -326,24 +233,16 @@ def direct_products(rows, degrees, samples):
     return a @ b.transpose(0, 2, 1)
 
 
-@pytest.mark.parametrize("columns", [3, 5])
-def test_root_of_a_regular_matrix(columns):
-    v = np.array([[2.0, 0.3, -0.1], [0.3, 0.5, 0.2], [-0.1, 0.2, 1.0]])
-    factor = root(v, columns)
-    assert factor.shape == (3, columns)
-    np.testing.assert_allclose(factor @ factor.T, v, atol=1e-15 * 10)
-
-
-@pytest.mark.parametrize("columns", [2, 4, 6])
-def test_root_of_a_singular_matrix(columns):
+@pytest.mark.parametrize(("rank", "columns"), [(4, 4), (2, 2), (2, 6)])
+def test_root_of_any_rank(rank, columns):
     """Rank two on four tokens: two columns are enough, more are padded."""
-    x = normals(4, 2, seed=8)
+    x = normals(4, rank, seed=8)
     factor = root(x @ x.T, columns)
     assert factor.shape == (4, columns)
     np.testing.assert_allclose(factor @ factor.T, x @ x.T, atol=1e-14, rtol=0)
 
 
-@pytest.mark.parametrize("rank", [1, 2, 4])
+@pytest.mark.parametrize("rank", [1, 4])
 def test_the_lower_root_is_a_lower_triangle_whatever_the_rank(rank):
     x = normals(4, rank, seed=17)
     factor = lower_root(x @ x.T)
@@ -352,29 +251,10 @@ def test_the_lower_root_is_a_lower_triangle_whatever_the_rank(rank):
     np.testing.assert_allclose(factor @ factor.T, x @ x.T, atol=1e-14, rtol=0)
 
 
-def test_root_needs_no_more_columns_than_there_are_directions():
-    """Three tokens in a plane, of very different variances."""
-    x = np.diag([1.0, 1e-9, 30.0]) @ np.array([[1.0, 0.5], [0.3, -1.0], [-0.6, 0.8]])
-    factor = root(x @ x.T, 2)
-    scale = np.linalg.norm(x, axis=1)
-    np.testing.assert_allclose((factor @ factor.T - x @ x.T) / scale[:, None] / scale, 0, atol=1e-14)
-
-
-@pytest.mark.parametrize("gap", [1e-6, 1e-9, 1e-12])
+@pytest.mark.parametrize("gap", [1e-6, 1e-12])
 def test_root_keeps_the_distance_of_nearly_equal_tokens(gap):
     """1 - rho is half the squared distance of two rows; V itself holds it to 1e-16/gap."""
     v = np.array([[1.0, 1.0 - gap], [1.0 - gap, 1.0]])
     factor = root(v, 2)
     distance = ((factor[0] - factor[1]) ** 2).sum() / 2
     assert abs(distance / gap - 1) < 1e-15 / gap
-
-
-@pytest.mark.parametrize("gap", [1e-9, 1e-12])
-def test_a_factor_holds_small_gaps_more_precisely_than_its_gram_matrix(gap):
-    """For the factor (a, 0), (b, d) the formula 1 - rho = d²/(r (r + b)), r² = b² + d², has no cancellation."""
-    row, across = np.array([0.8, -0.6, 0.0]), np.array([0.6, 0.8, 0.0])
-    angle = (2 * gap) ** 0.5  # 1 - cos(angle) = gap - gap²/6
-    out = triangular(np.stack([row, np.cos(angle) * row + np.sin(angle) * across]))
-    b, d = out[1]
-    r = np.hypot(b, d)
-    assert abs(d * d / (r * (r + b)) / gap - 1) < 1e-15 / angle + gap

@@ -6,9 +6,7 @@ import inspect
 import re
 import shutil
 import types
-from pathlib import Path
 
-import numba
 import pytest
 
 from limitformer.numerics import kernels
@@ -38,19 +36,6 @@ def test_an_edit_of_a_source_changes_the_fingerprint(monkeypatch, tmp_path):
         path.write_bytes(text + b"#")
         assert kernels.fingerprint() != before
         path.write_bytes(text)
-
-
-def test_kernels_are_cached_in_the_folder_of_the_fingerprint():
-    from limitformer.numerics.factor import gram
-
-    assert Path(gram.stats.cache_path).parent == kernels.CACHE
-    assert kernels.CACHE.name == f"kernels-{kernels.fingerprint()}"
-
-
-def test_kernel_does_not_change_numbas_cache_setting():
-    before = numba.config.CACHE_DIR
-    kernels.kernel(lambda: None)
-    assert before == numba.config.CACHE_DIR
 
 
 def test_machine_code_is_generated_only_for_drivers(monkeypatch):

@@ -5,12 +5,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from limitformer.base.errors import InputError
 from limitformer.numerics.lanes import LANES, store
 from limitformer.numerics.random import (
     BUFFER,
     FIRST_RETRY,
-    box_muller,
     draw_normals,
     fill_normals,
     key,
@@ -41,12 +39,6 @@ KNOWN_ANSWERS = [
 @numba.njit
 def compiled_philox(c0, c1, c2, c3, k0, k1):
     return philox(c0, c1, c2, c3, k0, k1)
-
-
-@numba.njit(error_model="numpy", fastmath={"contract"})
-def box_mullers(a, b, first, second):
-    for i in range(len(a)):
-        first[i], second[i] = box_muller(a[i], b[i])
 
 
 @numba.njit
@@ -168,72 +160,11 @@ def test_normals_are_box_muller_of_philox(replica, first):
         assert np.abs(out[:, lane] - box_muller_reference(500, key_words, replica + lane + 1, first)).max() > 1
 
 
-@pytest.mark.parametrize("replica", [0, 5, 2**32 - 4, 2**50])
-def test_a_stream_is_its_blocks_buffer_after_buffer(replica):
-    count = 3 * BUFFER + 5
-    ours, key_words = normals_of_lanes(count, seed=3, replica=replica), key(3, "test")
-    for lane in range(LANES):
-        assert np.abs(ours[:, lane] - stream_reference(count, key_words, replica + lane)).max() < 5e-15
-
-
-@pytest.mark.parametrize("shift", range(1, LANES + 1))
+@pytest.mark.parametrize("shift", [1, 7, LANES])
 def test_a_replica_has_the_same_bits_in_every_lane(shift):
     here, there = (normals_of_lanes(2 * BUFFER + 3, seed=4, replica=first) for first in (20, 20 + shift))
     np.testing.assert_array_equal(here[:, shift:], there[:, : LANES - shift])
     assert (here[:, 0] != there[:, 0]).all()
-
-
-def pairs(a, b):
-    size = max(np.size(a), np.size(b))
-    first, second = np.empty(size), np.empty(size)
-    a, b = (np.full(size, word, np.uint64) for word in (a, b))
-    box_mullers(a, b, first, second)
-    return first, second
-
-
-RADIUS_WORD = 2**31  # any: the angle does not depend on it
-
-
-def test_the_angle_is_centred_exactly():
-    """The 2³⁰ angles of a quadrant come in pairs ±(i + 1/2): mirrored words give mirrored normals, to the bit."""
-    i = np.concatenate(
-        [np.arange(2000), np.random.default_rng(0).integers(0, 2**29, 10_000), 2**29 - 1 - np.arange(2000)]
-    )
-    sine, cosine = pairs(RADIUS_WORD, 4 * i)
-    mirrored, same = pairs(RADIUS_WORD, 4 * (2**30 - 1 - i))
-    np.testing.assert_array_equal(mirrored, -sine)
-    np.testing.assert_array_equal(same, cosine)
-    assert (sine < 0).all()
-    assert (np.diff(np.sort(sine[:2000])) > 0).all()
-
-
-def test_the_smallest_angles_are_half_a_step():
-    """(π/2)/2³¹ to 1e-14; a centre that is off by any rounding of 2⁵² would make it zero or twice that."""
-    radius = (-2 * np.log((RADIUS_WORD + 0.5) / 2**32)) ** 0.5
-    step = np.pi / 2 / 2**30
-    sine, cosine = pairs(RADIUS_WORD, 4 * (2**29 + np.arange(-3, 3)))
-    np.testing.assert_allclose(sine, radius * step * np.array([-2.5, -1.5, -0.5, 0.5, 1.5, 2.5]), rtol=1e-14)
-    np.testing.assert_allclose(cosine, radius, rtol=1e-14)
-    ends = pairs(RADIUS_WORD, 4 * np.array([0, 2**30 - 1]))[0]
-    np.testing.assert_allclose(ends, radius * np.sin((2**29 - 0.5) * step) * np.array([-1, 1]), rtol=1e-14)
-
-
-def test_the_two_low_bits_turn_by_quarters():
-    """Quadrants: (s, c), (c, s), (−s, −c), (−c, −s), where (s, c) is the pair of the angle itself."""
-    high = 4 * np.random.default_rng(1).integers(0, 2**30, 1000)
-    (s, c), (s1, c1), (s2, c2), (s3, c3) = (pairs(RADIUS_WORD, high + low) for low in range(4))
-    for ours, expected in ((s1, c), (c1, s), (s2, -s), (c2, -c), (s3, -c), (c3, -s)):
-        np.testing.assert_array_equal(ours, expected)
-
-
-def test_the_radius_is_centred_exactly():
-    """Radii of the words 0, 1, … and … 2³² − 1: √(−2 log((i + 1/2)/2³²)), from 6.76 to 1.5e-5."""
-    a = np.concatenate([np.arange(100), 2**32 - 1 - np.arange(100)])
-    radius = np.hypot(*pairs(a, 4 * 2**29))
-    u = (a + np.longdouble(0.5)) / 2**32
-    np.testing.assert_allclose(radius, np.sqrt(-2 * np.log(u)).astype(float), rtol=2e-15)
-    assert 6.76 < radius.max() < 6.77
-    assert radius.min() > 0
 
 
 def test_normals_follow_the_normal_law():
@@ -241,15 +172,6 @@ def test_normals_follow_the_normal_law():
     g = normals(400_000, seed=1)
     assert stats.kstest(g, "norm").pvalue > ALPHA
     assert stats.kstest(1.02 * g, "norm").pvalue < ALPHA
-
-
-@pytest.mark.parametrize(
-    ("power", "moment", "variance"), [(1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96), (6, 15, 10170)]
-)
-def test_normals_have_the_normal_moments(power, moment, variance):
-    g = normals(400_000, seed=2)
-    assert abs((g**power).mean() - moment) < 4 * (variance / len(g)) ** 0.5
-    assert np.abs(g).max() <= 6.77
 
 
 @pytest.mark.parametrize(
@@ -270,13 +192,6 @@ def test_streams_are_independent(one, other):
         assert (x * x).mean() * len(a) ** 0.5 > 400
 
 
-def test_normals_of_one_stream_are_uncorrelated():
-    """Neighbours in the stream, in a run and in a block: the runs of a buffer are BUFFER/4 apart."""
-    g = normals(200_000, seed=6)
-    for lag in (1, 2, 3, BUFFER // 4, BUFFER // 2, 3 * BUFFER // 4, BUFFER):
-        assert abs((g[lag:] * g[:-lag]).mean()) * (len(g) - lag) ** 0.5 < 4
-
-
 def test_the_lanes_of_a_stream_are_independent():
     """Correlations of values and of squares, each of 28 pairs within 4.5 standard errors; with itself, 450."""
     g = normals_of_lanes(200_000, seed=6)
@@ -286,7 +201,7 @@ def test_the_lanes_of_a_stream_are_independent():
         assert scores.diagonal().min() > 400
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (3, 7), (1, BUFFER), (5, BUFFER + 1), (2, 3 * BUFFER), (0, 4), (4, 0)])
+@pytest.mark.parametrize("shape", [(3, 7), (5, BUFFER + 1), (0, 4)])
 def test_a_matrix_holds_the_same_numbers_as_single_draws(shape):
     """This holds from the start and from an odd position in the buffer."""
     expected = normals_of_lanes(5 + shape[0] * shape[1] + 2, seed=7)
@@ -307,55 +222,13 @@ def test_normals_of_many_replicas_are_those_of_their_streams():
     assert np.abs(np.diff(drawn, axis=0)).min() > 0
 
 
-@pytest.mark.parametrize("degrees", [2, 5])
-def test_rewinding_starts_the_replica_anew(degrees):
-    """Normals, chis and second attempts start again, whichever replica the stream had before."""
-    words = np.array(key(8, "test"), np.uint64)
-    stream = stream_at(8, replica=3)
-    drawn = []
-    for replica in (3, 3, 90, 3):
-        rewind(stream, words, np.uint64(replica))
-        g, chi, retries = np.empty((BUFFER + 3, LANES)), np.empty((500, LANES)), np.empty((500, LANES), np.uint64)
-        normals_one_by_one(stream, g)
-        chis(stream, degrees, chi, retries)
-        drawn.append((g, chi, retries))
-    for again in (1, 3):
-        for ours, first in zip(drawn[again], drawn[0], strict=True):
-            np.testing.assert_array_equal(ours, first)
-    assert (drawn[2][0] != drawn[0][0]).all()
-    assert degrees == 2 or (drawn[0][2][-1] > 0).any()
-
-
 @pytest.mark.slow(keep=3)
-@pytest.mark.parametrize("degrees", [1, 2, 4, 5, 7, 50, 200])
+@pytest.mark.parametrize("degrees", [2, 5, 50, 1, 4, 7, 200])
 def test_chi_follows_its_law(degrees):
     """KS at 1e-4; one degree more shifts a chi by 1/(2 sqrt(degrees)) and is rejected."""
     out = chis_of_lanes(7500, degrees)[0].ravel()
     assert stats.kstest(out, stats.chi(degrees).cdf).pvalue > ALPHA
     assert stats.kstest(out, stats.chi(degrees + 1).cdf).pvalue < ALPHA
-
-
-@pytest.mark.parametrize("degrees", [5, 6, 9])
-def test_chi_has_the_right_moments(degrees):
-    """Three moments of its square; Marsaglia and Tsang without the rejection miss the third."""
-    samples = 2_000_000
-    out = chis_of_lanes(samples // LANES, degrees, "chi moments")[0]
-    law = stats.chi2(degrees)
-    for power in (1, 2, 3):
-        mean, square = law.moment(power), law.moment(2 * power)
-        error = ((square - mean**2) / samples) ** 0.5
-        assert abs((out ** (2 * power)).mean() - mean) < 4 * error
-    accepted_always = proposals(degrees, samples)
-    mean, square = law.moment(3), law.moment(6)
-    assert abs((accepted_always**3).mean() - mean) > 4 * ((square - mean**2) / samples) ** 0.5
-
-
-def proposals(degrees, count):
-    """Chi-square candidates of Marsaglia and Tsang before any is rejected: the wrong twin."""
-    d = degrees / 2 - 1 / 3
-    x = np.random.default_rng(0).standard_normal(2 * count)
-    v = (1 + x / (9 * d) ** 0.5) ** 3
-    return 2 * d * v[v > 0][:count]
 
 
 @pytest.mark.slow(keep=1)
@@ -383,83 +256,9 @@ def test_few_degrees_are_sums_of_squares(degrees):
     assert not retries.any()
 
 
-def test_second_attempts_follow_the_law():
-    """Only the draws that took a second attempt: KS at 1e-4; 6 degrees are rejected."""
-    ours, retries = chis_of_lanes(400_000, 5, "retries")
-    again = ours[np.diff(retries, axis=0) > 0]
-    assert len(again) > 20_000
-    assert stats.kstest(again, stats.chi(5).cdf).pvalue > ALPHA
-    assert stats.kstest(again, stats.chi(6).cdf).pvalue < ALPHA
-
-
-def test_the_share_of_second_attempts_is_that_of_the_method():
-    """Attempts are accepted with probability ∫ of the density of d v over that of its proposal: 4 standard errors.
-
-    With v = (1 + c x)³ it is E min(1, e^h(x)), h = d − d v + d log v + x²/2, over x ~ N(0, 1).
-    """
-    d = 5 / 2 - 1 / 3
-    x = np.linspace(-((9 * d) ** 0.5), 12, 2_000_001)[1:]
-    v = (1 + x / (9 * d) ** 0.5) ** 3
-    accepted = np.exp(np.minimum(0, d - d * v + d * np.log(v) + x * x / 2)) * stats.norm.pdf(x)
-    probability = accepted.sum() * (x[1] - x[0])
-    retries = chis_of_lanes(400_000, 5, "retries")[1]
-    expected, draws = 1 / probability - 1, 400_000 * LANES
-    assert abs(retries[-1].sum() / draws - expected) < 4 * ((1 - probability) / probability**2 / draws) ** 0.5
-    assert 0.01 < expected < 0.1
-
-
-def test_every_lane_counts_its_own_second_attempts():
-    """Each of 16 replicas has its own sequence of counters, in whichever lane it is."""
-    retries = {first: chis_of_lanes(3000, 5, "retries", first, seed=1)[1] for first in (0, 1, 5, 8)}
-    for first, ours in retries.items():
-        for other, theirs in retries.items():
-            shift = other - first
-            if 0 <= shift < LANES:
-                np.testing.assert_array_equal(ours[:, shift:], theirs[:, : LANES - shift])
-    rises = np.diff(np.concatenate([retries[0], retries[8]], 1), axis=0)
-    assert len(np.unique(rises, axis=1).T) == 2 * LANES
-    assert (rises.sum(0) > 20).all()
-
-
-def test_second_attempt_does_not_change_other_lanes():
-    """The bits of a replica do not depend on the second attempts of its neighbours.
-
-    After the chis every lane continues with the normals that it would have without a rejection.
-    """
-    count = 1001
-    first, second = (chis_of_lanes(count, 5, "retries", replica, seed=1) for replica in (0, 7))
-    assert (np.diff(first[1], axis=0) > 0).any(1).sum() > 100
-    assert (first[1][-1, :7] != second[1][-1, 1:]).any()
-    np.testing.assert_array_equal(first[0][:, 7], second[0][:, 0])
-    stream, after = stream_at(1, "retries"), np.empty((50, LANES))
-    chis(stream, 5, np.empty((count, LANES)), np.empty((count, LANES), np.uint64))
-    normals_one_by_one(stream, after)
-    np.testing.assert_array_equal(after, normals_of_lanes(3 * count + 50, 1, "retries")[3 * count :])
-
-
-def test_second_attempts_leave_the_stream_unchanged():
-    """They come from blocks that no stream of normals reaches: 2⁶³ on, of the same replica and key."""
-    key_words = key(1, "retries")
-    _, retries = chi_reference(300, 5, key_words, 0)
-    block = blocks_reference([2**63 + k for k in range(int(retries[-1]))], key_words, 0)
-    stream = normals(20_000, 1, "retries")
-    assert block.size > 10
-    assert np.abs(block.ravel()[:, None] - stream).min() > 1e-10
-
-
 def test_keys_differ_between_seeds_and_purposes():
     seeds = [0, 1, 2, 2**32 - 1, 2**32, 2**32 + 1, 2**63 - 1]
     purposes = ["chain", "limit factor", "limit euler-maruyama", "network 0", "network 64"]
     keys = {key(seed, purpose) for seed in seeds for purpose in purposes}
     assert len(keys) == len(seeds) * len(purposes)
     assert all(0 <= word <= WORD for words in keys for word in words)
-
-
-def test_numpy_seeds_are_seeds():
-    assert key(np.int64(12), "chain") == key(12, "chain")
-
-
-@pytest.mark.parametrize("seed", [-1, 2**63, 1.0, True, "1", None, float("nan")])
-def test_invalid_seeds_are_refused(seed):
-    with pytest.raises(InputError, match=r"seed must be a whole number from 0 to 2\*\*63 - 1; got"):
-        key(seed, "chain")

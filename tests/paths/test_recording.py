@@ -5,25 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from limitformer.covariance.limit.path import check_cone
 from limitformer.models import GELU, ShapedAttention, ShapedReLU, SoftmaxAttention, Transformer
-from limitformer.numerics.lanes import LANES
-from limitformer.results.datasets import CAUSE_CODES
-from limitformer.sampling.arrays import as_result_array
-from limitformer.sampling.exits import (
-    CAUSES,
+from limitformer.paths.exits import (
     INSIDE,
     LEFT_BALL,
     LEFT_CONE,
-    OVERFLOW_RADIUS,
-    check_ball,
-    check_factor,
-    clear_exits,
-    first_at,
-    open_ledger,
-    record_exit,
 )
-from limitformer.sampling.recording import OutputArrays, write, write_factor
 from limitformer.simulation.limit import limit
 from limitformer.simulation.simulate import simulate
 
@@ -193,6 +180,16 @@ def test_euler_maruyama_that_leaves_the_cone_keeps_the_last_covariance():
         assert (v[k, 1:step] != v[k, : step - 1]).any((-1, -2)).all()
 
 
+def test_paths_that_leave_ball_and_cone_at_once_keep_a_covariance():
+    """Long steps take many V out of both; one that has left the ball is recorded on it."""
+    model = limit(replace(MODEL, width=1000, depth=1000, gamma=0.9, feedforward=None))
+    data = run(model, START, samples=1000, dt=0.25, step="euler-maruyama", radius=4.0)
+    v, causes = data["covariance"].values, data["exit_cause"].values
+    assert {LEFT_BALL, LEFT_CONE} <= set(causes.tolist())
+    assert (np.linalg.eigvalsh(v)[..., 0] >= -1e-9 * np.trace(v, axis1=-2, axis2=-1)).all()
+    np.testing.assert_allclose(norms(data)[causes == LEFT_BALL, -1], 4.0, rtol=1e-12)
+
+
 def test_the_factor_step_stays_in_the_cone_where_euler_maruyama_does_not():
     model = limit(Transformer(width=20, depth=20, gamma=1.0, attention=ShapedAttention(tau0=0.7)))
     data = run(model, [[1.0, 1.33], [1.33, 2.0]], dt=0.25)
@@ -232,196 +229,3 @@ def test_a_chain_that_overflows_in_one_layer_keeps_finite_values():
     np.testing.assert_array_equal(data["exit"].values, 1)
     np.testing.assert_array_equal(data["exit_cause"].values, LEFT_BALL)
     assert np.isfinite(data["covariance"].values).all()
-
-
-def test_causes_are_named_in_their_order():
-    assert CAUSES[INSIDE] == "inside"
-    assert CAUSE_CODES.startswith("0 inside, 1 left the ball, 2 left the cone")
-    assert "ball" in CAUSES[LEFT_BALL]
-    assert "cone" in CAUSES[LEFT_CONE]
-
-
-# --- the ledger -----------------------------------------------------------------------------------------------------
-
-FACTOR = np.array([[1.5, 0.0], [0.8, 0.6]])  # trace 3.25, |V| = 3: neither the trace nor the largest entry decides
-SIZES = 2.0 ** np.arange(LANES)  # V of lane k is 4**k that of lane 0
-
-
-def factors(sizes=SIZES):
-    return np.ascontiguousarray(FACTOR[..., None] * sizes)
-
-
-def gram_of(factor):
-    return np.einsum("ikl,jkl->ijl", factor, factor)
-
-
-def ledger_of(factor=None, previous=None, tokens=2):
-    ledger = open_ledger(tokens)
-    clear_exits(ledger)
-    if factor is not None:
-        ledger.now[:] = gram_of(factor)
-    if previous is not None:
-        ledger.before[:] = gram_of(previous)
-    return ledger
-
-
-def arrays_of(covariance):
-    """Return the output arrays that record V in `covariance` (replicas, points, 2, 2)."""
-    empty, v = np.empty((len(covariance), 0, 0)), covariance.reshape(*covariance.shape[:2], 4)
-    return OutputArrays(np.empty((0, 2), np.int64), np.inf, as_result_array(v), *[as_result_array(empty)] * 3)
-
-
-def check(factor, radius, previous=None, step=3, ledger=None):
-    """Return the ledger after `check_factor`; `check_ball` must agree with it."""
-    previous = factors() / 2 if previous is None else previous
-    by_factor, by_value = ledger_of(), ledger_of(factor, previous)
-    check_factor(factor, previous, step, radius, by_factor)
-    check_ball(step, radius, by_value)
-    for ours, theirs in ((by_factor.exits, by_value.exits), (by_factor.causes, by_value.causes)):
-        np.testing.assert_array_equal(ours, theirs)
-    left = by_value.causes != INSIDE
-    np.testing.assert_allclose(by_factor.at_exit[..., left], by_value.at_exit[..., left], rtol=1e-14)
-    return by_factor
-
-
-def test_a_new_ledger_has_no_exit():
-    ledger = open_ledger(3)
-    clear_exits(ledger)
-    assert (ledger.exits == np.inf).all()
-    assert (ledger.causes == INSIDE).all()
-    assert ledger.now.shape == ledger.before.shape == ledger.at_exit.shape == (3, 3, LANES)
-    record_exit(2, 5, LEFT_CONE, ledger.now, ledger)
-    clear_exits(ledger)
-    assert (ledger.exits == np.inf).all()
-    assert (ledger.causes == INSIDE).all()
-
-
-@pytest.mark.parametrize("lane", range(LANES))
-def test_record_exit_changes_one_lane(lane):
-    ledger, value = ledger_of(), np.random.default_rng(0).standard_normal((2, 2, LANES))
-    record_exit(lane, 7, LEFT_CONE, value, ledger)
-    others = np.arange(LANES) != lane
-    assert (ledger.exits[lane], ledger.causes[lane]) == (7, LEFT_CONE)
-    np.testing.assert_array_equal(ledger.at_exit[..., lane], value[..., lane])
-    assert (ledger.exits[others] == np.inf).all()
-    assert (ledger.causes[others] == INSIDE).all()
-    assert not ledger.at_exit[..., others].any()
-
-
-def test_the_ball_is_that_of_the_frobenius_norm():
-    """Each lane decides by its own norm, also for a radius that differs from a norm by a rounding."""
-    norms = np.linalg.norm(gram_of(factors()), axis=(0, 1))
-    assert norms[0] < np.trace(FACTOR @ FACTOR.T) - 0.1
-    for lane in range(LANES):
-        for radius, first_outside in ((norms[lane] * (1 + 1e-14), lane + 1), (norms[lane] * (1 - 1e-14), lane)):
-            ledger = check(factors(), radius)
-            outside = np.arange(LANES) >= first_outside
-            np.testing.assert_array_equal(ledger.exits, np.where(outside, 3, np.inf))
-            np.testing.assert_array_equal(ledger.causes, np.where(outside, LEFT_BALL, INSIDE))
-            np.testing.assert_allclose(ledger.at_exit[..., outside], gram_of(factors())[..., outside], rtol=1e-14)
-            assert not ledger.at_exit[..., ~outside].any()
-
-
-def test_the_boundary_of_the_ball_is_outside():
-    """The condition is |V| ≥ radius: V with one entry 4 leaves a radius of 4."""
-    factor = np.zeros((2, 2, LANES))
-    factor[0, 0] = [2, 2, 1, 2, 1, 1, 2, 1]
-    ledger = check(factor, 4.0)
-    np.testing.assert_array_equal(ledger.causes, np.where(factor[0, 0] == 2, LEFT_BALL, INSIDE))
-
-
-@pytest.mark.slow(keep=8)
-@pytest.mark.parametrize("lane", range(LANES))
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e200, 1e61])
-def test_values_that_are_not_finite_leave_every_ball(value, lane):
-    """The value at the exit is the one before, in that lane only; the others stay inside."""
-    factor, previous = factors(), factors(1.1 * SIZES)
-    factor[1, 1, lane] = value
-    ledger = check(factor, 1e100, previous)
-    inside = np.arange(LANES) != lane
-    np.testing.assert_array_equal(ledger.exits, np.where(inside, np.inf, 3))
-    np.testing.assert_array_equal(ledger.causes, np.where(inside, INSIDE, LEFT_BALL))
-    np.testing.assert_allclose(ledger.at_exit[..., lane], gram_of(previous)[..., lane], rtol=1e-14)
-    assert not ledger.at_exit[..., inside].any()
-
-
-def test_an_exit_below_the_overflow_keeps_its_own_value():
-    """|V| of 1e119 is recorded; 1e121 is an artefact of the step, and the path keeps the value before."""
-    assert OVERFLOW_RADIUS == 1e120
-    sizes = np.where(np.arange(LANES) % 2, 1e119, 1e121) ** 0.5
-    factor, previous = factors(sizes), factors(np.full(LANES, 3.0))
-    ledger = check(factor, 1e100, previous)
-    expected = np.where(np.arange(LANES) % 2, gram_of(factor), gram_of(previous))
-    np.testing.assert_allclose(ledger.at_exit, expected, rtol=1e-14)
-    assert (ledger.causes == LEFT_BALL).all()
-
-
-def test_a_path_leaves_once():
-    """Later steps, farther out or back inside, change neither its exit nor its value."""
-    sizes = np.array([1.0, 4.0] * 4)
-    ledger, radius = ledger_of(), 9.0
-    for step, factor in enumerate((factors(sizes), factors(np.full(LANES, 8.0)), factors(np.full(LANES, 0.1)))):
-        check_factor(factor, factor, step, radius, ledger)
-    np.testing.assert_array_equal(ledger.exits, [1, 0] * 4)
-    expected = gram_of(factors(np.array([8.0, 4.0] * 4)))
-    np.testing.assert_allclose(ledger.at_exit, expected, rtol=1e-14)
-
-
-@pytest.mark.parametrize("lane", range(LANES))
-def test_the_cone_is_left_lane_by_lane(lane):
-    """A path whose V has no root keeps the value before; one that has left the ball keeps that exit."""
-    ledger, failed = ledger_of(factors(), factors() / 2), np.zeros((1, 1, LANES))
-    failed[0, 0, lane] = 2.0
-    check_cone(4, failed, ledger)
-    others = np.arange(LANES) != lane
-    np.testing.assert_array_equal(ledger.exits, np.where(others, np.inf, 4))
-    np.testing.assert_array_equal(ledger.causes, np.where(others, INSIDE, LEFT_CONE))
-    np.testing.assert_array_equal(ledger.at_exit[..., lane], ledger.before[..., lane])
-    assert not ledger.at_exit[..., others].any()
-    ledger = ledger_of(factors(), factors() / 2)
-    check_ball(2, 1e-9, ledger)
-    before = ledger.at_exit.copy()
-    check_cone(2, failed, ledger)
-    assert (ledger.causes == LEFT_BALL).all()
-    np.testing.assert_array_equal(ledger.at_exit, before)
-
-
-@pytest.mark.parametrize("points", [[], [0], [3], [0, 2, 5], [2, 2, 2, 7], [1, 1, 4, 4]])
-def test_first_at_is_numpys_search(points):
-    points = np.array(points, np.int64)
-    for step in range(9):
-        assert first_at(points, step) == np.searchsorted(points, step)
-
-
-@pytest.mark.parametrize("replicas", [1, 3, LANES])
-def test_write_repeats_the_value_at_the_exit(replicas):
-    """Lane k leaves at step k; later points repeat its value at the exit, and only `replicas` lanes are written."""
-    points = np.array([0, 2, 2, 5, 9])
-    memory = np.full((replicas + 1, 5, 2, 2), np.nan)
-    covariance = memory[:replicas]
-    ledger = ledger_of()
-    for step in range(7):
-        ledger.now[:] = gram_of(factors()) * (1 + step)
-        record_exit(step, step, LEFT_BALL, ledger.now, ledger)
-        write(points, step, arrays_of(covariance), ledger)
-    for lane in range(replicas):
-        for k, point in enumerate(points[:4]):
-            exit_step = lane if lane < 7 else np.inf
-            expected = gram_of(factors())[..., lane] * (1 + min(point, exit_step))
-            np.testing.assert_array_equal(covariance[lane, k], expected)
-    assert np.isnan(covariance[:, 4]).all()
-    assert np.isnan(memory[replicas]).all()
-
-
-def test_write_factor_forms_v_only_at_recorded_points():
-    """At other steps the ledger's V is not formed."""
-    points, covariance, ledger = np.array([1, 4]), np.full((LANES, 2, 2, 2), np.nan), ledger_of()
-    record_exit(3, 0, LEFT_BALL, np.full((2, 2, LANES), 7.0), ledger)
-    for step in range(4):
-        write_factor(factors() * (1 + step), points, step, arrays_of(covariance), ledger)
-    expected = np.moveaxis(4 * gram_of(factors()), -1, 0)
-    expected[3] = 7
-    np.testing.assert_allclose(covariance[:, 0], expected, rtol=1e-14)
-    np.testing.assert_array_equal(covariance[:, 0], covariance[:, 0].swapaxes(1, 2))
-    assert np.isnan(covariance[:, 1]).all()
-    np.testing.assert_allclose(ledger.now, 4 * gram_of(factors()), rtol=1e-14)

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import xarray as xr
-from matplotlib import pyplot
 from matplotlib.figure import Figure
 
 import limitformer as lf
@@ -99,28 +98,6 @@ def test_spread_is_mean_and_band_over_samples_of_the_mean_size(chain, ax):
     assert ax.get_yscale() == "linear"
 
 
-def test_explosions_are_drawn_on_a_logarithmic_axis(chain, ax):
-    chain["covariance"][:, 3:] *= 1e6
-    lf.plot.spread(chain, ax=ax)
-    assert ax.get_yscale() == "log"
-
-
-def test_pairs_have_the_curves_of_covariances(chain, ax):
-    v = chain["covariance"].values
-    first, second = np.triu_indices(TOKENS, 1)
-    pairs = xr.Dataset(
-        {
-            "variance": (("sample", "depth", "token"), np.diagonal(v, axis1=-2, axis2=-1)),
-            "pair_covariance": (("sample", "depth", "pair"), v[..., first, second]),
-        },
-        {"depth": np.arange(5), "first": ("pair", first), "second": ("pair", second)},
-    )
-    for draw in (lf.plot.correlation, lf.plot.spread):
-        draw({"V": chain, "pairs": pairs}, ax=ax)
-        whole, of_pairs = means(ax)[-2:]
-        np.testing.assert_allclose(of_pairs.get_ydata(), whole.get_ydata(), rtol=1e-12)
-
-
 def test_a_chain_beside_a_limit_is_drawn_over_its_time(chain, limit, ax):
     lf.plot.correlation({"network": chain, "SDE": limit}, ax=ax)
     network, sde = means(ax)
@@ -132,26 +109,10 @@ def test_a_chain_beside_a_limit_is_drawn_over_its_time(chain, limit, ax):
     assert network.get_color() != sde.get_color()
 
 
-def test_a_list_is_labelled_by_descriptions(chain, limit, ax):
-    lf.plot.correlation([chain, limit], ax=ax)
-    lf.plot.correlation([chain, chain], ax=ax)
-    assert [line.get_label() for line in means(ax)] == ["chain", "limit", "chain 1", "chain 2"]
-
-
 def test_overlaps_are_the_correlations_on_the_sphere(sphere, ax):
     lf.plot.correlation(sphere, ax=ax)
     np.testing.assert_allclose(means(ax)[0].get_ydata(), sphere.overlap.mean(("sample", "pair")))
     assert ax.get_xlabel() == "time, layers/layers_per_unit_time"
-
-
-def test_plots_without_axes_make_a_figure_in_house_style(chain):
-    before = set(pyplot.get_fignums())
-    axes = lf.plot.spread(chain)
-    try:
-        assert set(pyplot.get_fignums()) - before == {axes.figure.number}
-        assert not axes.spines["top"].get_visible()
-    finally:
-        pyplot.close(axes.figure)
 
 
 def refused(draw, results, message, ax):

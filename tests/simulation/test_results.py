@@ -1,7 +1,6 @@
 """Datasets are saved whole or not at all, and loaded with the same bits."""
 
 import errno
-import json
 import os
 import re
 import warnings
@@ -69,28 +68,10 @@ def test_save_and_load_give_the_same_bits(tmp_path, ending, axis):
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_dtypes_come_back(tmp_path, ending):
-    """A layer number is 64 bits wide before and after, and a label stays a label."""
-    loaded = load(save(dataset(), tmp_path / f"a{ending}"))
-    assert loaded["depth"].dtype.kind == "i"
-    assert loaded["label"].values.tolist() == ["grüße", "你好!"]
-    assert loaded["exit_cause"].dtype == np.int8
-    assert loaded.attrs["seed"] == 7
-
-
-@pytest.mark.parametrize("seed", [2**31, 2**40 + 1, 2**63 - 1])
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_every_seed_can_be_saved(tmp_path, ending, seed):
+def test_every_seed_can_be_saved(tmp_path, ending):
     """NetCDF has no 64-bit attributes; the seed must be saved anyway."""
-    loaded = load(save(dataset().assign_attrs(seed=seed), tmp_path / f"a{ending}"))
-    assert int(loaded.attrs["seed"]) == seed
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_repeated_labels_and_none(tmp_path, ending):
-    repeated, numbered = dataset(labels=("be", "be")), dataset(labels=None)
-    assert load(save(repeated, tmp_path / f"a{ending}"))["label"].values.tolist() == ["be", "be"]
-    assert load(save(numbered, tmp_path / f"b{ending}"))["label"].values.tolist() == ["0", "1"]
+    loaded = load(save(dataset().assign_attrs(seed=2**63 - 1), tmp_path / f"a{ending}"))
+    assert int(loaded.attrs["seed"]) == 2**63 - 1
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
@@ -103,23 +84,24 @@ def test_saving_again_replaces(tmp_path, ending):
     assert names(tmp_path) == [path.name]
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a", "a.nc.gz", ".nc"])
-def test_other_endings_are_refused(tmp_path, name):
-    message = f"Data are saved as .nc (NetCDF) or .zarr; got '{name}'."
-    for call in (lambda path: save(dataset(), path), load):
+@pytest.mark.parametrize("path", [None, "a\0.nc", "s3://bucket/a.nc", "x" * 300 + ".nc", ".nc"])
+def test_invalid_paths_are_refused(path):
+    for call in (load, lambda path: save(dataset(), path)):
+        with pytest.raises(InputError, match=r"^[^\n]+$"):
+            call(path)
+
+
+def test_refusals_name_the_file_the_formats_and_the_kind(tmp_path):
+    (tmp_path / "a.zarr").write_text("in the way")
+    for call, message in (
+        (lambda: load(tmp_path / "b.nc"), f"No such file: {tmp_path / 'b.nc'}."),
+        (lambda: save(dataset(), tmp_path / "a.csv"), "Data are saved as .nc (NetCDF) or .zarr; got 'a.csv'."),
+        (lambda: save(dataset()["exit"], tmp_path / "a.nc"), "A Dataset can be saved; got DataArray"),
+        (lambda: save(dataset(), tmp_path / "a.zarr"), f"Cannot write {tmp_path / 'a.zarr'}: a file is in the way"),
+    ):
         with pytest.raises(InputError, match=re.escape(message)):
-            call(tmp_path / name)
-    assert names(tmp_path) == []
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_a_folder_that_is_a_file_is_refused(tmp_path, ending):
-    (tmp_path / "folder").write_text("in the way")
-    for path in (tmp_path / "folder" / f"a{ending}", tmp_path / "folder" / "deeper" / f"a{ending}"):
-        with pytest.raises(InputError, match=re.escape(f"Cannot write into the folder {path.parent}: ")):
-            save(dataset(), path)
-    assert (tmp_path / "folder").read_text() == "in the way"
-    assert names(tmp_path) == ["folder"]
+            call()
+    assert names(tmp_path) == ["a.zarr"]
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
@@ -134,14 +116,6 @@ def test_a_foreign_folder_is_not_deleted(tmp_path, ending):
     assert names(tmp_path) == [path.name]
 
 
-def test_a_store_does_not_replace_a_file(tmp_path):
-    (tmp_path / "a.zarr").write_text("in the way")
-    with pytest.raises(InputError, match=re.escape(f"Cannot write {tmp_path / 'a.zarr'}: a file is in the way")):
-        save(dataset(), tmp_path / "a.zarr")
-    assert (tmp_path / "a.zarr").read_text() == "in the way"
-    assert names(tmp_path) == ["a.zarr"]
-
-
 def fail_half_way(error):
     """Return a writer that leaves half a file and then fails."""
 
@@ -153,20 +127,20 @@ def fail_half_way(error):
 
 
 @pytest.mark.parametrize(
-    ("error", "raised"),
+    ("ending", "writer", "error", "raised", "says"),
     [
-        (OSError(errno.ENOSPC, "No space left on device"), InputError),
-        (RuntimeError("something else"), RuntimeError),
-        (KeyboardInterrupt(), KeyboardInterrupt),
+        (".nc", "to_netcdf", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), InputError, "No space left on device."),
+        (".zarr", "to_zarr", KeyboardInterrupt(), KeyboardInterrupt, None),
     ],
 )
-@pytest.mark.parametrize(("ending", "writer"), [(".nc", "to_netcdf"), (".zarr", "to_zarr")])
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, ending, writer, error, raised):
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
+    tmp_path, monkeypatch, ending, writer, error, raised, says
+):
     path = tmp_path / f"a{ending}"
     old = dataset(seed=1)
     save(old, path)
     monkeypatch.setattr(xr.Dataset, writer, fail_half_way(error))
-    with pytest.raises(raised):
+    with pytest.raises(raised, match=says):
         save(dataset(seed=2), path)
     with pytest.raises(raised):
         save(dataset(seed=2), tmp_path / "new" / f"b{ending}")
@@ -174,12 +148,6 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
     assert_bit_equal(load(path), old)
     assert names(tmp_path) == sorted([path.name, "new"])
     assert names(tmp_path / "new") == []
-
-
-def test_a_full_disk_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(xr.Dataset, "to_netcdf", fail_half_way(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
-    with pytest.raises(InputError, match=re.escape(f"Cannot write {tmp_path / 'a.nc'}: No space left on device.")):
-        save(dataset(), tmp_path / "a.nc")
 
 
 def test_a_variable_too_large_for_netcdf_names_zarr(tmp_path, monkeypatch):
@@ -192,21 +160,7 @@ def test_a_variable_too_large_for_netcdf_names_zarr(tmp_path, monkeypatch):
     assert names(tmp_path) == ["a.nc"]
 
 
-def test_list_of_texts_as_an_attribute_is_for_zarr(tmp_path):
-    data = xr.Dataset({"a": ("x", [1.0])}, attrs={"names": ["a", "b"]})
-    with pytest.raises(InputError, match=r"NetCDF has no attribute that is a list of texts; got \['a', 'b'\]"):
-        save(data, tmp_path / "a.nc")
-    assert load(save(data, tmp_path / "a.zarr")).attrs == data.attrs
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_a_file_that_is_missing_is_named(tmp_path, ending):
-    with pytest.raises(InputError, match=re.escape(f"No such file: {tmp_path / 'a'}{ending}.")):
-        load(tmp_path / f"a{ending}")
-
-
-@pytest.mark.parametrize("content", [b"", b"garbage", b"CDF\x02garbage", b"\x89HDF\r\n\x1a\n" + bytes(100), b"{}"])
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize(("content", "ending"), [(b"", ".nc"), (b"CDF\x02garbage", ".nc"), (b"garbage", ".zarr")])
 def test_files_of_something_else_are_refused(tmp_path, ending, content):
     path = tmp_path / f"a{ending}"
     path.write_bytes(content)
@@ -214,16 +168,7 @@ def test_files_of_something_else_are_refused(tmp_path, ending, content):
         load(path)
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_folders_of_something_else_are_refused(tmp_path, ending):
-    path = tmp_path / f"a{ending}"
-    path.mkdir()
-    (path / ".zgroup").write_text("{")
-    with pytest.raises(InputError, match=re.escape(f"{path} is not a file that limitformer saved")):
-        load(path)
-
-
-@pytest.mark.parametrize("kept", [3, 4, 8, 30, 100, 400, 900, -8])
+@pytest.mark.parametrize("kept", [3, 100, -8])
 def test_a_file_that_was_cut_is_refused(tmp_path, kept):
     """The copy is cut in the magic number, the header or the data."""
     path = save(dataset(), tmp_path / "a.nc")
@@ -232,50 +177,11 @@ def test_a_file_that_was_cut_is_refused(tmp_path, kept):
         load(path)
 
 
-def junk(path, rng):
-    """Yield noise, noise behind a header's first bytes, or a result with three changed bytes in its header."""
-    whole = path.read_bytes()
-    for k in range(150):
-        content = bytearray(whole)
-        if k % 3 == 0:
-            content = bytearray(rng.bytes(rng.integers(200)))
-        elif k % 3 == 1:
-            content = bytearray(b"CDF\x02") + rng.bytes(rng.integers(300))
-        else:
-            for place in rng.integers(4, 1200, 3):
-                content[place] = rng.integers(256)
-        yield bytes(content)
-
-
-def test_junk_is_refused_in_one_line(tmp_path):
-    """A file with one changed byte in a name or a number can be read; most others cannot."""
-    path, messages = save(dataset(), tmp_path / "a.nc"), []
-    for content in junk(path, np.random.default_rng(0)):
-        (tmp_path / "b.nc").write_bytes(content)
-        try:
-            load(tmp_path / "b.nc")
-        except InputError as error:
-            messages.append(str(error))
-    assert len(messages) > 100
-    assert all("\n" not in line and len(line) < 500 for line in messages)
-
-
-@pytest.mark.parametrize(
-    "path", [None, 3, b"a.nc", "a\0.nc", "s3://bucket/a.nc", "x" * 300 + ".nc", "y" * 300 + "/a.zarr"]
-)
-def test_invalid_paths_are_refused(path):
-    for call in (load, lambda path: save(dataset(), path)):
-        with pytest.raises(InputError, match=r"^[^\n]+$"):
-            call(path)
-
-
 @pytest.mark.parametrize(
     ("ending", "what"),
     [
-        (".nc", {"attribute": None}),
         (".nc", {"attribute": {"a": 1}}),
         (".zarr", {"attribute": object()}),
-        (".nc", {"variable": [1j, 2j]}),
         (".nc", {"variable": [2**40, 1]}),
         (".nc", {"variable": [object(), 1]}),
     ],
@@ -291,17 +197,11 @@ def test_data_that_a_format_cannot_store_are_refused(tmp_path, ending, what):
     assert set(load(path)) == set(dataset())
 
 
-def test_save_refuses_a_dataarray(tmp_path):
-    with pytest.raises(InputError, match=r"^A Dataset can be saved; got DataArray"):
-        save(dataset()["exit"], tmp_path / "a.nc")
-
-
 @pytest.mark.filterwarnings("ignore:Object at .* is not recognized as a component of a Zarr hierarchy")
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        *((text, r"a\.zarr is not a file that limitformer saved: [^\n]+\.$") for text in ("", "{", "[]", "null")),
-        ('{"zarr_format": 2, "shape": [3]}', r"a\.zarr is damaged: exit cannot be read\.$"),
+        ("{", r"a\.zarr is not a file that limitformer saved: [^\n]+\.$"),
         (None, r"a\.zarr is damaged: exit cannot be read\.$"),
     ],
 )
@@ -311,25 +211,6 @@ def test_a_store_that_has_lost_a_variable_is_refused(tmp_path, content, message)
     about = path / "exit" / ".zarray"
     about.unlink() if content is None else about.write_text(content)
     with pytest.raises(InputError, match=message):
-        load(path)
-
-
-def test_a_name_of_an_unknown_encoding_is_refused(tmp_path):
-    """The NetCDF reader then raises a LookupError."""
-    path = save(dataset(), tmp_path / "a.nc")
-    path.write_bytes(path.read_bytes().replace(b"utf-8", b"ut2-8"))
-    with pytest.raises(InputError, match=r"a\.nc is not a file that limitformer saved: unknown encoding: ut2-8\.$"):
-        load(path)
-
-
-def test_a_file_that_claims_more_than_the_memory_is_refused(tmp_path):
-    path = save(dataset(), tmp_path / "a.zarr")
-    for name in ("exit", "exit_cause", "covariance"):
-        about = json.loads((path / name / ".zarray").read_text())
-        (path / name / ".zarray").write_text(json.dumps(about | {"shape": [10**13, *about["shape"][1:]]}))
-    with pytest.raises(
-        InputError, match=r"^What .*a\.zarr says that it holds takes [\d,.]+ GiB, more than is free\..*$"
-    ):
         load(path)
 
 
@@ -393,11 +274,11 @@ def test_a_flipped_bit_is_never_silent(tmp_path, monkeypatch, ending):
     """The wrong twin: without comparing checksums, bits of numbers are."""
     saved = dataset()
     path = save(saved, tmp_path / f"a{ending}")
-    assert silent_flips(path, saved, 400) == 0
+    assert silent_flips(path, saved, 120) == 0
     with monkeypatch.context() as patch:
         stored = xr.open_dataset(path, engine="zarr" if ending == ".zarr" else "scipy").attrs["sha256"]
         patch.setattr("limitformer.results.storage.checksum", lambda _: stored)
-        assert silent_flips(path, saved, 100) > 0
+        assert silent_flips(path, saved, 40) > 0
 
 
 def test_a_file_without_a_checksum_loads_with_one_warning(tmp_path):
@@ -406,21 +287,6 @@ def test_a_file_without_a_checksum_loads_with_one_warning(tmp_path):
         loaded = load(tmp_path / "a.nc")
     assert len(messages) == 1
     assert_bit_equal(load(save(loaded, tmp_path / "b.nc")), dataset())
-
-
-def test_a_header_without_variables_is_refused(tmp_path):
-    (tmp_path / "a.nc").write_bytes(b"CDF\x02" + bytes(34))
-    with pytest.raises(InputError, match=r"a\.nc holds no data\.$"):
-        load(tmp_path / "a.nc")
-
-
-@pytest.mark.parametrize("place", ["a.nc", "a.zarr", "b.zarr/exit/pipe"])
-def test_load_refuses_a_pipe(tmp_path, place):
-    """Opening it would wait for a writer."""
-    save(dataset(), tmp_path / "b.zarr")
-    os.mkfifo(tmp_path / place)
-    with pytest.raises(InputError, match=rf"{place} is not a regular file\.$"):
-        load(tmp_path / place.partition("/")[0])
 
 
 def test_load_refuses_a_link_out_of_a_zarr_folder(tmp_path):

@@ -139,13 +139,13 @@ def test_heads_with_shared_values_divide_the_averages():
         assert np.abs(standard_errors(squares, twin)).max() > 2 * STANDARD_ERRORS
 
 
-@pytest.mark.parametrize(("wide", "mean", "deviation"), [(5.0, 0.0, 7.0), (9.0, 0.7, 7.0), (30.0, -1.2, 12.0)])
+@pytest.mark.parametrize(("wide", "mean", "deviation"), [(5.0, 0.0, 7.0), (30.0, -1.2, 12.0)])
 def test_two_orders_of_integration_agree(wide, mean, deviation):
     np.testing.assert_allclose(x_first(wide, mean, deviation), both_at_once(wide, mean, deviation), rtol=1e-11)
     assert abs(x_first(wide, mean, deviation)[0] / x_first(wide * 1.01, mean, deviation)[0] - 1) > 1e-4
 
 
-@pytest.mark.parametrize("b", [0.05, 1.0, 4.0, 40.0])
+@pytest.mark.parametrize("b", [0.05, 4.0, 40.0])
 def test_tables_equal_the_tabulated_averages(b):
     drawn = DrawnAttention(b)
     for z in (-0.999, -0.4, 0.6, 0.99):
@@ -161,7 +161,7 @@ def gaussian_mean(function):
     return quad(lambda s: function(s) * exp(-s * s / 2) / (2 * pi) ** 0.5, -12, 12, limit=400, points=[0.0])[0]
 
 
-@pytest.mark.parametrize("b", [1e-3, 0.3, 1.0, 1.75, 3.0, 10.0, 100.0])
+@pytest.mark.parametrize("b", [1e-3, 1.75, 100.0])
 def test_averages_at_antipodes_equal_quadrature(b):
     m, q = at_antipodes(b)
     assert m == pytest.approx(gaussian_mean(lambda s: np.tanh(b * s) ** 2), rel=1e-8)
@@ -195,7 +195,6 @@ def test_both_bounds_of_the_proof_are_needed_and_hold():
 @pytest.mark.parametrize(
     ("dim", "b", "kind", "critical"),
     [
-        (2, 0.0001, "attracting", 0.0),
         (2, 3.0, "attracting", 0.0),
         (3, 0.01, "attracting", 0.0),
         (3, 50.0, "attracting", 0.0),
@@ -299,7 +298,7 @@ def first_passages(model, target, horizon):
     return paths.time.values[np.where(above.any(1), above.argmax(1), -1)]
 
 
-@pytest.mark.parametrize(("dim", "target"), [(2, 0.0), (4, 0.9), (7, -0.3)])
+@pytest.mark.parametrize(("dim", "target"), [(2, 0.0), (7, -0.3)])
 def test_lifetime_behind_a_causal_mask_has_its_leading_constant(dim, target):
     ratios = [
         diffusion.mean_hitting_time(target, start=-1.0) / diffusion.lifetime_asymptote(target)
@@ -334,9 +333,9 @@ def test_steps_of_the_limit_average_the_drawn_attention(dim, layers, horizon, st
     law = lf.overlap(model).density([horizon], start=start)
     share = np.heaviside(-law.artanh_overlap.values, 0.5)  # of a cell that lies below 0
     below = float(law.below[0]) + float((law.density[0].values * share).sum()) * law.attrs["spacing"]
-    options = {"samples": 4000, "seed": 2, "horizon": horizon, "record": [horizon], "progress": False}
+    options = {"samples": 2500, "seed": 2, "horizon": horizon, "record": [horizon], "progress": False}
     paths, chain = (lf.simulate(each, start, **options).overlap.values for each in (lf.limit(model), model))
-    error = (below * (1 - below) / 4000) ** 0.5
+    error = (below * (1 - below) / 2500) ** 0.5
     assert abs((paths < 0).mean() - below) < STANDARD_ERRORS * error
     assert abs((chain < 0).mean() - below) > STANDARD_ERRORS * error
 
@@ -344,7 +343,7 @@ def test_steps_of_the_limit_average_the_drawn_attention(dim, layers, horizon, st
 def test_two_routes_of_the_limit_agree():
     """Averaged attention against attention drawn in steps that resolve it."""
     model = stochastic(2, 3, tau=3.0, head_dim=4)
-    options = {"samples": 4000, "horizon": 1.5, "record": [1.5], "progress": False}
+    options = {"samples": 2500, "horizon": 1.5, "record": [1.5], "progress": False}
     averaged, drawn = (
         {"z": lf.simulate(lf.limit(model), -0.6, method=method, seed=3, **options).overlap.values.ravel()}
         for method in ("overlap", "coordinates")

@@ -8,7 +8,6 @@ import pytest
 
 import limitformer as lf
 from limitformer.base.errors import NoLimitError
-from limitformer.models import from_json, to_json
 from limitformer.sphere.limit import largest_weight
 from limitformer.sphere.methods import methods_of
 from sphere_naive import normalised, overlaps_of, tokens_at
@@ -26,18 +25,13 @@ def stochastic(tokens, dim, **more):
 
 # Name → the model, and what its wrong twins have instead.
 CASES = {
-    "2 in 2": (stochastic(2, 2, **FRESH), [TAU]),
     "2 in 3": (stochastic(2, 3, **FRESH), [TAU, {"query_key": None, "tau": 1.0}]),
     "2 in 6, rows": (stochastic(2, 6, **FRESH, head_dim=1), [TAU]),
-    "3 in 5": (stochastic(3, 5, **FRESH), [TAU, {"mask": "causal"}]),
     "3 in 5, rows": (stochastic(3, 5, **FRESH, head_dim=2), [TAU]),
     "4 in 3, heads": (stochastic(4, 3, **FRESH, heads=3), [TAU]),
-    "2 in 3, heads": (stochastic(2, 3, **FRESH, heads=2), [TAU]),
     "3 in 4, heads, rows, causal": (stochastic(3, 4, **FRESH, heads=2, head_dim=2, mask="causal"), [{"mask": "none"}]),
     "2 in 4, causal, drawn": (stochastic(2, 4, **FRESH, mask="causal"), [TAU, {"query_key": None, "tau": 1.0}]),
-    "2 in 4, causal": (stochastic(2, 4, mask="causal"), [{"mask": "none"}, {"beta": 1.0}]),
     "4 in 5, causal": (stochastic(4, 5, mask="causal"), [{"mask": "none"}, {"beta": 1.0}]),
-    "3 in 4, unnormalized": (stochastic(3, 4, beta=1.0, **FRESH, attention="unnormalized"), [TAU]),
     "3 in 4, unnormalized, causal": (
         stochastic(3, 4, beta=0.8, mask="causal", attention="unnormalized"),
         [{"mask": "none"}],
@@ -174,7 +168,7 @@ def test_limit_averages_over_heads_and_draws():
     """The limit does not depend on the number of heads."""
     model = lf.StochasticTransformer(tokens=2, dim=4, beta=2.0, layers_per_unit_time=1, query_key="gaussian")
     joined = lf.StochasticTransformer(tokens=2, dim=4, beta=2.0, layers_per_unit_time=1, query_key="gaussian", heads=5)
-    options = {"samples": 6000, "horizon": 1.0, "progress": False, "method": "gram"}
+    options = {"samples": 4000, "horizon": 1.0, "progress": False, "method": "gram"}
     one, five = (
         {"z": lf.simulate(lf.limit(each), -0.4, seed=seed, **options).overlap.values[:, -1, 0]}
         for seed, each in ((1, model), (2, joined))
@@ -184,27 +178,16 @@ def test_limit_averages_over_heads_and_draws():
     assert_same_law(one, five, chain)
 
 
-def test_json_of_models_without_drawn_queries_has_no_new_fields():
-    fixed = stochastic(2, 4)
-    assert "tau" not in to_json(fixed)
-    assert from_json(to_json(fixed)) == fixed
-    model = CASES["3 in 4, heads, rows, causal"][0]
-    assert from_json(to_json(model)) == model
-
-
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
         ({"query_key": "normal"}, 'query_key must be None, the pair \\(Q, K\\) or "gaussian"'),
         ({"tau": 2.0}, 'tau would change nothing.*query_key="gaussian"'),
-        ({"heads": 2, "head_dim": 3}, "head_dim and heads would change nothing"),
         ({**FRESH, "tau": 0.0}, "tau must lie in"),
         ({**FRESH, "heads": 0}, "heads must be"),
-        ({**FRESH, "head_dim": 0}, "head_dim must be"),
         ({**FRESH, "heads": 2, "values": "uniform"}, '2 heads need values="gaussian"'),
         ({"mask": np.tril(np.ones((3, 3)))}, "mask must be one of"),
         ({**FRESH, "heads": 10**9}, "heads must be at most 10,000"),
-        ({"mask": "future"}, "mask must be one of 'none', 'causal'"),
         ({**FRESH, "attention": "unnormalized", "beta": 100.0}, "Unnormalized attention overflows"),
     ],
 )
@@ -214,7 +197,7 @@ def test_bad_input_is_one_line(fields, says):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("head_dim", [None, 9, 30])
+@pytest.mark.parametrize("head_dim", [None, 9])
 def test_without_normalisation_the_step_follows_the_mean_square_of_the_weights(head_dim):
     """E w² for the logit of a token with itself, each matrix drawn in full, equals the weight in the rate."""
     model = stochastic(2, 4, tau=0.4, attention="unnormalized", query_key="gaussian", head_dim=head_dim)

@@ -1,4 +1,4 @@
-"""The theorems of docs/equal-clusters.md: numerical checks of each step of their proofs, then the chain itself."""
+"""The theorems of docs/equal-clusters.md: checks of the exponents and maps of their proofs, then the chain itself."""
 
 from itertools import combinations
 
@@ -13,13 +13,7 @@ from limitformer.sphere.overlap.thresholds import critical_beta, exponents, expo
 from sphere_naive import naive_attention, naive_layer, normalised, tokens_at
 from statistics_checks import STANDARD_ERRORS
 
-CASES = [
-    (4, 1.0, 25, "softmax"),
-    (3, 0.5, 1, "softmax"),
-    (2, 0.3, 0.1, "softmax"),
-    (8, 1.5, 4, "softmax"),
-    (4, 0.7, 10, "unnormalized"),
-]
+CASES = [(3, 0.5, 1, "softmax"), (2, 0.3, 0.1, "softmax"), (4, 0.7, 10, "unnormalized")]
 
 
 def model_of(tokens, beta, dim=4, layers=1, attention="softmax"):
@@ -69,10 +63,10 @@ def test_exponents_are_means_over_drawn_layers(dim, beta, layers, attention):
         assert abs(between.mean() - wrong) > STANDARD_ERRORS * between.std() / n**0.5
 
 
-@pytest.mark.parametrize("beta", [0.4, 0.6])
-def test_exponents_in_three_dimensions_are_integrals_over_the_long_vector(beta):
+def test_exponents_in_three_dimensions_are_integrals_over_the_long_vector():
     """E log|v + sη| = log|v| + ½E₁(|v|²/(2s²)) in the plane orthogonal to Y, and Gauss–Hermite nodes for Y."""
-    step, a = 0.3, np.tanh(beta)
+    beta, step = 0.6, 0.3
+    a = np.tanh(beta)
     nodes, weights = np.polynomial.hermite_e.hermegauss(70)
     along, across, third = np.meshgrid(1 + a * step * nodes, a * step * nodes, a * step * nodes, indexing="ij")
     mass = np.multiply.outer(np.multiply.outer(weights, weights), weights) / weights.sum() ** 3
@@ -84,8 +78,9 @@ def test_exponents_in_three_dimensions_are_integrals_over_the_long_vector(beta):
     assert exact.between == pytest.approx(between, abs=1e-7)
 
 
-@pytest.mark.parametrize("attention", ["softmax", "unnormalized"])
-@pytest.mark.parametrize(("dim", "beta"), [(4, 0.6), (4, 0.8), (2, 0.1), (3, 0.1), (7, 1.2)])
+@pytest.mark.parametrize(
+    ("dim", "beta", "attention"), [(4, 0.6, "softmax"), (4, 0.8, "unnormalized"), (2, 0.1, "softmax")]
+)
 def test_many_layers_have_the_threshold_of_the_limit(dim, beta, attention):
     """LΛ → ½[(d − 3)b² − (d − 1)a²], with the sign of d − 2 − cosh 2β; λ₀ → −½(d − 1)a²."""
     layers, (a, _) = 100_000, coefficients(beta, attention)
@@ -140,7 +135,6 @@ def test_few_layers_have_a_higher_threshold(dim):
     ("arguments", "says"),
     [
         ((1, 1.0, 1.0), "dim must be at least 2"),
-        ((4, 0.0, 1.0), "beta must be positive"),
         ((4, 1.0, -1.0), "step, σ/√L, must be positive"),
         ((4, 1.0, 1.0, "linear"), "softmax or unnormalized; got 'linear'. Nearest: softmax"),
     ],
@@ -209,84 +203,13 @@ def test_linear_maps_move_differences_next_to_two_halves(attention):
     assert min(wrong) > 0.05
 
 
-def test_the_foster_function_falls_where_lambda_is_negative():
-    """E f(X₁) < f(x) next to two halves for Λ < 0; for Λ > 0, where the limit says that they attract, it grows."""
-    gamma, weight, rng = 0.2, 8.0, np.random.default_rng(4)
-    for beta, falls in ((1.6, True), (0.75, False)):
-        for seed in range(4):
-            start = near_halves(4, 4, 1e-5, seed)
-            if seed % 2:
-                start[[1, 3]] = start[[0, 2]]
-            after = naive_layer(start, model_of(4, beta), rng.standard_normal((20_000, 4, 4)))
-
-            def f(states):
-                x = flipped(states)
-                inside = [np.linalg.norm(x[..., i, :] - x[..., i + 1, :], axis=-1) ** gamma for i in (0, 2)]
-                return np.linalg.norm(x[..., 0, :] - x[..., 2, :], axis=-1) ** gamma + weight * sum(inside)
-
-            mean, error, before = f(after).mean(), f(after).std() / 20_000**0.5, f(start)
-            if falls:
-                assert mean + STANDARD_ERRORS * error < before
-            elif seed % 2:
-                assert mean - STANDARD_ERRORS * error > before
-
-
 # Lemmas 6 and 7.
-
-
-def count_parallel(a):
-    """Return the number of pairs of the vectors a (…, N, d) that are parallel."""
-    unit = normalised(a)
-    cosine = np.abs(unit @ np.swapaxes(unit, -1, -2))
-    first, second = np.triu_indices(a.shape[-2], 1)
-    return (1 - cosine[..., first, second] < 1e-13).sum(-1)
 
 
 def symmetric(pairs, dim, seed=0):
     """Return a state of 𝒜 (2 pairs, d)."""
     x = tokens_at(seed, pairs, dim)
     return np.concatenate([x, -x])
-
-
-def test_parallel_attention_is_accidental_but_in_the_named_cases():
-    """X¹ ∦ X² with A¹ ∥ A² are not parallel after a layer; coinciding and symmetric tokens stay so."""
-    model, rng = model_of(4, 0.9, 2), np.random.default_rng(5)
-
-    def state(angle):
-        return np.array([[np.cos(t), np.sin(t)] for t in (0.0, 2.5, 3.5, angle)])
-
-    def area(angle):
-        a = naive_attention(state(angle), model)
-        return a[0, 0] * a[1, 1] - a[0, 1] * a[1, 0]
-
-    x = state(brentq(area, 3.2, 4.0, xtol=1e-15))
-    assert count_parallel(naive_attention(x, model)) == 1
-    after = naive_layer(x, model, rng.standard_normal((200, 2, 2)))
-    assert count_parallel(naive_attention(after, model)).max() == 0
-    double = x[[0, 0, 1, 2]]
-    after = naive_layer(double, model, rng.standard_normal((200, 2, 2)))
-    assert count_parallel(naive_attention(after, model)).tolist() == [1] * 200
-    start = symmetric(3, 3)
-    after = naive_layer(start, model_of(6, 0.9, 3), rng.standard_normal((50, 3, 3)))
-    np.testing.assert_allclose(after[:, :3], -after[:, 3:], atol=1e-12)
-    assert count_parallel(naive_attention(after, model_of(6, 0.9, 3))).min() == 3
-
-
-def splits(x, model, seed=0):
-    """Return the set of p, the number of positive ⟨w, Aⁱ⟩, over many w."""
-    w = np.random.default_rng(seed).standard_normal((4000, model.dim))
-    return set((w @ naive_attention(x, model).T > 0).sum(1).tolist())
-
-
-def test_one_layer_can_split_distinct_tokens_evenly_and_unevenly():
-    """Random states have p = N/2 and N/2 ± 1 for some w; symmetric ones only N/2; groups of 3 + 1 never N/2."""
-    for dim in (2, 3, 5):
-        for tokens in (4, 6):
-            for seed in range(20):
-                found = splits(tokens_at(seed, tokens, dim), model_of(tokens, 0.8, dim))
-                assert {tokens // 2 - 1, tokens // 2, tokens // 2 + 1} <= found
-    assert splits(symmetric(3, 4), model_of(6, 0.8)) == {3}
-    assert splits(tokens_at(1, 2, 4)[[0, 0, 0, 1]], model_of(4, 0.8)) <= {0, 1, 3, 4}
 
 
 def test_a_layer_with_one_direction_leads_to_two_halves_or_one_cluster():
@@ -307,32 +230,10 @@ def test_a_layer_with_one_direction_leads_to_two_halves_or_one_cluster():
     assert {1, 2, 3} <= seen
 
 
-# Proposition 3.
-
-
-def test_two_tokens_have_the_ratio_of_independent_vectors():
-    """r′ of Proposition 3 against a layer as it is written."""
-    model, values = model_of(2, 0.7, 3, 2), np.random.default_rng(9).standard_normal((100, 3, 3))
-    for seed in range(5):
-        x = tokens_at(seed, 2, 3)
-        g, d = x[0] + x[1], x[0] - x[1]
-        e, own = np.exp(0.7 * (x[0] @ x[1])), np.exp(0.7)
-        r, a = np.linalg.norm(g) / np.linalg.norm(d), (own - e) / (own + e)
-        u = normalised(g) + 2**-0.5 * values @ normalised(g)
-        y = normalised(d) + a * 2**-0.5 * values @ normalised(d)
-        after = naive_layer(x, model, values)
-        ratio = np.linalg.norm(after.sum(1), axis=1) / np.linalg.norm(after[:, 0] - after[:, 1], axis=1)
-        lengths = np.linalg.norm(y + r * u, axis=1) * np.linalg.norm(y - r * u, axis=1)
-        yy, uu = (y * y).sum(1), (u * u).sum(1)
-        area = np.sqrt(yy * uu - (y * u).sum(1) ** 2)
-        np.testing.assert_allclose(ratio, r * area / yy * 2 / (1 - r * r * uu / yy + lengths / yy), rtol=1e-8)
-        assert (ratio >= r * area / yy * (1 - 1e-9)).all()
-
-
 # The chain.
 
 
-@pytest.mark.parametrize(("dim", "beta", "layers"), [(4, 1.0, 25), (4, 1.0, 1), (3, 0.5, 1)])
+@pytest.mark.parametrize(("dim", "beta", "layers"), [(4, 1.0, 25), (3, 0.5, 1)])
 def test_chain_has_these_exponents_next_to_two_halves(dim, beta, layers):
     """Four tokens, gaps of 1e-7; where L = 1 the exponent of the limit, of the other sign, is rejected."""
     count, samples, exact = 20, 3000, exponents(dim, beta, layers**-0.5)
@@ -359,7 +260,7 @@ def ends(model, start, horizon, samples=1500, seed=3):
     return one.mean(), two.mean()
 
 
-@pytest.mark.parametrize("tokens", [4, 6, 8])
+@pytest.mark.parametrize("tokens", [4, 8])
 def test_even_numbers_end_in_one_cluster_or_two_halves(tokens):
     """d = 4, L = 1, β* = 1.0405: no halves at β = 0.8, where the limit's threshold, 0.6585, promises them."""
     one, two = ends(model_of(tokens, 0.8), None, 300.0)
@@ -401,7 +302,7 @@ def test_two_halves_are_left_slowly_at_the_threshold():
 # What `lf.overlap` says about few layers.
 
 
-@pytest.mark.parametrize(("dim", "layers", "sigma"), [(4, 1, 1.0), (5, 2, 1.5), (3, 1, 1.0)])
+@pytest.mark.parametrize(("dim", "layers", "sigma"), [(5, 2, 1.5), (3, 1, 1.0)])
 def test_threshold_of_few_layers_is_where_drawn_layers_keep_the_gap(dim, layers, sigma):
     """Mean change of log |g| by 400,000 drawn layers: zero at the threshold, and not at that of many layers."""
     model = lf.StochasticTransformer(tokens=2, dim=dim, beta=1.0, layers_per_unit_time=layers, sigma=sigma)
@@ -436,7 +337,6 @@ def test_threshold_of_few_layers_falls_to_that_of_the_limit():
 
 UNKNOWN = [
     (lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=1, mask="causal"), None),
-    (lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=1, values="rademacher"), None),
     (lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=1, query_key="gaussian"), None),
     (model_of(2, 1.0, attention="unnormalized"), None),
     (model_of(3, 1.0), (2, 1)),
@@ -451,10 +351,3 @@ def test_threshold_of_few_layers_is_refused_where_it_is_not_known(model, cluster
         pair.critical_beta_of_layers()
     summary = pair.summary()
     assert summary["critical_beta_of_layers"] == {"1": None, "10": None}
-
-
-def test_threshold_of_few_layers_refuses_wrong_numbers():
-    with pytest.raises(InputError, match="layers must be at least 1"):
-        lf.overlap(model_of(2, 1.0)).critical_beta_of_layers(0)
-    with pytest.raises(InputError, match="needs dim <= 1,000,000"):
-        critical_beta(1_000_001, 1.0)

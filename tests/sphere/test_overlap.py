@@ -48,12 +48,9 @@ def overlap_after(x: np.ndarray, move: np.ndarray) -> np.ndarray:
 
 
 CASES = [
-    ((1, 1), 3, 1.3, "softmax"),
     ((2, 2), 4, 0.7, "unnormalized"),
     ((3, 2), 4, 0.8, "softmax"),
     ((2, 1), 2, 0.6, "softmax"),
-    ((2, 1), 3, 0.5, "unnormalized"),
-    ((3, 2), 4, -0.8, "softmax"),
     ((3, 1), 4, -0.5, "unnormalized"),
 ]
 
@@ -198,17 +195,17 @@ def plain_uniform(slope, tails, dim, step=0.01):
     return (boole(s * below, step) + right) / (boole(s, step) + tail_below + right)
 
 
-DIMS = [2, 3, 4, 5, 10, 64, 512, 4096]
+PLACES = [
+    *((dim, beta) for dim, beta in [(2, 0.0), (3, 0.6), (4, 2.0), (5, 5.0), (10, 9.0), (64, 20.0), (512, 20.0)]),
+    # next to the threshold
+    *((dim, acosh(dim - 2) / 2 + off) for dim, off in [(3, 1e-3), (5, -1e-3), (64, 1e-3), (4096, 1e-3), (4096, -1e-3)]),
+]
 
 
-@pytest.mark.parametrize("dim", DIMS)
-@pytest.mark.parametrize("beta", [0.0, 0.6, 2.0, 5.0, 9.0, 20.0, "β_c + 1e-3", "β_c − 1e-3"])
+@pytest.mark.parametrize(("dim", "beta"), PLACES)
 def test_probability_equals_quadrature(dim, beta):
-    critical = overlap(stochastic(2, dim)).critical_beta
-    assert critical == pytest.approx(acosh(max(dim, 3) - 2) / 2)
-    if isinstance(beta, str):
-        beta = max(0.0, critical + (1e-3 if "+" in beta else -1e-3))
     pair = overlap(stochastic(2, dim, beta))
+    assert pair.critical_beta == pytest.approx(acosh(max(dim, 3) - 2) / 2)
     if not dim - 2 < np.cosh(2 * beta):
         assert pair.boundaries.minus.kind == "non-attracting"
         assert pair.antipodal_probability() == 0
@@ -255,17 +252,7 @@ def test_fate_depends_neither_on_the_form_nor_on_sigma_nor_on_the_size_of_equal_
         np.testing.assert_allclose(other.antipodal_probability(z), expected, rtol=1e-11)
 
 
-def test_probability_is_harmonic():
-    """The backward equation: μP′ + g²P″/2 = 0."""
-    step, z = 1e-3, np.array([-0.6, 0.0, 0.5])
-    for diffusion in (overlap(stochastic(dim=5, beta=1.4)), overlap(hybrid(5, 4, 1.5, 1.25), (3, 2))):
-        ahead, here, behind = (diffusion.antipodal_probability(z + k * step) for k in (1, 0, -1))
-        slope, bend = (ahead - behind) / (2 * step), (ahead - 2 * here + behind) / step**2
-        drift, half = diffusion.drift(z), diffusion.diffusion(z) ** 2 / 2
-        assert (np.abs(drift * slope + half * bend) < 1e-4 * np.abs(drift * slope)).all()
-
-
-@pytest.mark.parametrize(("beta", "epsilon"), [(0.5, 1.3), (2.0, 1.1), (2.0, 1.4), (4.0, 1.02)])
+@pytest.mark.parametrize(("beta", "epsilon"), [(0.5, 1.3), (2.0, 1.1), (4.0, 1.02)])
 def test_hybrid_softmax_has_a_regime_in_which_both_ends_attract(beta, epsilon):
     pair = overlap(hybrid(2, 4, beta, epsilon))
     slope = hybrid_slope(beta, epsilon)
@@ -334,8 +321,7 @@ def test_neither_end_attracts_the_hybrid_model_at_negative_beta_between_its_thre
         assert np.isfinite(diffusion.mean_hitting_time(0.9, -0.9)) == (beta < 0)
 
 
-@pytest.mark.parametrize("sizes", [(1, 1), (3, 2)])
-@pytest.mark.parametrize("form", ["softmax", "unnormalized"])
+@pytest.mark.parametrize(("sizes", "form"), [((1, 1), "softmax"), ((3, 2), "unnormalized")])
 def test_sign_of_beta_changes_only_the_clock_of_the_stochastic_model(sizes, form):
     """A₊ and A₋ change places; without normalisation both are also multiplied by e^{−β(1 + z)}."""
     beta, z = 1.4, np.array([-1.0, -0.9, 0.1, 0.8])
@@ -361,11 +347,6 @@ def test_without_noise_the_overlap_rises():
     assert flow.return_probability([0.0, 0.0], [0.5, -0.5]).tolist() == [0, 1]
     assert flow.rates.plus == pytest.approx(2.0)
     assert flow.mean_hitting_time(-0.5, 0.5) == np.inf
-
-
-def test_tokens_that_start_at_an_end_stay_unless_the_clusters_are_unequal():
-    assert overlap(stochastic(beta=0.1)).antipodal_probability([-1.0, -0.999, 1.0]).tolist() == [1, 0, 0]
-    assert overlap(stochastic(3), (2, 1)).single_cluster_probability([-1.0, 1.0]).tolist() == [1, 1]
 
 
 def test_return_probability_is_a_ratio_of_probabilities():
@@ -400,33 +381,15 @@ def test_scale_density_equals_that_of_the_paper():
     ("make", "message"),
     [
         (lambda: overlap(3), "overlap needs a StochasticTransformer or HybridTransformer; got int."),
-        (
-            lambda: overlap(stochastic(3)),
-            r"The overlap of 3 tokens is not a diffusion; give clusters=\(p, q\), p \+ q = 3.",
-        ),
+        (lambda: overlap(stochastic(3)), r"The overlap of 3 tokens is not a diffusion; give clusters=\(p, q\)"),
         (lambda: overlap(stochastic(3), (2, 2)), r"clusters must add up to tokens = 3; got 2 \+ 2 = 4."),
         (lambda: overlap(stochastic(3), (3, 0)), "A cluster must be at least 1; got 0."),
-        (lambda: overlap(stochastic(3), (1.5, 1.5)), "A cluster must be a whole number; got 1.5."),
         (lambda: overlap(stochastic(3), (1, 1, 1)), r"clusters must be two whole numbers \(p, q\); got \(1, 1, 1\)."),
-        (
-            lambda: overlap(stochastic(3, beta=200.0), (2, 1)),
-            r"Unequal clusters and the hybrid model need \|beta\| <= 150 here; got 200.",
-        ),
-        (
-            lambda: overlap(stochastic(3, beta=-200.0), (2, 1)),
-            r"Unequal clusters and the hybrid model need \|beta\| <= 150 here; got -200.",
-        ),
-        (
-            lambda: overlap(hybrid(beta=200.0)),
-            r"Unequal clusters and the hybrid model need \|beta\| <= 150 here; got 200.",
-        ),
-        (lambda: overlap(stochastic()).antipodal_probability(1.5), r"start must lie in \[-1, 1\]; got 1.5."),
+        (lambda: overlap(hybrid(beta=-200.0)), r"the hybrid model need \|beta\| <= 150 here; got -200."),
         (lambda: overlap(stochastic()).antipodal_probability([0.0, np.nan]), r"start must lie in \[-1, 1\]; got nan."),
-        (lambda: overlap(stochastic()).antipodal_probability("a"), r"start must lie in \[-1, 1\]; got 'a'."),
         (lambda: overlap(stochastic()).return_probability(1.0, 0.5), "level must lie strictly between -1 and 1"),
         (lambda: overlap(stochastic()).scale_density(1.0), "z must lie strictly between -1 and 1"),
         (lambda: overlap(stochastic()).critical_epsilon, "critical_epsilon belongs to the HybridTransformer"),
-        (lambda: overlap(stochastic()).certain_epsilon, "certain_epsilon belongs to the HybridTransformer"),
         (lambda: overlap(hybrid(3), (2, 1)).critical_beta, "known for equal clusters only; use critical_epsilon."),
         (lambda: overlap(hybrid(epsilon=0.0)).scale_density(0.5), "epsilon must be positive."),
         (lambda: overlap(hybrid(epsilon=1e-3)).return_probability(0.0, 0.5), "The scale function is too steep"),
@@ -440,9 +403,10 @@ def test_refusals(make, message):
 TURN = np.linalg.qr(np.random.default_rng(4).standard_normal((4, 4)))[0]
 
 
-@pytest.mark.parametrize("factor", [2.5, 0.4, -0.7, 0.0])
-@pytest.mark.parametrize("make", [stochastic, hybrid])
-@pytest.mark.parametrize(("tokens", "clusters"), [(2, None), (3, (2, 1))])
+@pytest.mark.parametrize(
+    ("factor", "make", "tokens", "clusters"),
+    [(2.5, stochastic, 2, None), (-0.7, hybrid, 3, (2, 1)), (0.0, stochastic, 3, (2, 1))],
+)
 def test_a_multiple_of_the_identity_multiplies_beta(factor, make, tokens, clusters):
     scaled = overlap(make(tokens, beta=1.3, query_key=(TURN, factor * TURN)), clusters)
     identity = overlap(make(tokens, beta=1.3 * factor), clusters)
@@ -450,9 +414,6 @@ def test_a_multiple_of_the_identity_multiplies_beta(factor, make, tokens, cluste
     z = np.array([-0.9, 0.2, 0.7])
     for name in ("drift", "diffusion", "antipodal_probability"):
         np.testing.assert_allclose(getattr(scaled, name)(z), getattr(identity, name)(z), rtol=1e-10)
-    record, other = scaled.summary(), identity.summary()
-    assert record["boundaries"]["minus"]["kind"] == other["boundaries"]["minus"]["kind"]
-    assert record["critical_beta"] == pytest.approx(other["critical_beta"])
     # The wrong twin: β itself.
     unscaled = overlap(make(tokens, beta=1.3), clusters)
     assert (np.abs(scaled.drift(z) / unscaled.drift(z) - 1) > 0.01).all()

@@ -68,9 +68,7 @@ def test_lifetime_of_unequal_clusters():
         overlap(stochastic(5, 3, 1.0, attention="unnormalized"), (4, 1)),
         overlap(stochastic(3, 2, 1.5), (2, 1)),
         overlap(hybrid(beta=1.5)),
-        overlap(hybrid(5, beta=1.0, attention="unnormalized", epsilon=0.4), (3, 2)),
         overlap(hybrid(5, beta=-1.0, epsilon=1.5), (3, 2)),
-        overlap(stochastic(3, 5, -1.2, attention="unnormalized"), (2, 1)),
     ],
 )
 def test_mean_hitting_time_by_two_routes(diffusion):
@@ -83,18 +81,6 @@ def test_mean_hitting_time_by_two_routes(diffusion):
     # Half-way and on is the whole way: the overlap is continuous.
     parts = diffusion.mean_hitting_time(0.2, -0.7) + diffusion.mean_hitting_time(0.8, 0.2)
     assert time == pytest.approx(parts, rel=1e-12)
-
-
-@pytest.mark.parametrize(("beta", "epsilon", "start"), [(9.0, 0.5, -0.9), (20.0, 0.7, 0.2)])
-def test_steep_hybrid_times_approach_those_of_the_flow_with_a_correction(beta, epsilon, start):
-    """M = 1/μ to first order in g² if noise is weak relative to drift; the drift includes ε."""
-    pair = overlap(hybrid(beta=beta, epsilon=epsilon))
-    first_order = quad(lambda u: 1 / float(pair.artanh_drift(u)), np.arctanh(start), np.arctanh(0.9), limit=500)[0]
-    assert pair.mean_hitting_time(0.9, start) == pytest.approx(first_order, rel=0.03)
-    flow = overlap(hybrid(beta=beta, epsilon=0.0))
-    exact = quad(lambda u: 1 / float(flow.artanh_drift(u)), np.arctanh(start), np.arctanh(0.9), limit=500)[0]
-    assert flow.mean_hitting_time(0.9, start) == pytest.approx(exact, rel=1e-7)
-    assert pair.mean_hitting_time(0.9, start) > 1.05 * exact
 
 
 @pytest.mark.parametrize("epsilon", [1.5, 2.0])
@@ -133,11 +119,6 @@ def test_mean_exit_time_solves_its_equation(diffusion):
     assert diffusion.mean_exit_time(-0.8, 0.9, 0.9 - 1e-6) < 1e-3
 
 
-def test_exit_from_nearly_everything_is_hitting():
-    pair = overlap(stochastic(beta=0.1))  # s ~ e^{−0.96u}: −1 + 1e-15 is hardly ever reached
-    assert pair.mean_exit_time(-1 + 1e-15, 0.9, 0.0) == pytest.approx(pair.mean_hitting_time(0.9, 0.0), rel=1e-5)
-
-
 def test_lifetimes_grow_like_exp_two_beta_for_softmax_only():
     def lifetime(beta, sizes, form):
         model = stochastic(sum(sizes), 4, beta, attention=form)
@@ -159,9 +140,7 @@ def lifetime_ratio(beta, sizes=(2, 1), dim=4, target=0.9, sigma=1.0):
     return clusters.mean_hitting_time(target, start=-1.0) / clusters.lifetime_asymptote(target)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "dim", "target"), [((2, 1), 4, 0.9), ((26, 24), 2, -0.6), ((1, 5), 7, 0.3), ((4, 3), 3, -0.99)]
-)
+@pytest.mark.parametrize(("sizes", "dim", "target"), [((2, 1), 4, 0.9), ((26, 24), 2, -0.6), ((1, 5), 7, 0.3)])
 def test_lifetime_tends_to_its_leading_term(sizes, dim, target):
     """Agreement to 1e-6 at β = 140 for several p and q, dim, σ and targets."""
     assert lifetime_ratio(140.0, sizes, dim, target, sigma=0.7) == pytest.approx(1, abs=1e-6)
@@ -176,13 +155,7 @@ def test_lifetime_tends_to_its_leading_term(sizes, dim, target):
     assert more.lifetime_asymptote(target) / leading.lifetime_asymptote(target) < 0.95
 
 
-def test_lifetime_is_four_percent_short_of_its_leading_term_at_beta_8():
-    """(2, 1), dim 4, to 0.9: the numbers of the documentation."""
-    assert lifetime_ratio(8.0) == pytest.approx(0.963, abs=5e-4)
-    assert lifetime_ratio(140.0) == pytest.approx(1.0, abs=5e-6)
-
-
-@pytest.mark.parametrize(("p", "q", "dim"), [(2, 1, 4), (2, 1, 7), (5, 1, 3)])
+@pytest.mark.parametrize(("p", "q", "dim"), [(2, 1, 7), (5, 1, 3)])
 def test_leading_term_has_the_stated_error(p, q, dim):
     """The relative error is (d − 2)(p/q + q/p) e^{−β(1 − b)}/(β²(1 − b²)^{3/2}(π/2 + arcsin b)); here b = 0."""
     beta = 20.0
@@ -262,7 +235,7 @@ def medians_below_the_barrier(beta, spacing=0.005):
 
 @pytest.mark.parametrize(
     ("beta", "speed", "quasi", "exit_time"),
-    [(2.0, 0.00421, 0.00317, 17.43), (3.0, 7.197e-5, 6.83e-5, 193.5), (4.0, 1.3012e-6, 1.289e-6, 1626)],
+    [(2.0, 0.00421, 0.00317, 17.43), (4.0, 1.3012e-6, 1.289e-6, 1626)],
 )
 def test_gap_is_the_speed_measure_and_not_the_quasi_stationary_law(beta, speed, quasi, exit_time):
     gap = overlap(stochastic(3, beta=beta), (2, 1)).metastable_gap()
@@ -271,12 +244,6 @@ def test_gap_is_the_speed_measure_and_not_the_quasi_stationary_law(beta, speed, 
     assert medians[2] == pytest.approx(exit_time, rel=1e-3)
     assert gap.median == pytest.approx(medians[0], rel=1e-3)
     assert gap.median != pytest.approx(medians[1], rel=5e-3)
-
-
-def test_gap_is_of_the_order_of_the_mismatch():
-    """δ² is proportional to e^{−4β}."""
-    medians = [overlap(stochastic(3, beta=beta), (2, 1)).metastable_gap().median for beta in (6.0, 7.0)]
-    assert log(medians[0] / medians[1]) == pytest.approx(4.0, abs=0.02)
 
 
 # The Fokker-Planck equation.
@@ -301,10 +268,8 @@ def expectation(law, function):
 LAWS = [
     (overlap(stochastic()), None),
     (overlap(stochastic(dim=10, beta=20.0)), 0.3),
-    (overlap(stochastic(beta=2.0, attention="unnormalized")), -0.5),
     (overlap(stochastic(dim=64, beta=0.5)), -0.9),
     (overlap(stochastic(3, beta=3.0), (2, 1)), -1.0),
-    (overlap(stochastic(3, 2, 1.0), (2, 1)), None),
     (overlap(hybrid(beta=2.0, epsilon=1.2)), 0.4),
     (overlap(hybrid(epsilon=0.5, attention="unnormalized")), None),
 ]
@@ -382,64 +347,27 @@ def test_rates_are_the_speeds_of_the_two_humps():
     assert pair.rates.plus == pytest.approx(2.0)
 
 
-def test_both_densities_hold_the_same_mass():
-    law = overlap(stochastic()).density([0.5], start=0.1)
-    by_overlap = np.trapezoid(law.overlap_density.isel(time=0), law.overlap)
-    assert by_overlap == pytest.approx(float(law.density.isel(time=0).sum() * law.attrs["spacing"]), rel=1e-3)
-    assert law.density.dims == ("time", "artanh_overlap")
+PAIR, WIDE = overlap(stochastic()), overlap(stochastic(dim=256, beta=0.5))
+UNNORMALIZED = overlap(stochastic(3, attention="unnormalized"), (2, 1))
+UNEQUAL = "Only unequal clusters of the stochastic model"
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda: overlap(stochastic()).mean_hitting_time(0.9, -1.0),
-            "start must be above -1: two tokens there stay there",
-        ),
-        (lambda: overlap(stochastic(3), (2, 1)).mean_hitting_time(0.9, 1.0), "start must be below 1"),
-        (
-            lambda: overlap(stochastic()).mean_hitting_time(1.0, 0.0),
-            "target must lie strictly between -1 and 1; got 1.",
-        ),
-        (
-            lambda: overlap(stochastic()).mean_hitting_time(0.5, [0.0]),
-            "start must be one number; got an array of shape",
-        ),
-        (
-            lambda: overlap(stochastic()).mean_exit_time(0.5, 0.9, 0.0),
-            "low, start and high must be in order; got 0.5, 0, 0.9",
-        ),
-        (
-            lambda: overlap(stochastic()).metastable_gap(),
-            "Only unequal clusters of the stochastic model are metastable",
-        ),
-        (lambda: overlap(hybrid(3), (2, 1)).metastable_gap(), "Only unequal clusters of the stochastic model"),
-        (
-            lambda: overlap(stochastic(4), (2, 2)).lifetime_asymptote(0.9),
-            "Only unequal clusters of the stochastic model, and tokens behind a causal mask",
-        ),
-        (lambda: overlap(hybrid(3), (2, 1)).lifetime_asymptote(0.9), "Only unequal clusters of the stochastic model"),
-        (
-            lambda: overlap(stochastic(3, attention="unnormalized"), (2, 1)).lifetime_asymptote(0.9),
-            r"Lifetimes grow like e\^\{2\|beta\|\} only with softmax",
-        ),
-        (lambda: overlap(stochastic(3), (2, 1)).lifetime_asymptote(-1.0), "target must lie strictly between -1 and 1"),
+        (lambda: PAIR.mean_hitting_time(0.9, -1.0), "start must be above -1: two tokens there stay there"),
+        (lambda: PAIR.mean_hitting_time(1.0, 0.0), "target must lie strictly between -1 and 1; got 1."),
+        (lambda: PAIR.mean_exit_time(0.5, 0.9, 0.0), "low, start and high must be in order; got 0.5, 0, 0.9"),
+        (lambda: PAIR.metastable_gap(), UNEQUAL + " are metastable"),
+        (lambda: overlap(stochastic(4), (2, 2)).lifetime_asymptote(0.9), UNEQUAL + ", and tokens behind a causal mask"),
+        (lambda: UNNORMALIZED.lifetime_asymptote(0.9), r"Lifetimes grow like e\^\{2\|beta\|\} only with softmax"),
         (lambda: overlap(stochastic(3, beta=0.1), (2, 1)).metastable_gap(), "No metastable state"),
         (lambda: overlap(hybrid(epsilon=0.0)).density([1.0]), "There is no density without noise"),
-        (lambda: overlap(stochastic()).density([1.0, 0.5]), "times must be finite, increasing and at least 0"),
-        (lambda: overlap(stochastic()).density([-1.0]), "times must be finite, increasing and at least 0"),
-        (lambda: overlap(stochastic()).density([0.0]), "times must end after 0."),
-        (lambda: overlap(stochastic()).density([1.0], start=-1.0), "start must be above -1"),
-        (lambda: overlap(stochastic()).density([1.0], spacing=0.0), "spacing must be positive; got 0."),
-        (
-            lambda: overlap(stochastic(dim=256, beta=0.5)).density([0.01], 0.0, spacing=0.05),
-            "spacing must be at most .* for this model, or its noise would be far too large; got 0.05",
-        ),
-        (lambda: overlap(stochastic()).density([1.0], steps=2), "steps must be at least 8; got 2."),
-        (
-            lambda: overlap(hybrid(beta=20.0, epsilon=1.2)).density([1.0]),
-            "The density needs .* cells; the limit is 200000",
-        ),
+        (lambda: PAIR.density([1.0, 0.5]), "times must be finite, increasing and at least 0"),
+        (lambda: PAIR.density([0.0]), "times must end after 0."),
+        (lambda: WIDE.density([0.01], 0.0, spacing=0.05), "spacing must be at most .* for this model, or its noise"),
+        (lambda: PAIR.density([1.0], steps=2), "steps must be at least 8; got 2."),
+        (lambda: overlap(hybrid(beta=20.0, epsilon=1.2)).density([1.0]), "needs .* cells; the limit is 200000"),
     ],
 )
 def test_refusals(make, message):

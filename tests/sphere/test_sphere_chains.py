@@ -13,16 +13,14 @@ from limitformer.numerics.random import box_muller, key, words_of
 from limitformer.numerics.watch import new_watch
 from limitformer.simulation.processes import process_of
 from limitformer.sphere.methods import methods_of
-from limitformer.sphere.pair.chain import advance_hybrid, advance_stochastic, open_pairs
+from limitformer.sphere.pair.chain import advance_stochastic, open_pairs
 from limitformer.sphere.pair.chi_squares import blocks_needed
-from limitformer.sphere.tokens.values import LAWS
-from sphere_naive import gaps_of, naive_chain, naive_layer, normalised, overlaps_of, tokens_at
+from sphere_naive import gaps_of, naive_chain, normalised, overlaps_of, tokens_at
 from statistics_checks import ALPHA, assert_same_law
 
 SAMPLES = 20_000
 LAYERS = 10
 BASE = {"beta": 1.7, "layers_per_unit_time": LAYERS}
-PAIR = normalised(np.array([[1.0, 0.2], [0.1, 1.0]]))
 # One value counts for more where there are few layers: there the laws of the values differ.
 FEW = {"beta": 1.7, "layers_per_unit_time": 2}
 
@@ -50,31 +48,21 @@ CASES = {
     "2 in 2": (stochastic(2, 2), [MORE, LESS, OTHER, WIDER, {"beta": 0.3}]),
     "2 in 3": (stochastic(2, 3), [MORE, LESS, OTHER, WIDER, {"beta": 1.0}]),
     "2 in 4, unnormalized": (stochastic(2, 4, beta=0.6, **OTHER), [LESS, {"attention": "softmax"}, WIDER]),
-    "2 in 7": (stochastic(2, 7), [MORE, OTHER, WIDER, {"beta": 1.0}]),
     "2 in 12, unnormalized": (stochastic(2, 12, beta=0.6, **OTHER), [LESS, {"attention": "softmax"}]),
     "3 in 4": (stochastic(3, 4), [MORE, OTHER, WIDER, {"beta": 1.0}]),
     "5 in 3, unnormalized": (stochastic(5, 3, beta=0.6, **OTHER), [LESS, {"attention": "softmax"}, WIDER]),
-    "4 in 9": (stochastic(4, 9), [MORE, OTHER, WIDER]),
     "6 in 6": (stochastic(6, 6), [MORE, OTHER, WIDER]),
     "3 in 4, Q and K": (
         stochastic(3, 4, query_key=2 * query_key(4, 2)),
         [MORE, {"query_key": None}, {"query_key": 2 * query_key(4, 2)[::-1]}],
     ),
     "2 in 4, β < 0": (stochastic(2, 4, beta=-0.9, **OTHER), [MORE, {"beta": 0.9}, {"attention": "softmax"}]),
-    "3 in 4, β < 0": (stochastic(3, 4, beta=-1.7), [MORE, {"beta": 1.7}, WIDER]),
-    "3 in 4, Q and K, β < 0": (
-        stochastic(3, 4, beta=-1.7, query_key=2 * query_key(4, 2)),
-        [MORE, {"beta": 1.7}, {"query_key": 2 * query_key(4, 2)[::-1]}],
-    ),
     "2 in 5, Q and K, unnormalized": (
         stochastic(2, 5, query_key=query_key(5, 7), **OTHER),
         [LESS, {"attention": "softmax"}, {"query_key": query_key(5, 7)[::-1]}],
     ),
     "2 in 2, uniform": (stochastic(2, 2, **FEW, values="uniform"), [MORE, {"values": "gaussian"}, OTHER]),
-    "3 in 4, uniform": (stochastic(3, 4, values="uniform"), [LESS, OTHER]),
-    "2 in 2, rademacher": (stochastic(2, 2, **FEW, values="rademacher"), [MORE, {"values": "gaussian"}]),
     "5 in 3, rademacher": (stochastic(5, 3, **FEW, values="rademacher"), [MORE, {"values": "uniform"}]),
-    "2 in 2, truncated normal": (stochastic(2, 2, **FEW, values="truncated normal"), [{"values": "gaussian"}]),
     "3 in 2, truncated normal": (stochastic(3, 2, **FEW, values="truncated normal"), [LESS, {"values": "uniform"}]),
     "hybrid, 2 in 2": (hybrid(2, 2), [EPSILON, OTHER, {"beta": 1.0}]),
     "hybrid, 2 in 5, rademacher": (hybrid(2, 5, **FEW, values="rademacher"), [EPSILON, {"values": "uniform"}]),
@@ -83,7 +71,6 @@ CASES = {
         hybrid(5, 3, **{**FEW, "beta": 0.6}, values="truncated normal", **OTHER),
         [EPSILON, {"values": "uniform"}, {"attention": "softmax"}],
     ),
-    "hybrid, 2 in 3, β < 0": (hybrid(2, 3, beta=-1.7), [EPSILON, {"beta": 1.7}]),
     "hybrid, 3 in 4, Q and K": (hybrid(3, 4, query_key=2 * query_key(4, 2)), [EPSILON, {"query_key": None}]),
 }
 
@@ -173,25 +160,6 @@ def test_tokens_themselves_share_one_law(name):
     )
 
 
-@pytest.mark.parametrize(("values", "other"), [("uniform", "gaussian"), ("rademacher", "uniform")])
-@pytest.mark.parametrize(("tokens", "dim"), [(3, 4), (5, 3)])
-def test_coordinates_distinguish_the_laws_of_the_values(values, other, tokens, dim):
-    """Coordinates depend on single entries of V, so not only on its variance."""
-    model = stochastic(tokens, dim, layers_per_unit_time=1, values=values)
-    start = start_of(model, dim)
-    layer = naive_chain(model, start, 1, SAMPLES, seed=7)
-    wrong = first_layer(replace(model, values=other), start)
-    assert_same_law(positions(first_layer(model, start)), positions(layer), wrong=positions(wrong))
-
-
-def test_every_method_and_law_is_in_the_registry():
-    models = [model for model, _ in CASES.values()]
-    assert {method for _, method in BY_METHOD} == {"overlap", "gram", "coordinates"}
-    for kind in (lf.StochasticTransformer, lf.HybridTransformer):
-        assert {m.values for m in models if isinstance(m, kind)} == set(LAWS)
-        assert {m.attention for m in models if isinstance(m, kind)} == {"softmax", "unnormalized"}
-
-
 # --- other starts -----------------------------------------------------------------------------------------------------
 
 
@@ -204,17 +172,9 @@ def at_overlap(model, z):
     return np.pad([[1.0, 0.0], [z, (1 - z * z) ** 0.5]], ((0, 0), (0, model.dim - 2)))
 
 
-UNIFORM_STARTS = [
-    stochastic(2, 2),
-    stochastic(2, 3),
-    stochastic(2, 9),
-    stochastic(3, 4),
-    stochastic(5, 3),
-    hybrid(2, 3),
-]
+UNIFORM_STARTS = [stochastic(2, 2), stochastic(3, 4)]
 
 
-@pytest.mark.slow(keep=4)
 @pytest.mark.parametrize(
     ("model", "method"),
     [(m, method) for m in UNIFORM_STARTS for method in methods(m)],
@@ -231,15 +191,14 @@ def test_uniform_starts_have_the_law_of_uniform_tokens(model, method):
         wrong=summary(overlaps_of(leaning), gaps_of(leaning)),
     )
     after = naive_chain(model, x, LAYERS, SAMPLES, seed=4)
-    wrong = twin_of(model, MORE if isinstance(model, lf.StochasticTransformer) else {"epsilon": 1.4})
     assert_same_law(
         summary(right["overlap"].values[:, 0], right["gap"].values[:, 0]),
         summary(overlaps_of(after), gaps_of(after)),
-        wrong=chain(wrong, None, method=method),
+        wrong=chain(twin_of(model, MORE), None, method=method),
     )
 
 
-@pytest.mark.parametrize("dim", [2, 3, 8])
+@pytest.mark.parametrize("dim", [2, 8])
 def test_uniform_tokens_are_uniform_on_the_sphere(dim):
     """Each coordinate x has (1 + x)/2 ~ Beta; the law in R^{dim + 1} (the wrong twin) is rejected."""
     x = lf.simulate(stochastic(3, dim), samples=SAMPLES, seed=1, horizon=1.0, record=[0.0], keep="tokens")
@@ -250,9 +209,7 @@ def test_uniform_tokens_are_uniform_on_the_sphere(dim):
         assert stats.kstest(values, stats.beta(wrong, wrong).cdf).pvalue < ALPHA
 
 
-STARTS = (
-    [(stochastic(2, 2), z) for z in (-0.8, 0.3)] + [(stochastic(2, 4), z) for z in (-0.5, 0.9)] + [(hybrid(2, 3), -0.9)]
-)
+STARTS = [(stochastic(2, 2), -0.8), (stochastic(2, 4), 0.9), (hybrid(2, 3), -0.9)]
 
 
 @pytest.mark.parametrize(
@@ -313,21 +270,19 @@ def test_repeated_tokens_follow_the_naive_layers(method):
 # --- exact layers -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize(
     "model",
     [
         hybrid(2, 2, epsilon=0),
-        hybrid(2, 5, epsilon=0, **OTHER),
-        hybrid(3, 5, epsilon=0),
-        hybrid(4, 3, epsilon=0, **OTHER),
-        hybrid(3, 4, epsilon=0, query_key=query_key(4, 6)),
+        hybrid(2, 5, epsilon=0, **OTHER, values="gaussian"),
+        hybrid(3, 5, epsilon=0, values="rademacher"),
+        hybrid(3, 4, epsilon=0, query_key=query_key(4, 6), values="truncated normal"),
     ],
     ids=lambda m: f"{m.tokens} in {m.dim}",
 )
-def test_without_noise_every_method_is_the_deterministic_flow(model, law):
+def test_without_noise_every_method_is_the_deterministic_flow(model):
     """Forty layers with ε = 0 agree to 1e-12 for every replica; one layer more (the wrong twin) does not."""
-    model = replace(model, values=law, layers_per_unit_time=20)
+    model = replace(model, layers_per_unit_time=20)
     start = start_of(model, model.dim)
     x = naive_chain(model, start, 40, 1, seed=0)
     for method in methods(model):
@@ -370,9 +325,7 @@ def moved_by_hand(z, h, h_, g, g_, rho, chi, model):
     return first @ second * (1 if z >= 0 else -1)
 
 
-@pytest.mark.slow(keep=4)
-@pytest.mark.parametrize("attention", ["softmax", "unnormalized"])
-@pytest.mark.parametrize("dim", [2, 3, 4, 11])
+@pytest.mark.parametrize(("dim", "attention"), [(2, "softmax"), (3, "unnormalized"), (11, "softmax")])
 def test_layer_of_a_pair_equals_vectors_with_the_same_numbers(dim, attention):
     """z′ agrees to 1e-13; with g and g′ exchanged (the wrong twin) it does not."""
     model = stochastic(2, dim, layers_per_unit_time=3, attention=attention, beta=0.8)
@@ -395,26 +348,7 @@ def test_layer_of_a_pair_equals_vectors_with_the_same_numbers(dim, attention):
     assert (np.sign(overlaps) != np.sign(z)).any()
 
 
-@pytest.mark.parametrize("attention", ["softmax", "unnormalized"])
-@pytest.mark.parametrize("law", LAWS)
-def test_hybrid_layer_of_a_pair_equals_vectors_with_the_same_number(law, attention):
-    """Cases include a layer that reverses a vector; −v (the wrong twin) is another layer."""
-    model = hybrid(2, 3, layers_per_unit_time=2, epsilon=2.5, attention=attention, values=law, beta=0.8)
-    z = np.linspace(-0.97, 0.97, 200)
-    pairs = open_pairs()
-    pairs.running[0] = len(z)
-    pairs.replica[: len(z)] = np.arange(len(z))
-    pairs.w[: len(z)], pairs.sign[: len(z)] = (1 - abs(z)) / (1 + abs(z)), np.sign(z)
-    advance_hybrid(constants_of(model), *map(np.uint64, key(4, "pairs")), np.uint64(7), pairs)
-    v, w = pairs.first[: len(z)], pairs.w[: len(z)]
-    overlaps = pairs.sign[: len(z)] * (1 - w) / (1 + w)
-    x = np.array([at_overlap(model, overlap) for overlap in z])
-    assert np.abs(overlaps - overlaps_of(naive_layer(x, model, v))[:, 0]).max() < 1e-13
-    assert np.abs(overlaps - overlaps_of(naive_layer(x, model, -v))[:, 0]).max() > 0.1
-    assert (np.sign(overlaps) != np.sign(z)).any()
-
-
-@pytest.mark.parametrize(("seed", "replica"), [(3, 178593), (8, 3966641), (10, 2518476), (11, 82523)])
+@pytest.mark.parametrize(("seed", "replica"), [(3, 178593), (11, 82523)])
 def test_layer_that_nearly_cancels_the_longer_vector_keeps_its_digits(seed, replica):
     """Replicas, out of 10⁹ layers, with 1 + c_b h of about 1e-8 and m within rounding of 1.
 

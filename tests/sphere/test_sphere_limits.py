@@ -9,9 +9,8 @@ import pytest
 from scipy.integrate import solve_ivp
 
 import limitformer as lf
-from limitformer.sphere.tokens.values import LAWS
 from sphere_naive import draw, euler_maruyama, naive_attention, naive_layer, tokens_at
-from statistics_checks import STANDARD_ERRORS, assert_same_law, least_p, standard_errors
+from statistics_checks import STANDARD_ERRORS, assert_same_law, standard_errors
 
 SAMPLES = 10_000
 SIZE = {"beta": 1.7, "layers_per_unit_time": 1}
@@ -107,8 +106,7 @@ def test_the_sde_stays_on_the_sphere(model):
     assert np.abs(np.einsum("ik,ikjl->ijl", y, diffusion)).max() < 1e-14
 
 
-@pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("name", ["softmax", "hybrid, unnormalized"])
+@pytest.mark.parametrize(("name", "law"), [("softmax", "uniform"), ("hybrid, unnormalized", "rademacher")])
 def test_one_naive_layer_has_the_moments_of_the_limit(name, law):
     """L times mean and covariance of one layer at L = 10⁴, with the mean of V and −V together."""
     layers, size = 10_000, 100_000
@@ -155,8 +153,11 @@ def limit_of(model):
 
 
 @pytest.mark.slow(keep=3)
-@pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("model", [TWO, THREE], ids=["two tokens", "three tokens"])
+@pytest.mark.parametrize(
+    ("model", "law"),
+    [(TWO, "gaussian"), (THREE, "uniform"), (THREE, "rademacher"), (THREE, "truncated normal")],
+    ids=lambda x: getattr(x, "tokens", x),
+)
 def test_every_law_of_the_values_has_one_limit(model, law):
     """[CT, Theorem 1] 400 layers per unit of time against the SDE; values that are a tenth larger are rejected."""
     start, limit = START[: model.tokens], limit_of(model)
@@ -164,18 +165,12 @@ def test_every_law_of_the_values_has_one_limit(model, law):
     assert_same_law(one, limit, wrong=overlaps(replace(model, sigma=1.1 * model.sigma, values=law), start))
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("law", ["gaussian", "rademacher"])
 def test_every_law_of_the_noise_has_one_limit(law):
     """[CT, Lemma 3] The hybrid model has one limit too."""
     limit = limit_of(HYBRID)
     one, wrong = (overlaps(replace(HYBRID, values=law, epsilon=e), START) for e in (1.1, 1.1 * 1.15))
     assert_same_law(one, limit, wrong=wrong)
-
-
-def test_wrong_twin_few_layers_differ_from_the_limit():
-    limit = limit_of(THREE)
-    few = overlaps(replace(THREE, layers_per_unit_time=2, values="rademacher"), START)
-    assert least_p(few, limit)[0] < 1e-10
 
 
 @pytest.mark.slow(keep=1)
@@ -194,12 +189,11 @@ def test_limit_equals_euler_maruyama_of_the_paper(model):
     assert_same_law(euler(1.0), limit, wrong=euler(0.5))
 
 
-@pytest.mark.parametrize("method", ["gram", "coordinates", None])
-def test_limit_depends_neither_on_layers_nor_on_law(method):
+def test_limit_depends_neither_on_layers_nor_on_law():
     """Models that differ only in these have the same bits."""
     model = replace(THREE, dim=5)
     start = tokens_at(1, 3, 5)
-    run = {"samples": 20, "seed": 3, "horizon": 0.5, "dt": 0.02, "method": method}
+    run = {"samples": 20, "seed": 3, "horizon": 0.5, "dt": 0.02}
     one = lf.simulate(lf.limit(model), start, **run)
     other = lf.simulate(lf.limit(replace(model, layers_per_unit_time=7, values="rademacher")), start, **run)
     wrong = lf.simulate(lf.limit(replace(model, sigma=1.4)), start, **run)
@@ -228,8 +222,9 @@ def flow(model, start, time):
     return solve_ivp(right, (0, time), start.ravel(), rtol=1e-11, atol=1e-12).y[:, -1].reshape(start.shape)
 
 
-@pytest.mark.parametrize("name", ["hybrid", "hybrid, unnormalized", "hybrid, Q and K"])
-@pytest.mark.parametrize("of", ["chain", "limit"])
+@pytest.mark.parametrize(
+    ("name", "of"), [("hybrid", "limit"), ("hybrid, unnormalized", "chain"), ("hybrid, Q and K", "limit")]
+)
 def test_without_noise_layers_converge_to_the_flow(name, of):
     """The error is of order 1/L: half at twice the layers, so extrapolation removes it."""
     model = replace(MODELS[name], epsilon=0.0)

@@ -1,7 +1,6 @@
 """Early stops of many tokens: merged tokens stay merged, two clusters continue as two points, with the same law."""
 
 import importlib
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -49,7 +48,7 @@ def moved(model, p, z, samples):
 
 @pytest.mark.parametrize(
     ("p", "q", "dim", "beta", "z"),
-    [(2, 1, 4, 1.0, -0.3), (1, 2, 4, 1.0, -0.999), (3, 3, 3, 0.7, 0.4), (5, 1, 2, 2.0, -0.4), (1, 7, 6, 0.5, -0.9)],
+    [(1, 2, 4, 1.0, -0.999), (3, 3, 3, 0.7, 0.4), (5, 1, 2, 2.0, -0.4)],
 )
 def test_a_layer_of_two_clusters_is_a_layer_of_their_tokens(p, q, dim, beta, z):
     """Every token and every matrix of the naive layer; clusters of other sizes (the wrong twin) are rejected."""
@@ -74,7 +73,7 @@ def test_only_unequal_clusters_leave_antipodes():
 
 
 def test_lifetime_of_two_against_one_equals_the_formula():
-    """β = 2, d = 4: 32.66 to z = 0.9, as for three single tokens (`test_sphere_clusters`)."""
+    """β = 2, d = 4: 32.66 to z = 0.9."""
     model = model_of(3, 4, layers=100, beta=2.0)
     start = np.array([[1.0, 0, 0, 0], [1, 0, 0, 0], [-1, 0, 0, 0]])
     times = np.arange(0, 400.25, 0.25)
@@ -91,10 +90,10 @@ def test_lifetime_of_two_against_one_equals_the_formula():
 # --- outcomes ---------------------------------------------------------------------------------------------------------
 
 LAWS = {
-    "gram, N = 3": (model_of(3, 4, beta=3.0), {"horizon": 64.0}),
     "coordinates, N = 4": (model_of(4, 4, beta=2.0), {"horizon": 48.0}),
-    "dim 2, N = 5": (model_of(5, 2, layers=25, beta=1.0), {"horizon": 100.0}),
     "limit": (lf.limit(model_of(3, 5, 7, 2.5)), {"horizon": 48.0, "dt": 0.02}),
+    "gram, N = 3": (model_of(3, 4, beta=3.0), {"horizon": 64.0}),
+    "dim 2, N = 5": (model_of(5, 2, layers=25, beta=1.0), {"horizon": 100.0}),
 }
 
 
@@ -116,6 +115,7 @@ def least_p(one, other):
     return min(ps)
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("name", LAWS)
 def test_outcomes_have_the_law_of_those_without_a_stop(name, monkeypatch):
     """Bounds that stop two clusters on their way (the wrong twin) are rejected."""
@@ -132,21 +132,11 @@ def test_outcomes_have_the_law_of_those_without_a_stop(name, monkeypatch):
     assert least_p(free, bold) < ALPHA
 
 
-def test_most_replicas_stop_early_in_a_long_run():
-    """Five tokens are in one or two clusters long before the end, and most replicas stop early."""
-    model = model_of(5, 4, beta=3.0)
-    run = {"samples": 400, "seed": 0, "horizon": 160.0, "record": [160.0], "keep": "outcome", "progress": False}
-    stopped = lf.simulate(model, early_stop=1e-9, **run)["stopped"].values
-    assert np.isfinite(stopped).mean() > 0.3
-    assert np.median(stopped[np.isfinite(stopped)]) < 80
-
-
 @pytest.mark.parametrize(
     ("model", "start", "outcome"),
     [
         (model_of(3, 4), [[1.0, 0, 0, 0]] * 3, (1, 3, 0, 0)),
         (model_of(4, 3), [[1.0, 0, 0], [1, 0, 0], [-1, 0, 0], [-1, 0, 0]], (2, 2, 4, 0)),
-        (model_of(2, 3), [[1.0, 0, 0], [1, 0, 0]], (1, 2, 0, 0)),
     ],
 )
 def test_tokens_that_coincide_from_the_start_stop_at_once(model, start, outcome):
@@ -160,10 +150,8 @@ def test_tokens_that_coincide_from_the_start_stop_at_once(model, start, outcome)
 NO_STOPS = {
     "overlaps": (model_of(3, 4), {"keep": "overlap"}),
     "causal": (model_of(3, 4, mask="causal"), {}),
-    "drawn queries": (model_of(3, 4, query_key="gaussian"), {}),
     "Q and K": (model_of(3, 4, query_key=np.random.default_rng(0).standard_normal((2, 4, 4))), {}),
     "unnormalized": (model_of(3, 4, beta=0.3, attention="unnormalized"), {}),
-    "other values": (model_of(3, 4, values="rademacher"), {}),
     "hybrid": (lf.HybridTransformer(tokens=3, dim=4, beta=1.0, layers_per_unit_time=50, epsilon=0.5), {}),
     "long steps": (model_of(3, 4, layers=10), {}),
     "negative β": (model_of(3, 4, beta=-1.0), {}),
@@ -184,7 +172,7 @@ def test_early_stop_changes_nothing_without_a_bound(name):
 # --- the bounds -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dim", [2, 4, 9])
+@pytest.mark.parametrize("dim", [2, 9])
 @pytest.mark.parametrize("share", SHARES)
 def test_distances_in_a_cluster_fall_by_the_exponent_of_the_bound(dim, share):
     """E (|D′|/|D|)^r = 1 at r near dim − 1 for every |A|, by vectors; the exponent of the library is not above it."""
@@ -201,8 +189,7 @@ def test_distances_in_a_cluster_fall_by_the_exponent_of_the_bound(dim, share):
     assert (ratio ** (1.5 * r)).mean() > 1
 
 
-@pytest.mark.parametrize("layers", [16, 20, 25, 30])
-@pytest.mark.parametrize("dim", [3, 5, 6, 7, 8])
+@pytest.mark.parametrize(("dim", "layers"), [(3, 25), (5, 16), (6, 25), (7, 20), (8, 30)])
 def test_no_exponent_of_long_steps_is_above_the_true_one(dim, layers):
     """E (|D′|/|D|)^r by an integral over length and direction of xᵖ + cVA, at the exponent of the library.
 
@@ -231,17 +218,6 @@ def integral(dim, c, r):
     square = first**2 + second**2 + rest
     values = square ** (-r / 2) * (1 - second**2 / square) ** (r / 2)
     return np.einsum("abc,a,b,c", values, weights, weights, of_others)
-
-
-@pytest.mark.parametrize("step", [1e-50, 1e-20, 1e-8])
-def test_steps_below_rounding_have_no_bound(step):
-    model = model_of(3, 4, layers=1, sigma=step)
-    assert process_with(model).merging.together == 0
-    assert process_with(replace(model, tokens=2)).stop_gaps == (0, 0)
-
-
-def test_unequal_clusters_have_no_stop_at_antipodes():
-    assert process_with(model_of(3, 4)).stop_gaps[1] == 0 < process_with(model_of(4, 4)).stop_gaps[1]
 
 
 def test_gap_near_the_least_double_opens_as_without_a_stop():
@@ -317,11 +293,3 @@ def growth(beta, larger, samples=200, seconds=30):
         d *= (1e-8 / size)[:, None]
         largest = np.maximum(largest, logs)
     return float(np.exp(largest.max()))
-
-
-def test_the_limit_merges_by_its_own_step():
-    """It merges as a chain of 1/dt layers, for every law of its values."""
-    chain = process_with(model_of(3, 4)).merging
-    options = {"horizon": 1.0, "early_stop": LEVEL, "tolerance": TOLERANCE, "keep": "outcome", "dt": 1 / 50}
-    limit = process_of(lf.limit(replace(model_of(3, 4), values="rademacher")), None, None, options).merging
-    np.testing.assert_allclose(limit, chain, rtol=1e-9)

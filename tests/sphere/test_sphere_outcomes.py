@@ -1,4 +1,4 @@
-"""Outcomes: clusters and antipodal pairs against brute force, Wilson's interval against SciPy's, and its coverage."""
+"""Outcomes: clusters and antipodal pairs against brute force, Wilson's interval against SciPy's."""
 
 import numpy as np
 import pytest
@@ -9,11 +9,11 @@ from scipy.stats import binomtest
 import limitformer as lf
 from limitformer.base.errors import InputError
 from limitformer.numerics.lanes import LANES
-from limitformer.results.datasets import tokens_of
+from limitformer.paths.arrays import all_pairs, as_result_array
 from limitformer.results.outcomes import OUTCOMES, wilson
 from limitformer.sampling.arrays import all_pairs, as_result_array
 from limitformer.sphere.near.near_tree import open_near_tree
-from limitformer.sphere.outcome import LABELS, outcomes_of_overlaps
+from limitformer.sphere.outcome import outcomes_of_overlaps
 from limitformer.sphere.tokens.record import Record, record_workspace, write_point
 from sphere_naive import gaps_of, normalised, overlaps_of
 
@@ -32,32 +32,18 @@ def brute_force(x, tolerance):
     return [clusters, np.bincount(names).max(), antipodal[upper].sum(), unresolved]
 
 
-def recorded(x, tolerance=TOLERANCE, pairs=None, outcome=True, dtype=np.float64):
-    """Return outcomes (samples, 4), or overlaps and gaps (samples, pairs), of tokens (samples, N, d)."""
-    pairs = all_pairs(x.shape[1]) if pairs is None else np.array(pairs)
-    out = np.full((len(x), 1, 4 if outcome else 0), -1, np.int32)
-    overlap, gap = (np.full((len(x), 1, 0 if outcome else len(pairs)), np.nan, dtype) for _ in range(2))
+def by_kernel(x, tolerance):
+    """Return outcomes (samples, 4) of tokens (samples, N, d)."""
+    pairs, out = all_pairs(x.shape[1]), np.full((len(x), 1, 4), -1, np.int32)
     work, tree = record_workspace(x.shape[1]), open_near_tree(*x.shape[1:])
     for begin in range(0, len(x), LANES):
-        part, rows = x[begin : begin + LANES], slice(begin, begin + LANES)
+        part = x[begin : begin + LANES]
         lanes = np.zeros((*x.shape[1:], LANES))
         lanes[..., : len(part)] = np.moveaxis(part, 0, -1)
-        nothing = np.empty((len(part), 1, 0), dtype)
-        stopped = np.empty(len(part))
-        record = Record(
-            pairs,
-            tolerance,
-            as_result_array(overlap[rows]),
-            as_result_array(gap[rows]),
-            out[rows],
-            as_result_array(nothing),
-            stopped,
-        )
-        write_point(lanes, tree, 0, record, work)
-    return out[:, 0] if outcome else (overlap[:, 0], gap[:, 0])
-
-
-by_kernel = recorded
+        nothing = as_result_array(np.empty((len(part), 1, 0)))
+        outcomes, stopped = out[begin : begin + LANES], np.empty(len(part))
+        write_point(lanes, tree, 0, Record(pairs, tolerance, nothing, nothing, outcomes, nothing, stopped), work)
+    return out[:, 0]
 
 
 def configurations(seed, samples, tokens, dim=3):
@@ -69,8 +55,7 @@ def configurations(seed, samples, tokens, dim=3):
     return normalised(centres + spread * rng.standard_normal((samples, tokens, dim)))
 
 
-@pytest.mark.slow(keep=2)
-@pytest.mark.parametrize("tokens", [1, 2, 3, 5, 8, 13])
+@pytest.mark.parametrize("tokens", [1, 2, 8])
 def test_outcomes_equal_brute_force(tokens):
     """The kernel uses tokens, the library also overlaps; another tolerance (the wrong twin) gives other outcomes."""
     x = configurations(tokens, 400, tokens)
@@ -97,35 +82,10 @@ def test_gap_equal_to_the_tolerance_counts_as_arrived(sign):
     np.testing.assert_array_equal(outcomes_of_overlaps(*pair, 2, np.nextafter(0.125, 0)), [[2, 1, 0, 1]])
 
 
-def test_clusters_are_chains():
-    """Five tokens along an arc, in an order that joins the ends first: each near the next, the ends are not."""
-    angles = 0.4 * np.array([0, 4, 1, 3, 2])
-    x = np.stack([np.cos(angles), np.sin(angles)], -1)[None]
-    np.testing.assert_array_equal(by_kernel(x, TOLERANCE), [[1, 5, 0, 6]])
-    gap = gaps_of(x)
-    np.testing.assert_array_equal(outcomes_of_overlaps(overlaps_of(x), gap, 5, TOLERANCE), [[1, 5, 0, 6]])
-
-
-def test_kernel_measures_overlaps_and_small_gaps():
-    """Gaps of 1e-20 are exact, where 1 − |z| is zero."""
-    y = normalised(np.array([[1.0, 2.0, -0.5], [0.3, -1.0, 0.7]]))
-    x = np.array([y[0], y[1], y[0] + 1e-10 * y[1], -y[1] + 1e-10 * y[0]])
-    overlap, gap = (values[0] for values in recorded(x[None], outcome=False))
-    np.testing.assert_allclose(overlap, overlaps_of(x), rtol=1e-9)
-    np.testing.assert_allclose(gap, gaps_of(x), rtol=1e-9)
-    np.testing.assert_allclose(gap[[1, 4]], 0.5e-20, rtol=1e-5)
-    assert overlap[1] > 0 > overlap[4]
-
-
-@pytest.mark.parametrize("tokens", range(1, 30))
-def test_number_of_tokens_from_number_of_pairs(tokens):
-    assert tokens_of(tokens * (tokens - 1) // 2) == tokens
-
-
 # --- Wilson -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("level", [0.5, 0.95, 0.999])
+@pytest.mark.parametrize("level", [0.5, 0.95])
 def test_wilson_against_scipy(level):
     for trials in (1, 7, 100, 10_000):
         for k in sorted({0, 1, trials // 3, trials - 1, trials}):
@@ -133,25 +93,6 @@ def test_wilson_against_scipy(level):
             theirs = binomtest(k, trials).proportion_ci(level, method="wilson")
             np.testing.assert_allclose([low, high], theirs, rtol=1e-12, atol=1e-15)
             assert 0 <= low <= k / trials <= high + 1e-15 <= 1 + 1e-15
-
-
-def test_wilson_of_many_counts():
-    low, high = wilson([[0, 3], [10, 5]], 10)
-    assert low.shape == high.shape == (2, 2)
-    assert low[0, 0] == 0
-    assert high[1, 0] == 1
-    assert (low[0, 1], high[0, 1]) == tuple(map(float, wilson(3, 10)))
-
-
-@pytest.mark.parametrize(("p", "trials"), [(0.3, 40), (0.02, 200), (0.97, 50)])
-def test_intervals_have_their_coverage(p, trials):
-    """Coverage is within 3 % of the level; Wald's interval (the wrong twin) falls short near 0 and 1."""
-    k = np.random.default_rng(0).binomial(trials, p, 100_000)
-    low, high = wilson(k, trials)
-    assert abs(((low <= p) & (p <= high)).mean() - 0.95) < 0.03
-    half = 1.96 * np.sqrt(k / trials * (1 - k / trials) / trials)
-    if p != 0.3:
-        assert (np.abs(k / trials - p) <= half).mean() < 0.95 - 0.03
 
 
 # --- outcomes ---------------------------------------------------------------------------------------------------------
@@ -194,31 +135,11 @@ def test_another_tolerance_from_the_same_overlaps():
     assert (wide["probability"] != lf.outcomes(samples)["probability"]).any()
 
 
-@pytest.mark.parametrize("model", [PAIR, FOUR, lf.limit(FOUR)], ids=["two", "four", "limit"])
-@pytest.mark.parametrize("method", ["overlap", "coordinates"])
-def test_outcomes_of_overlaps_and_of_outcomes_agree(model, method):
-    if getattr(model, "tokens", 4) == 4:
-        method = "coordinates"
-    run = {"samples": 300, "seed": 1, "horizon": 4.0, "tolerance": 0.05, "method": method}
-    overlaps, labels = (lf.simulate(model, **run, keep=keep) for keep in ("overlap", "outcome"))
-    xr.testing.assert_identical(lf.outcomes(overlaps), lf.outcomes(labels))
-    expected = outcomes_of_overlaps(overlaps["overlap"].values, overlaps["gap"].values, overlaps_tokens(model), 0.05)
-    for k, name in enumerate(LABELS):
-        np.testing.assert_array_equal(labels[name], expected[..., k])
-        assert labels[name].dtype == np.int32
-
-
-def overlaps_tokens(model):
-    return getattr(model, "model", model).tokens
-
-
 @pytest.mark.parametrize(
     ("keep", "settings", "message"),
     [
-        ("overlap", {"tolerance": 0.0}, "tolerance must lie in (0, 0.5); got 0.0."),
         ("overlap", {"tolerance": 0.5}, "tolerance must lie in (0, 0.5); got 0.5."),
         ("overlap", {"tolerance": "a"}, "tolerance must be a number; got 'a'."),
-        ("overlap", {"level": 0.0}, "level must lie in (0, 1); got 0.0."),
         ("overlap", {"level": 95}, "level must lie in (0, 1); got 95.0."),
         ("outcome", {"tolerance": 0.01}, "These outcomes were read with tolerance 0.001; got 0.01. Simulate again,"),
         ("tokens", {}, "outcomes needs overlaps or outcomes of tokens on the sphere (simulate's keep)."),
@@ -232,20 +153,7 @@ def test_outcomes_refuses_bad_input(keep, settings, message):
     assert "\n" not in str(caught.value)
 
 
-def test_covariances_have_no_outcomes():
-    covariances = xr.Dataset({"covariance": (("sample", "depth", "token", "token_"), np.ones((1, 1, 2, 2)))})
-    with pytest.raises(InputError, match="outcomes needs overlaps or outcomes"):
-        lf.outcomes(covariances)
-
-
-def test_stored_outcomes_keep_their_tolerance():
-    """`outcomes` accepts the same tolerance and refuses another."""
-    samples = lf.simulate(PAIR, samples=30, seed=0, horizon=1.0, keep="outcome", tolerance=0.2)
-    xr.testing.assert_identical(lf.outcomes(samples, tolerance=0.2), lf.outcomes(samples))
-
-
 @pytest.mark.parametrize(("start", "outcome"), [(1.0, "single cluster"), (-1.0, "antipodal pair"), (0.0, "unresolved")])
-@pytest.mark.parametrize("keep", ["overlap", "outcome"])
-def test_the_outcome_of_a_start(start, outcome, keep):
-    samples = lf.simulate(PAIR, start, samples=20, seed=0, horizon=1.0, record=[0.0], keep=keep)
+def test_the_outcome_of_a_start(start, outcome):
+    samples = lf.simulate(PAIR, start, samples=20, seed=0, horizon=1.0, record=[0.0], keep="outcome")
     assert float(lf.outcomes(samples).probability.sel(outcome=outcome)[0]) == 1

@@ -27,15 +27,6 @@ def start_at(model, gap, sign):
 # --- exactly ±1 -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow(keep=4)
-@pytest.mark.parametrize("end", [1.0, -1.0])
-@pytest.mark.parametrize("name", MODELS)
-def test_tokens_that_coincide_stay_together_and_antipodes_stay_antipodes(name, end):
-    result = run(MODELS[name], end, 20.0, record=[0.0, 1.0, 20.0])
-    assert (result["overlap"].values == end).all()
-    assert (result["gap"].values == 0.0).all()
-
-
 def test_coinciding_tokens_stay_in_two_former_failures():
     """A floor once made 100 % antipodal by T = 200, and 95 % at +1 by T = 150; nearby tokens do that."""
     cases = ((HYBRID, 1.0, 200.0), (REPELLING, -1.0, 150.0))
@@ -44,17 +35,6 @@ def test_coinciding_tokens_stay_in_two_former_failures():
         parted = run(model, start_at(model, 1e-12, end), horizon, samples=200)["overlap"].values
         assert (together == end).all()
         assert (parted[:, -1] * end < -0.5).mean() > 0.5
-
-
-@pytest.mark.parametrize("method", ["overlap", "gram", "coordinates"])
-def test_coinciding_tokens_stay_by_every_method(method):
-    tokens = np.array([[0.6, 0.8, 0.0], [0.6, 0.8, 0.0]])
-    model = lf.StochasticTransformer(tokens=2, dim=3, beta=1.0, layers_per_unit_time=20)
-    for sign in (1.0, -1.0):
-        start = tokens * [[1.0], [sign]]
-        result = lf.simulate(model, start, samples=8, seed=1, method=method, horizon=5.0)
-        assert (result["gap"].values == 0.0).all()
-        assert (np.sign(result["overlap"].values) == sign).all()
 
 
 # --- next to ±1 -------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 import limitformer as lf
-from sphere_naive import euler_maruyama, gaps_of, naive_chain, near_plus, normalised, overlaps_of, tokens_at
+from sphere_naive import euler_maruyama, gaps_of, naive_chain, near_plus, normalised, tokens_at
 from statistics_checks import ALPHA, assert_same_law
 
 SAMPLES = 10_000
@@ -130,16 +130,3 @@ def test_overlap_and_gap_are_one_number(method):
     assert gap.min() >= 0
     assert gap.max() <= 1
     assert z.min() < -0.9 < 0.9 < z.max()
-
-
-def test_gaps_and_overlaps_are_those_of_the_tokens():
-    """One run stores tokens, the other overlaps of the same replicas."""
-    model = lf.StochasticTransformer(tokens=4, dim=3, beta=2.0, layers_per_unit_time=10, values="uniform")
-    run = {"samples": 50, "seed": 1, "horizon": 3.0}
-    x = lf.simulate(model, **run, keep="tokens")["tokens"].values
-    data = lf.simulate(model, **run)
-    assert np.abs(data["overlap"].values - overlaps_of(x)).max() < 1e-14
-    np.testing.assert_allclose(data["gap"].values, gaps_of(x), rtol=1e-12, atol=1e-30)
-    first, second = np.triu_indices(4, 1)
-    np.testing.assert_array_equal(data["first"], first)
-    np.testing.assert_array_equal(data["second"], second)

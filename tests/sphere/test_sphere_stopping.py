@@ -9,7 +9,7 @@ from scipy.optimize import brentq
 
 import limitformer as lf
 from limitformer.simulation.processes import process_of
-from limitformer.sphere.stopping.bound import MARGIN, ORDERS, exponent, hybrid_ratios, stochastic_ratios, stops
+from limitformer.sphere.stopping.bound import ORDERS, exponent, hybrid_ratios, stochastic_ratios
 from sphere_naive import draw, gaps_of, naive_layer, overlaps_of
 from statistics_checks import ALPHA
 
@@ -85,8 +85,7 @@ def test_exponents_are_those_of_the_limit(name, end):
     assert abs(few - exact) > 2 * abs(r - exact)
 
 
-@pytest.mark.parametrize("end", END)
-@pytest.mark.parametrize("layers", [100, 1000, 10_000])
+@pytest.mark.parametrize(("end", "layers"), [("+1", 100), ("-1", 10_000)])
 def test_in_two_dimensions_the_exponent_is_one(end, layers):
     """It is 1 to 1e-5 for any number of layers: log|z| is harmonic there, so powers of it balance exactly."""
     assert exponent(ratios(model_of(2, layers), END[end], 1e-9)) == pytest.approx(1, rel=1e-5)
@@ -96,8 +95,6 @@ def test_in_two_dimensions_the_exponent_is_one(end, layers):
 @pytest.mark.parametrize(
     ("model", "ends"),
     [
-        (model_of(4, 100, beta=0.5), {"+1"}),  # cosh 1 = 1.54 < dim − 2
-        (model_of(4, 100, beta=0.7), {"+1", "-1"}),  # cosh 1.4 = 2.15
         (model_of(12, 8000, beta=1.4, attention="unnormalized"), {"+1"}),  # cosh 2.8 = 8.25
         (model_of(12, 8000, beta=1.6, attention="unnormalized"), {"+1", "-1"}),  # cosh 3.2 = 12.3
         (model_of(3, 400, beta=1.0, epsilon=0.5), {"+1"}),  # ε² below 2/(1 + tanh β) = 1.135
@@ -114,24 +111,10 @@ def test_stops_exist_only_at_attracting_ends(model, ends):
     assert all(0 <= gap < 1e-2 for gap in gaps.values())
 
 
-def test_a_stop_is_a_power_of_the_level():
-    """w = edge · level^{2/r}, with r reduced by 2 %."""
-    model = model_of(3, 100)
-    for end, positive in END.items():
-        edge = 1e-2 / 1.99
-        r = exponent(ratios(model, positive, edge))
-        for level in (0.3, 1e-3, 1e-9):
-            w = w_of(stop_gaps(model, level=level)[end])
-            assert w == pytest.approx(edge * level ** (2 / (MARGIN * r)), rel=1e-9)
-
-
 LAMBDA = {
-    "dim 2": model_of(2, 60),
     "dim 3": model_of(3, 60),
     "dim 6, unnormalized": model_of(6, 100, beta=1.4, attention="unnormalized", sigma=0.6),
-    "hybrid": model_of(3, 40, beta=1.0, epsilon=1.2),
     "hybrid, rademacher": model_of(3, 40, beta=1.0, epsilon=1.2, values="rademacher"),
-    "hybrid, gaussian": model_of(3, 40, beta=1.0, epsilon=1.2, values="gaussian"),
     "hybrid, truncated normal": model_of(3, 40, beta=1.0, epsilon=1.2, values="truncated normal"),
     "hybrid, unnormalized": model_of(3, 40, beta=0.6, epsilon=1.3, values="rademacher", attention="unnormalized"),
 }
@@ -192,9 +175,7 @@ def claimed_exponent(model, end, tolerance=1e-6):
     return 0.0 if gap == 0 else 2 * np.log(LEVEL) / np.log(w_of(gap) / w_of(tolerance))
 
 
-@pytest.mark.slow(keep=6)
-@pytest.mark.parametrize("layers", [1, 2, 4, 10, 30, 100])
-@pytest.mark.parametrize("dim", [2, 3, 8])
+@pytest.mark.parametrize(("dim", "layers"), [(2, 1), (3, 4), (3, 100), (8, 10), (8, 30)])
 def test_no_exponent_at_plus_one_is_above_the_true_one(dim, layers):
     """The layers include those whose tails a quadrature of few nodes misses.
 
@@ -207,8 +188,7 @@ def test_no_exponent_at_plus_one_is_above_the_true_one(dim, layers):
         assert claimed > 0.95 * true
 
 
-@pytest.mark.parametrize("layers", [1, 2, 4, 10, 30, 100])
-@pytest.mark.parametrize("dim", [2, 3, 8])
+@pytest.mark.parametrize(("dim", "layers"), [(2, 30), (3, 10), (3, 100), (8, 100)])
 def test_no_exponent_at_minus_one_is_above_the_true_one(dim, layers):
     """Λ at the claimed exponent, over a million layers of vectors near −1, is at most 1 to four standard errors."""
     claimed = claimed_exponent(model_of(dim, layers), "-1")
@@ -233,12 +213,10 @@ HONOURED = {
     "softmax, −1": (model_of(3, 50), "-1"),
     "softmax, +1": (model_of(3, 50), "+1"),
     "dim 2, −1": (model_of(2, 100, beta=0.5), "-1"),
-    "dim 6, −1": (model_of(6, 100), "-1"),
     "unnormalized, −1": (model_of(3, 100, beta=1.0, sigma=0.6, attention="unnormalized"), "-1"),
     "hybrid, −1": (model_of(3, 50, beta=1.0, epsilon=2.0), "-1"),
     "hybrid, +1": (model_of(3, 50, beta=1.0, epsilon=1.0, values="rademacher"), "+1"),
     "one layer, +1": (model_of(3, 1), "+1"),
-    "two layers, dim 2, +1": (model_of(2, 2), "+1"),
     "ten layers, −1": (model_of(3, 10), "-1"),
 }
 TOLERANCE, SAMPLES = 1e-2, 2_000
@@ -273,11 +251,10 @@ def test_bound_holds_in_simulations(name):
 
 
 @pytest.mark.parametrize(
-    "model",
-    [model_of(4, 50, beta=1.2), model_of(2, 50, beta=1.0), model_of(3, 50, beta=1.0, epsilon=0.5)],
-    ids=lambda m: f"{type(m).__name__[:6]}, dim {m.dim}",
+    ("model", "keep"),
+    [(model_of(4, 50, beta=1.2), "overlap"), (model_of(3, 50, beta=1.0, epsilon=0.5), "outcome")],
+    ids=["stochastic", "hybrid"],
 )
-@pytest.mark.parametrize("keep", ["overlap", "outcome"])
 def test_probabilities_are_those_without_a_stop(model, keep):
     """The level is 1e-9: none of 2,000 replicas differs, and most have stopped."""
     run = {"samples": SAMPLES, "seed": 1, "horizon": 60.0, "record": [60.0], "tolerance": TOLERANCE, "keep": keep}
@@ -296,21 +273,3 @@ def test_a_limit_stops_by_its_own_step():
     options = {"samples": 1, "seed": 0, "horizon": 1.0, "tolerance": 1e-2, "early_stop": LEVEL}
     limit = lf.simulate(lf.limit(model_of(3, 7, values="rademacher")), **options, dt=1 / 50)
     np.testing.assert_allclose(limit.attrs["stop_gaps"], list(chain.values()), rtol=1e-9)
-
-
-def test_other_methods_never_stop():
-    """The bound belongs to the overlap chain: other methods run to the end and record stop_gaps of 0."""
-    for method in ("gram", "coordinates"):
-        data = lf.simulate(model_of(3, 50), 0.999999, samples=9, seed=0, horizon=1.0, early_stop=0.5, method=method)
-        assert data.attrs["stop_gaps"] == [0.0, 0.0]
-        assert np.isinf(data["stopped"].values).all()
-
-
-def test_bounds_never_overflow():
-    """Warnings are errors here, for tolerances and steps of every size."""
-    for dim in (2, 3, 50):
-        for step in (1e-3, 1.0, 1e3):
-            for tolerance in (1e-12, 1e-3, 0.49):
-                for more in ({"sigma": step}, {"epsilon": step}):
-                    gaps = stops(constants_of(model_of(dim, 2, **more)), tolerance, 1e-6)
-                    assert all(0 <= w < tolerance for w in gaps)

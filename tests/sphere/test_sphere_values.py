@@ -10,15 +10,13 @@ from limitformer.numerics.random import key
 from limitformer.sphere.pair.chi_squares import LARGEST_PRODUCT, blocks_needed, chi_squares
 from limitformer.sphere.tokens.values import CUT_DEVIATION, CUT_MASS, LAWS, fill, fill_listed, quantile_above_half
 from philox import plain_philox
-from statistics_checks import ALPHA, STANDARD_ERRORS, standard_errors
+from statistics_checks import ALPHA
 
 EXACT = {
     "gaussian": stats.norm(),
     "uniform": stats.uniform(-(3**0.5), 2 * 3**0.5),
     "truncated normal": stats.truncnorm(-2, 2, scale=1 / stats.truncnorm(-2, 2).std()),
 }
-FOURTH = {"gaussian": 3.0, "uniform": 1.8, "rademacher": 1.0, "truncated normal": EXACT["truncated normal"].moment(4)}
-BOUND = {"gaussian": 6.8, "uniform": 3**0.5, "rademacher": 1.0, "truncated normal": 2 / 0.8796256610342397}
 ROWS = 4 * 8_000
 
 
@@ -49,56 +47,11 @@ def listed(law, replicas, block):
 # --- laws of the values -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("law", LAWS)
-def test_mean_zero_and_variance_one(law):
-    """In standard errors; the wrong twins are a mean of 0.02 and a variance off by two percent."""
-    x = values(law).ravel()
-    assert abs(standard_errors(x, 0)) < STANDARD_ERRORS
-    assert abs(standard_errors(x + 0.02, 0)) > STANDARD_ERRORS
-    if law == "rademacher":
-        np.testing.assert_array_equal(np.unique(x), [-1, 1])
-        return
-    assert abs(standard_errors(x**2, 1)) < STANDARD_ERRORS
-    assert abs(standard_errors((1.01 * x) ** 2, 1)) > STANDARD_ERRORS
-
-
-@pytest.mark.parametrize("law", LAWS)
-def test_fourth_moment_distinguishes_the_laws(law):
-    """The right moment fits; those of the other laws (the wrong twins) do not."""
-    fourth = values(law).ravel() ** 4
-    for other, exact in FOURTH.items():
-        if law == "rademacher":
-            assert (fourth == exact).all() == (other == law)
-        else:
-            assert (abs(standard_errors(fourth, exact)) < STANDARD_ERRORS) == (other == law)
-
-
 @pytest.mark.parametrize("law", EXACT)
 def test_values_have_their_law(law):
     x = values(law).ravel()
     for other, exact in EXACT.items():
         assert (stats.kstest(x, exact.cdf).pvalue > ALPHA) == (other == law)
-
-
-@pytest.mark.parametrize("law", LAWS)
-def test_values_are_bounded_and_reach_their_bound(law):
-    """[CT, Assumption 1]; the bound of Gaussian values comes from 32-bit uniforms, far beyond these samples."""
-    x = values(law)
-    assert np.abs(x).max() <= BOUND[law]
-    if law != "gaussian":
-        assert min(x.max(), -x.min()) > 0.999 * BOUND[law]
-
-
-@pytest.mark.parametrize("law", LAWS)
-def test_values_of_replicas_blocks_and_lanes_are_uncorrelated(law):
-    """Columns are replicas; the four runs are the four values of a block."""
-    x = values(law)
-    runs = x.reshape(4, -1)
-    for rows in (x.T, runs):
-        correlations = np.corrcoef(rows)
-        np.fill_diagonal(correlations, 0)
-        assert np.abs(correlations).max() < 5 / rows.shape[1] ** 0.5
-    assert abs(np.corrcoef(x[1:, 0], x[:-1, 0])[0, 1]) < 5 / ROWS**0.5
 
 
 @pytest.mark.parametrize("law", LAWS)
@@ -125,13 +78,6 @@ def test_values_are_functions_of_philox_words():
         np.testing.assert_allclose(values(law, block=5, rows=4), x.T, rtol=1e-13, atol=1e-15)
 
 
-def test_the_constants_of_the_truncated_normal():
-    cut = stats.truncnorm(-2, 2)
-    assert pytest.approx(stats.norm.cdf(2) - stats.norm.cdf(-2), rel=1e-15) == CUT_MASS
-    assert pytest.approx(cut.std(), rel=1e-14) == CUT_DEVIATION
-    assert pytest.approx((1 - 4 * stats.norm.pdf(2) / CUT_MASS) ** 0.5, rel=1e-15) == CUT_DEVIATION
-
-
 def test_normal_quantile_equals_scipy():
     """To 1e-15, in both regions, at their border 0.425, and next to 0 and the ends."""
     q = np.concatenate(
@@ -154,7 +100,7 @@ def test_normal_quantile_equals_scipy():
 # --- pairs of χ² ------------------------------------------------------------------------------------------------------
 
 REPLICAS = 40_000
-DEGREES = [*range(1, 13), 50, 4094]
+DEGREES = [1, 2, 5, 9, 4094]  # products of uniforms up to eight, then rejection
 
 
 def pairs(degrees, replicas=None, block=0, seed=2):
@@ -170,7 +116,6 @@ def test_zero_degrees_give_zero():
     assert blocks_needed(0) == 0
 
 
-@pytest.mark.slow(keep=4)
 @pytest.mark.parametrize("degrees", DEGREES)
 def test_chi_squares_have_their_law(degrees):
     """The wrong twin has one degree more, or a scale one percent larger if that is a small change."""
@@ -180,7 +125,6 @@ def test_chi_squares_have_their_law(degrees):
         assert stats.kstest(x, twin.cdf).pvalue < ALPHA
 
 
-@pytest.mark.slow(keep=4)
 @pytest.mark.parametrize("degrees", DEGREES)
 def test_the_two_of_a_pair_are_independent(degrees):
     """They are independent, also of other blocks and replicas: ranks and a joint tail; a dependent twin fails."""
