@@ -15,7 +15,7 @@ from scipy.special import betainc
 
 import limitformer as lf
 from limitformer.covariance.limit.explosion import PairDistance
-from limitformer.paths.exits import INSIDE, LEFT_BALL, LOST
+from limitformer.sampling.exits import INSIDE, LEFT_BALL, LOST
 
 CRITICAL = sqrt(0.5)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from limitformer.models import GELU, ShapedAttention, ShapedReLU, SoftmaxAttention, Transformer
-from limitformer.paths.exits import (
+from limitformer.sampling.exits import (
     INSIDE,
     LEFT_BALL,
     LEFT_CONE,

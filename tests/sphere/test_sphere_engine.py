@@ -14,7 +14,7 @@ import xarray as xr
 import limitformer as lf
 from interruptions import InterruptAfter, interrupt, pool_that_runs
 from limitformer.numerics.lanes import LANES
-from limitformer.paths import replicas
+from limitformer.sampling import replicas
 from limitformer.simulation.simulate import Interrupted
 from limitformer.sphere.pair.chain import BLOCK
 from limitformer.sphere.pair.process import PreparedPair

@@ -9,7 +9,6 @@ from scipy.stats import binomtest
 import limitformer as lf
 from limitformer.base.errors import InputError
 from limitformer.numerics.lanes import LANES
-from limitformer.paths.arrays import all_pairs, as_result_array
 from limitformer.results.outcomes import OUTCOMES, wilson
 from limitformer.sampling.arrays import all_pairs, as_result_array
 from limitformer.sphere.near.near_tree import open_near_tree
