@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.zoo.children import Limits, append, rows_in, run_all
-from benchmarks.zoo.configurations import CONFIG_MAPPING, OVERRIDES
+from benchmarks.zoo.configurations import CONFIG_MAPPING
 from benchmarks.zoo.examine import ABSENT, FAILS, REFUSED, WORKS, examine
 from benchmarks.zoo.laws import compare
 from benchmarks.zoo.page import counts_of, page
@@ -18,7 +18,7 @@ from benchmarks.zoo.sizes import LARGE, SLOW, WITHIN, measure_size, reads_text, 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "bert", "bloom", "qwen2_moe"])
+@pytest.mark.parametrize("kind", ["gpt2", "bert", "qwen2_moe"])
 def test_zoo_examines_types_in_process(kind):
     row = examine(kind)
     assert row["verdict"] == WORKS, row
@@ -26,20 +26,11 @@ def test_zoo_examines_types_in_process(kind):
     assert row["named"] == {"input_ids": [1, 16]}
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "t5", "mamba2", "deepseek_v3", "qwen3_next"])
+@pytest.mark.slow(keep=2)
+@pytest.mark.parametrize("kind", ["gpt2", "mamba2", "t5", "deepseek_v3", "qwen3_next"])
 def test_zoo_doubles_width_and_depth_with_rules(kind):
     row = scale(kind)
     assert [row.get(name) for name in ("width", "depth", "mup", "completep")] == [WORKS] * 4, row
-
-
-def test_zoo_names_types_that_have_no_one_width():
-    row = scale("convnext")
-    assert row["width"] == REFUSED
-    assert "convnext has no one field for its width" in row["reason of width"]
-
-
-def test_zoo_overrides_have_known_types():
-    assert set(OVERRIDES) <= set(CONFIG_MAPPING)
 
 
 def test_zoo_compares_laws_with_the_loss_of_the_model():
@@ -85,15 +76,6 @@ def test_zoo_page_counts_its_rows():
     head, rows = counts_of((ROOT / "docs/architectures.md").read_text(encoding="utf-8"))
     assert head == rows
     assert sum(rows.values()) > 600
-
-
-def test_zoo_page_escapes_reasons():
-    text = page(
-        {"a": {"type": "a", "verdict": FAILS, "reason": "x | <b> _y_"}, "b": {"type": "b", "error": "died"}}, {}, {}
-    )
-    assert "fails: x \\| &lt;b&gt; \\_y\\_ |" in text
-    assert counts_of(text)[0] == counts_of(text)[1]
-    assert counts_of(text)[0][FAILS] == 2
 
 
 def test_zoo_measures_default_configurations_at_their_real_size():

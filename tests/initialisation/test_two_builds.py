@@ -14,13 +14,16 @@ from limitformer.base.errors import InputError
 from limitformer.cli.app import app
 from limitformer.initialisation import KINDS, compare
 from limitformer.initialisation.builds import build_of
-from two_builds import ERRORS, MODELS, OUTPUTS, SOUND, Plain, kinds, materialised, names_ending
+from two_builds import ERRORS, OUTPUTS, SOUND, Plain, kinds, materialised, names_ending
 
 # Planted errors and sound pairs
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("kind", ERRORS)
+PLANTED = [(kind, name) for kind in ERRORS for name in ("plain", "llama")]
+PLANTED += [("lost tie", "t5"), ("second initialisation", "gpt2"), ("after sharding", "bert")]
+
+
+@pytest.mark.parametrize(("kind", "name"), PLANTED)
 def test_planted_error_is_the_only_finding(kind, name):
     a, b, names = ERRORS[kind](name)
     found = kinds(compare(a, b))
@@ -38,8 +41,7 @@ def test_planted_error_is_the_only_finding(kind, name):
     ("family", "kind"),
     [
         *[("bert", each) for each in SOUND],
-        *[(each, "meta") for each in ("gemma", "t5", "deepseek_v3", "vit")],
-        *[("modernbert", "state dict"), ("gpt_oss", "state dict"), ("gpt_neox", "unread")],
+        *[("gemma", "meta"), ("vit", "meta"), ("gpt_oss", "state dict")],
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*copying from a non-meta parameter:UserWarning")
@@ -106,11 +108,6 @@ def test_state_of_torch_is_restored_and_the_users_module_not_kept():
     compare(Plain, materialised(Plain))
     assert torch.equal(torch.get_rng_state(), before)
     assert not torch.are_deterministic_algorithms_enabled()
-
-
-def test_both_builds_without_a_write_are_found():
-    found = kinds(compare(lambda: Holder(torch.empty(9)), lambda: Holder(torch.empty(9))))
-    assert found == {"uninitialised": {"w"}}
 
 
 def test_numbers_without_a_seed_are_not_called_uninitialised():
@@ -201,18 +198,6 @@ def test_change_is_found_in_both_directions(kind):
     assert back.kind == {"second initialisation": "untouched"}.get(kind, kind)
 
 
-def test_other_dtype_is_one_finding_and_its_numbers_agree():
-    report = compare(Plain, lambda: Plain().bfloat16())
-    (finding,) = report.findings
-    assert (finding.kind, finding.in_a, finding.in_b) == ("dtype", "float32", "bfloat16")
-    assert len(finding.names) == len(report.tensors) - 1  # the tied head is named once
-
-
-def test_lost_tie_is_found_in_the_first_build_too():
-    (finding,) = compare(materialised(Plain, tie=False), Plain).findings
-    assert (finding.kind, finding.in_a, finding.in_b) == ("lost tie", "2 with different numbers", "one parameter")
-
-
 def test_head_at_zero_is_named_as_dead():
     (finding,) = compare(Plain, changed(zero_head)).findings
     assert (finding.kind, finding.names, finding.in_b) == ("law", ("score.weight",), "zeros")
@@ -265,19 +250,6 @@ def test_file_of_weights_is_compared_with_the_code(tmp_path):
     del state["blocks.0.up.bias"]
     assert kinds(compare(Plain, state))["missing"] == {"blocks.0.up.bias"}
     assert kinds(compare(state, Plain))["missing"] == {"blocks.0.up.bias"}
-
-
-def test_module_on_meta_has_no_memory():
-    with torch.device("meta"):
-        bare = nn.Linear(3, 2)
-    assert kinds(compare(nn.Linear(3, 2), bare)) == {"no memory": {"weight", "bias"}}
-    assert not compare(bare, bare).findings
-
-
-# Shards
-
-
-# Laws and tests
 
 
 # Report, command line and errors

@@ -17,7 +17,6 @@ WIDTHS = [64, 128, 256]
 SMALL = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 40}
 SMALL |= {"num_attention_heads": 2, "num_key_value_heads": 2}
 HEAD = "effect of head, first step"
-FOUR = {HEAD: np.ones((4, 2))}
 
 
 class WithBias(widths_of_gpt.GPT):
@@ -95,14 +94,6 @@ def test_table_files_and_picture_have_every_measure(standard, tmp_path):
     assert standard.csv().splitlines()[0].startswith("measure,64,128,256,exponent")
 
 
-def test_conclusion_of_few_networks_is_that_they_do_not_tell(standard):
-    unsure = Transfer(
-        "width", (1, 2), "standard", "sgd", {}, FOUR, {HEAD: lf.scaling.exponents.Exponent(0.1, -2.0, 2.2, None)}
-    )
-    assert unsure.transfers is None
-    assert "do not tell" in unsure.conclusion
-
-
 def test_fewer_than_four_networks_with_a_measure_give_no_verdict():
     """The exponent of a measure is that of the networks where it is positive, and the table counts them."""
     exponents = {HEAD: lf.scaling.exponents.Exponent(-0.26, -0.27, -0.25, True)}
@@ -116,13 +107,6 @@ def test_fewer_than_four_networks_with_a_measure_give_no_verdict():
     three = Transfer("width", (1, 2), "standard", "sgd", {}, {HEAD: values}, exponents)
     assert three.transfers is None
     assert three.conclusion.startswith("No verdict on the learning rate over the width: it needs 4 networks")
-
-
-def test_conclusion_about_effects_that_fall_does_not_advise_to_make_them_smaller():
-    falls = lf.scaling.exponents.Exponent(-0.5, -0.6, -0.4, True)
-    found = Transfer("width", (1, 2), "standard", "sgd", {}, FOUR, {HEAD: falls})
-    assert found.transfers is False
-    assert found.conclusion.endswith("so that the learning rate does not transfer.")
 
 
 @pytest.mark.parametrize(
