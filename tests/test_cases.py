@@ -9,7 +9,14 @@ FOLDER = Path(__file__).parent / "cases"
 FILES = sorted(file for kind in ("adversary", "models", "witness") for file in (FOLDER / kind).glob("*.py"))
 
 
-@pytest.mark.parametrize("file", FILES, ids=[str(file.relative_to(FOLDER)) for file in FILES])
+SLOW = ("r14_read_law", "r22_rate_overrides_own_scaling", "r07_embedding_std1_times_sqrt_d")  # more than three seconds
+
+
+@pytest.mark.parametrize(
+    "file",
+    [pytest.param(file, marks=pytest.mark.slow if file.stem in SLOW else ()) for file in FILES],
+    ids=[str(file.relative_to(FOLDER)) for file in FILES],
+)
 def test_case_has_its_right_answer(file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     specification = importlib.util.spec_from_file_location(f"case_{file.stem}", file)

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from functools import cache
 from pathlib import Path
 from textwrap import indent
 
@@ -199,17 +200,25 @@ def same_output(printed: str, shown: str) -> bool:
     return all(abs(a - b) <= max(0.01 * abs(b), 0.005) for a, b in zip(*numbers, strict=True))
 
 
+@cache
+def output_of(command: str) -> tuple[int, str]:
+    """Return the exit code and the output of a command, which several pages may show."""
+    done = CliRunner().invoke(app, shlex.split(command)[1:])
+    return done.exit_code, done.stdout if done.exit_code == 0 else done.output
+
+
 @pytest.mark.parametrize("page", WITH_OUTPUT, ids=relative)
 def test_commands_on_pages_print_the_shown_output(page, tmp_path, monkeypatch):
     """Each block with one command that is followed by its output is run, in a folder with the files of the page."""
     monkeypatch.chdir(tmp_path)
     write_files(page, tmp_path)
     for command, shown in PRINTED.findall(page.read_text(encoding="utf-8")):
-        done = CliRunner().invoke(app, shlex.split(command)[1:])
-        assert done.exit_code == 0, done.output
-        assert same_output(done.stdout, shown), done.stdout
+        code, printed = output_of(command)
+        assert code == 0, printed
+        assert same_output(printed, shown), printed
 
 
+@pytest.mark.slow
 def test_readmes_model_is_fine_with_the_norms_before_the_branches(tmp_path, monkeypatch):
     """The README says that it is fine, and what its correlation is."""
     monkeypatch.chdir(tmp_path)

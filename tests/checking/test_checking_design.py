@@ -317,27 +317,6 @@ def test_shaped_choice_matches_the_closed_form(shaped):
     assert binomtest(reached, n, exact(replace(net, gamma=0.9), seen)).pvalue < ALPHA
 
 
-def test_shaped_python_applies_the_patch(shaped):
-    namespace = {"model": SHAPED}
-    exec(shaped.python(), namespace)
-    assert namespace["model"] == replace(
-        SHAPED, gamma=shaped.best["gamma"], attention=lf.ShapedAttention(tau0=shaped.best["tau0"])
-    )
-
-
-def test_settings_change_a_transformer(tmp_path):
-    """Given as it is, as text, as an object and in a file; parts are given as JSON has them."""
-    path = tmp_path / "net.json"
-    path.write_text(lf.to_json(SHAPED), encoding="utf-8")
-    settings = {"width": 64, "attention": {"kind": "ShapedAttention", "tau0": 2.0}}
-    wanted = replace(SHAPED, width=64, attention=lf.ShapedAttention(tau0=2.0))
-    for what in (SHAPED, lf.to_json(SHAPED), json.loads(lf.to_json(SHAPED)), path, str(path)):
-        assert trials_of(what, START, None, None, settings, 2)[0].model == wanted
-        assert trials_of(what, START, None, None, None, 2)[0].model == SHAPED
-        with pytest.raises(lf.InputError, match=r"Transformer has no field 'gama'\. Nearest: gamma\."):
-            trials_of(what, START, None, None, {"gama": 0.1}, 2)
-
-
 # Bad input and the command
 
 

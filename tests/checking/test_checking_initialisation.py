@@ -2,7 +2,6 @@
 
 import functools
 import math
-from copy import deepcopy
 
 import pytest
 import torch
@@ -158,23 +157,6 @@ def test_new_ties_and_copies_are_found():
         "new tie": ("model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight"),
         "copies": ("model.layers.2.mlp.gate_proj.weight", "model.layers.3.mlp.gate_proj.weight"),
     }
-
-
-def test_copies_by_the_code_of_the_module_are_findings_if_they_are_trained():
-    """nn.TransformerEncoder begins with equal layers; a frozen copy of a network is not such a layer."""
-
-    def encoder():
-        layer = nn.TransformerEncoderLayer(16, 2, 24, batch_first=True)
-        return nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
-
-    def with_teacher():
-        model = nn.ModuleDict({"student": nn.Linear(16, 16)})
-        model["teacher"] = deepcopy(model["student"]).requires_grad_(False)
-        return model
-
-    for report in (initialisation(encoder(), encoder), initialisation(encoder())):
-        assert {finding.kind for finding in report.findings} == {"copies"}
-    assert not initialisation(with_teacher(), with_teacher).findings
 
 
 def test_dead_rows_and_overwritten_padding_are_found():

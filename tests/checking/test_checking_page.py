@@ -226,23 +226,6 @@ def test_page_draws_every_curve_and_kind_of_weight(network, network_page):
     assert f"{network.about['chance']:.4g}" in PageParser(text).words
 
 
-def test_share_in_the_band_matches_the_curve(network, network_page):
-    own, band = network.curves["size"].values[0], network.band["size"]
-    within = (own >= band.sel(edge="low").values) & (own <= band.sel(edge="high").values)
-    start = network_page.index("<strong>Stream</strong>")
-    assert f"{within.mean():.0%} within the law&#x27;s band" in network_page[start : start + 200]
-
-
-def test_gaps_split_a_line_and_single_points_are_dots():
-    x, y = np.arange(6.0), np.array([1.0, np.nan, 3.0, np.inf, 5.0, 6.0])
-    text = svg.plot(svg.Panel("t", "", "layer", (svg.Line("law", "law", x, y),)))
-    path = re.search(r'class="line law" d="([^"]*)"', text)[1]
-    assert path.count("M") == 3
-    assert text.count("<circle") == 2
-    nothing = svg.plot(svg.Panel("t", "", "layer", (svg.Line("law", "law", x, x * np.nan),)))
-    assert "nothing was measured" in nothing
-
-
 # Coloured cells
 
 
@@ -363,26 +346,6 @@ def test_slider_keys_change_the_depth(browser, network_page, tmp_path):
         assert tab.troubles == []
 
 
-def test_selected_cell_shows_its_correlation(browser, network, network_page, tmp_path):
-    rho = lf.correlation(network.data).values[0, -1]
-    words = network.data["word"].values
-    with opened(browser, network_page, tmp_path) as tab:
-        canvas = tab.locator("#matrices canvas").first
-        canvas.focus()
-        for key in ("ArrowDown", "ArrowDown", "ArrowDown", "ArrowRight"):
-            tab.keyboard.press(key)
-        text = tab.locator("#matrices output").first.text_content()
-        assert text == f"{words[3]} (4), {words[1]} (2): {rho[3, 1]:.2f}"
-        box = canvas.bounding_box()
-        tab.mouse.move(box["x"] + box["width"] - 2, box["y"] + box["height"] - 2)
-        assert tab.locator("#matrices output").first.text_content().endswith(": 1.00")
-        heads = tab.locator("#heads canvas").nth(1)
-        heads.focus()
-        tab.keyboard.press("ArrowRight")
-        text = tab.locator("#heads output").nth(1).text_content()
-        assert text == f"block 2, head 1: {float(network.curves['effective_tokens'][0, 1, 0]):.5g}"
-
-
 @pytest.mark.parametrize(("which", "width", "scheme"), [("network_page", 390, "dark"), ("law_page", 1280, "light")])
 def test_page_fits_the_screen_with_enough_contrast(browser, which, width, scheme, tmp_path, request):
     with opened(browser, request.getfixturevalue(which), tmp_path, width, scheme) as tab:
@@ -393,22 +356,3 @@ def test_page_fits_the_screen_with_enough_contrast(browser, which, width, scheme
         folder = os.environ.get("LIMITFORMER_SCREENSHOTS")
         if folder:
             tab.screenshot(path=Path(folder) / f"check-{which}-{width}-{scheme}.png", full_page=True)
-
-
-def test_thresholds_are_lines_of_the_plot_at_their_height():
-    at = np.arange(3.0)
-    text = svg.plot(
-        svg.Panel(
-            "t",
-            "",
-            "layer",
-            (svg.Line("law", "l", at, np.array([0.1, 0.4, 0.8])),),
-            limits=(("watch", 0.5), ("broken", 0.9)),
-        )
-    )
-    heights = {grade: float(y) for grade, y in re.findall(r'class="limit (\w+)"[^>]* y1="([\d.]+)"', text)}
-    ticks = {float(label): float(y) - 4 for y, label in re.findall(r'y="([\d.]+)" text-anchor="end">([\d.]+)<', text)}
-    assert list(heights) == ["watch"]  # 0.9 is above the drawing
-    (low, first), *_, (high, last) = sorted(ticks.items())
-    assert heights["watch"] == pytest.approx(first + (0.5 - low) / (high - low) * (last - first), abs=0.2)
-    assert 'class="limit' not in svg.plot(svg.Panel("t", "", "layer", (svg.Line("law", "l", at, at),)))

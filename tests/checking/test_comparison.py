@@ -151,21 +151,6 @@ def test_monitors_get_scalars(monkeypatch):
     assert scalars(metrics, metrics) == {"limitformer/loss": 1.0}
 
 
-def test_trainer_reports_to_its_monitors(tmp_path, monkeypatch):
-    logged = []
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=SimpleNamespace(log=logged.append)))
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**LLAMA))
-    callback = lf.checking.CheckTraining(every=2, tokens=6, samples=2)
-    args = SimpleNamespace(report_to=["wandb"], output_dir=str(tmp_path))
-    state = SimpleNamespace(is_world_process_zero=True, global_step=0)
-    callback.on_train_begin(args, state, None, model=model)
-    state.global_step = 2
-    callback.on_step_end(args, state, None)
-    assert [each["limitformer/step"] for each in logged] == [0, 2]
-    assert all("limitformer/attention_entropy/block_01" in each for each in logged)
-
-
 def test_command_line_checks_several(tmp_path):
     first, second = tmp_path / "a.json", tmp_path / "b.json"
     first.write_text(json.dumps(LLAMA))

@@ -53,7 +53,7 @@ def test_load_of_experts_equals_that_of_the_models_own_router():
         assert float(curves["chosen_experts"].isel(at)) == 2
 
 
-@pytest.mark.parametrize(("kind", "experts"), [("switch_transformers", 4), ("deepseek_v3", 8), ("gpt_oss", 4)])
+@pytest.mark.parametrize(("kind", "experts"), [("switch_transformers", 4), ("deepseek_v3", 8)])
 def test_routers_of_other_families_are_found(kind, experts):
     """A choice of groups, which DeepSeek makes first, is not that of experts."""
     small = {
@@ -66,11 +66,6 @@ def test_routers_of_other_families_are_found(kind, experts):
             "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2, "num_attention_heads": 2,
             "num_key_value_heads": 2, "moe_intermediate_size": 16, "intermediate_size": 32, "kv_lora_rank": 8,
             "q_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "vocab_size": 128,
-        },
-        "gpt_oss": {
-            "hidden_size": 32, "num_hidden_layers": 2, "num_local_experts": 4, "num_experts_per_tok": 2,
-            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 32,
-            "vocab_size": 128,
         },
     }[kind]  # fmt: skip
     data = lf.weightless.simulate({"model_type": kind, **small}, 24, samples=2, seed=0, progress=False)
@@ -172,33 +167,12 @@ def test_agreement_is_that_of_two_passes_of_the_module(strength, is_deaf):
     assert ("deaf" in [one.name for one in report.verdicts]) is is_deaf
 
 
-@pytest.mark.parametrize("name", ["masked_image", "duration", "class_labels", "wavelength"])
+@pytest.mark.parametrize("name", ["masked_image", "wavelength"])
 def test_conditions_are_left_out_by_words_and_not_by_parts_of_words(name):
     inputs = Inputs({"x": torch.randn(1, 7, 6), name: torch.randn(1, 5)}, {}, 1)
     assert candidates(inputs, None) == ["x", name]
     others = {"x": torch.randn(1, 7, 6), "attention_mask": torch.ones(1, 7), "image_sizes": torch.ones(1, 2)}
     assert candidates(Inputs(others, {}, 1), None) == []
-
-
-def test_encoder_decoder_is_compared_for_two_sources():
-    config = transformers.T5Config(
-        d_model=32, d_kv=8, d_ff=64, num_layers=2, num_decoder_layers=2, num_heads=4, vocab_size=200
-    )
-    torch.manual_seed(3)
-    model = transformers.T5ForConditionalGeneration(config).eval()
-    source, target = torch.arange(3, 19)[None], torch.arange(20, 32)[None]
-    inputs = {"input_ids": source, "decoder_input_ids": target}
-    report = lf.check(model, inputs, law=False, progress=False)
-    other = with_other(Inputs(inputs, {}, 1), ["input_ids"], config).fixed["input_ids"][1:]
-    assert not set(other.flatten().tolist()) & {*source.flatten().tolist(), 0, 1}
-    states = []
-    for ids in (source, other):
-        with torch.no_grad():
-            out = model(input_ids=ids, decoder_input_ids=target, output_hidden_states=True)
-        # the last state is behind the final norm, whose gain of 1 keeps its direction
-        states.append(out.decoder_hidden_states[-1][0].double())
-    expected = float(torch.cosine_similarity(*states, dim=-1).mean())
-    assert float(report.curves["agreement"].sel(condition="input_ids")) == pytest.approx(expected, abs=1e-4)
 
 
 def test_tokens_before_a_difference_do_not_count():

@@ -414,16 +414,6 @@ def test_bad_rates_are_refused(rates):
         lf.steps(ZeroNetwork, 8, optimizer=sgd, rates=rates, steps=1, samples=1, seed=0)
 
 
-def test_settings_change_the_configuration():
-    small = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 30}
-    options = {"optimizer": sgd, "steps": 1, "samples": 1, "seed": 0, "progress": False}
-    report = lf.steps(small, 6, settings={"n_layer": 2}, **options)
-    assert report.data.sizes["block"] == 2
-    assert report.name == "gpt2 with n_layer=2"
-    with pytest.raises(lf.InputError, match="no field 'n_layers'"):
-        lf.steps(small, 6, settings={"n_layers": 2}, **options)
-
-
 # The page
 
 
@@ -477,26 +467,6 @@ def test_page_survives_numbers_that_are_not_finite():
     for name in gone.data_vars:
         gone = gone if name == "weight_size" else changed(gone, name, ..., np.nan)
     assert "loss is not finite" in report_of(gone).page()
-
-
-def test_rate_axis_is_logarithmic():
-    text = pages.rates(report_of(dataset(rates=[1e-4, 1e-3, 1e-2, 1e-1])))
-    path = re.search(r'<path class="line law" d="M([^"]*)"', text)[1]
-    x = [float(pair.split(",")[0]) for pair in path.split()]
-    assert np.diff(x) == pytest.approx(np.diff(x)[0], abs=0.15)
-    even = pages.rates(report_of(dataset(rates=[1e-4, 2e-4, 3e-4, 4e-4])))
-    x = [float(pair.split(",")[0]) for pair in re.search(r'<path class="line law" d="M([^"]*)"', even)[1].split()]
-    assert np.diff(x)[0] > 1.5 * np.diff(x)[1]
-    assert "Share of networks" in pages.rates(report_of(dataset(rates=[0.1], falls=(20,))))  # one rate
-
-
-def test_zero_matrices_that_have_not_moved_are_still_on_the_map(zero):
-    one = pages.maps(zero.data.isel(rate=1))
-    first = one[: one.index("</figure>")]
-    count = int(zero.data["matrix"].sum())
-    assert first.count('class="still"') == count - 1 + 1  # all but the head, and the legend
-    assert first.count('class="awoken"') == 1 + 1
-    assert first.count('class="unknown"') == 1
 
 
 @pytest.fixture(scope="module")

@@ -3,18 +3,15 @@
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
-from importlib.metadata import EntryPoint
 
 import numpy as np
 import pytest
 
 import limitformer as lf
-from limitformer.cli.app import COMMANDS, app, command_of, commands_of
+from limitformer.cli.app import COMMANDS, app, command_of
 from limitformer.cli.report import say_error
 from limitformer_papers import FIGURES
 
@@ -71,13 +68,6 @@ def test_help_and_lists_do_not_wait_for_the_heavy_imports():
     heavy = "print([name for name in ('torch', 'scipy.stats', 'matplotlib', 'xarray') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code + heavy], capture_output=True, encoding="utf-8", check=True)
     assert done.stdout.splitlines()[-1] == "[]"
-
-
-def test_package_whose_commands_cannot_be_loaded_gives_a_warning_and_no_commands(capsys):
-    broken = EntryPoint("broken", "limitformer.cli.app:no_commands", "limitformer.commands")
-    assert commands_of(broken) == {}
-    assert "Warning: the commands of limitformer.cli.app:no_commands cannot be loaded" in capsys.readouterr().err
-    assert "figure" in commands_of(EntryPoint("papers", "limitformer_papers.commands:COMMANDS", "limitformer.commands"))
 
 
 @pytest.mark.parametrize(
@@ -215,24 +205,6 @@ def test_out_writes_the_data_that_was_asked_for(simulate, tmp_path, ending, kind
     assert [path.name for path in path.parent.iterdir()] == [path.name]
 
 
-def test_samples_that_leave_the_ball_are_counted(simulate):
-    result = simulate(*setting("gamma=1 lam=1 depth=400"))
-    assert "6 samples left the ball and keep their last values" in result.stdout
-    found = simulate("--as", "limit", "--radius", "1.5", "--set", "gamma=0.9")
-    assert "samples left the ball and keep their last values" in found.stdout
-
-
-def test_start_from_a_text(simulate, tmp_path):
-    text = tmp_path / "short.txt"
-    text.write_text("to be or not to be", encoding="utf-8")
-    result = simulate("--text", text, "--out", tmp_path / "data.nc")
-    assert "chain, 6 samples, 6 tokens" in result.stdout
-    assert "ρ over all samples and pairs of tokens" in result.stdout
-    assert list(lf.load(tmp_path / "data.nc").label.values) == ["to", "be", "or", "not", "to", "be"]
-    assert simulate("--text", text, "--positions").stdout != result.stdout
-    assert "4 tokens" in simulate("--text", text, "--tokens", 4).stdout
-
-
 def test_a_bug_is_not_taken_for_bad_input(simulate, monkeypatch):
     monkeypatch.setattr(lf, "simulate", lambda *_, **__: 1 / 0)
     result = simulate()
@@ -276,44 +248,6 @@ def test_interruption_keeps_the_samples_that_were_finished(simulate, tmp_path, m
     assert "chain, 4 samples" in result.stdout
     assert result.stderr == "Interrupted; the table shows the 4 finished samples.\n"
     assert lf.load(tmp_path / "data.nc").sizes["sample"] == 4
-
-
-TELLING = """
-import limitformer.simulation.simulate as engine
-from limitformer.cli import main
-
-def run_all(*arguments, run=engine.run_all):
-    print("at work", flush=True)
-    return run(*arguments)
-
-engine.run_all = run_all
-main()
-"""
-
-
-@pytest.mark.slow
-def test_sigint_ends_a_long_simulation_with_a_whole_file_or_none(model_file, tmp_path):
-    """The signal arrives at an unknown moment, so both endings are correct."""
-    path = tmp_path / "out" / "data.nc"
-    command = [sys.executable, "-c", TELLING, "simulate", model_file, "--samples", "20000000", "--threads", "1"]
-    command += ["--record", "0,4", "--out", path]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"}
-    with subprocess.Popen(command, env={**os.environ, "COLUMNS": "160"}, **pipes) as process:
-        assert process.stdout.readline() == "at work\n"
-        time.sleep(0.3)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=300)
-    assert process.returncode == 130
-    assert "Traceback" not in err
-    if "Interrupted; nothing was written." in err:
-        assert list(path.parent.iterdir()) == []
-        return
-    data = lf.load(path)
-    assert [file.name for file in path.parent.iterdir()] == [path.name]
-    assert 0 < data.sizes["sample"] == data.attrs["samples"] < 20_000_000
-    assert f"Interrupted; the table shows the {data.sizes['sample']} finished samples." in err
-    assert f"chain, {data.sizes['sample']} samples, 2 tokens" in out
-    assert bool((data["covariance"][:, 0] == data["covariance"][0, 0]).all())
 
 
 # As a program of its own.

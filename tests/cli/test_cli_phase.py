@@ -13,7 +13,7 @@ from rich.console import Console
 
 import limitformer as lf
 from limitformer.base.errors import InputError
-from limitformer.cli.phase import ROWS, parse_counts, parse_grid
+from limitformer.cli.phase import parse_counts, parse_grid
 from limitformer.sweep.phase import phase_diagram
 
 SMALL = ("--layers", "20", "--horizon", "2", "--samples", "40", "--threads", "1")
@@ -163,17 +163,6 @@ def test_a_narrow_terminal_or_a_pipe_loses_no_digits(phase, monkeypatch):
     monkeypatch.setattr("limitformer.cli.phase.screen", Console(width=60))
     assert rows(phase(*options).stdout) == rows(whole)
     assert rows(whole)[-1][:4] == ["3", "5", "1.5", "1.0625"]
-
-
-def test_a_long_table_is_thinned_out_over_all_values(phase):
-    """The grid has 200 cells, 20 β for each dim; every fourth row would show only five β."""
-    result = phase("--tokens", 3, "--dim", "4:13:1", "--beta", "0:1.9:0.1", "--samples", 8, "--horizon", "0.1")
-    found = rows(result.stdout)
-    assert len(found) == ROWS
-    assert (found[0][:2], found[-1][:2]) == (["4", "0"], ["13", "1.9"])
-    assert {row[0] for row in found} == {str(dim) for dim in range(4, 14)}
-    assert len({row[1] for row in found}) == 20
-    assert "60 of 200 cells; all of them are in the data (--out)" in result.stdout
 
 
 def test_interruption_writes_nothing(phase, tmp_path, monkeypatch):

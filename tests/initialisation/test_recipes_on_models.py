@@ -237,15 +237,6 @@ def test_report_is_saved_with_the_comparison(report, tmp_path):
     assert "<td>std 2 times the recipe&#x27;s</td>" in page or "std 2 times the recipe" in page
 
 
-def test_both_networks_of_a_report_are_compared():
-    both = check(
-        MODELS["gpt2"](), tokens=8, samples=1, recipe="gpt2", gradients=False, progress=False, against=MODELS["olmo"]()
-    )
-    assert both.recipe.differences != both.against.recipe.differences
-    assert "gpt2 against recipe gpt2" in both.page()
-    assert "olmo against recipe gpt2" in both.page()
-
-
 def test_recipe_needs_a_law():
     with pytest.raises(InputError, match="recipe needs the law of the model's code"):
         check(torch.nn.Linear(4, 4), torch.ones(2, 4), recipe="gpt2", progress=False)

@@ -13,9 +13,7 @@ from matplotlib.container import ErrorbarContainer
 
 import limitformer as lf
 from limitformer.base.errors import InputError
-from limitformer.models import from_json
 from limitformer.plot import style
-from limitformer.results.outcomes import OUTCOMES
 from limitformer.sweep.describe import model_seed as cell_seed
 from limitformer.sweep.grid import cells
 from limitformer.sweep.phase import phase_diagram
@@ -69,14 +67,6 @@ def test_diagram_from_a_store_has_the_order_of_its_caller(tmp_path):
     assert_same_bits(again, diagram(over=grid))
 
 
-def test_probabilities_add_up_and_lie_in_their_intervals():
-    wide, narrow = diagram(level=0.99), diagram(level=0.5)
-    np.testing.assert_allclose(wide["probability"].sum("outcome"), 1)
-    assert bool(((wide["low"] <= wide["probability"]) & (wide["probability"] <= wide["high"])).all())
-    assert bool((wide["high"] - wide["low"] > narrow["high"] - narrow["low"]).all())
-    assert list(wide.outcome.values) == list(OUTCOMES)
-
-
 def deviations(data, exact):
     """Return (simulated − exact)/(binomial standard error) of every cell."""
     error = np.sqrt(exact * (1 - exact) / data.attrs["samples"])
@@ -114,27 +104,6 @@ def test_model_that_overlap_refuses_is_simulated():
 
 
 # Any field can be an axis.
-
-
-def test_fate_of_two_tokens_depends_on_beta_and_dim_alone():
-    """σ and the form of attention set the clock [CT, Theorem 2]."""
-    over = {"sigma": [0.5, 2.0], "attention": ["softmax", "unnormalized"], "values": ["gaussian", "uniform"]}
-    exact = diagram(over=over)["exact"].values
-    assert exact.shape == (2, 2, 2)
-    np.testing.assert_allclose(exact, exact[0, 0, 0], rtol=1e-12)
-    assert exact[0, 0, 0] > 0.1
-
-
-def test_attributes_are_enough_to_repeat_the_diagram(tmp_path):
-    data = diagram(seed=2**62 + 1, tolerance=0.01, early_stop=1e-4, level=0.9)
-    loaded = lf.load(lf.save(data, tmp_path / "phase.nc"))
-    assert from_json(loaded.attrs["base"]) == BASE
-    assert int(loaded.attrs["seed"]) == 2**62 + 1
-    settings = {name: loaded.attrs[name] for name in ("horizon", "samples", "tolerance", "early_stop", "level")}
-    assert settings == {"horizon": 3.0, "samples": 40, "tolerance": 0.01, "early_stop": 1e-4, "level": 0.9}
-    assert "early_stop" not in diagram(early_stop=None).attrs
-    again = diagram(from_json(loaded.attrs["base"]), seed=int(loaded.attrs["seed"]), **settings)
-    assert_same_bits(again, data)
 
 
 # What is refused, before any work.
@@ -228,16 +197,6 @@ def test_exact_curves_are_fine_and_end_in_the_exact_column():
         assert line.get_ydata()[middle] == float(lf.overlap(at).antipodal_probability())
 
 
-def test_legend_names_the_exact_curve_only_where_it_is_drawn():
-    panel, _ = picture(diagram(over={"beta": [0.5, 1.0], "tokens": [3]}))
-    assert labels(panel) == ["simulated"]
-    along_tokens, _ = picture(diagram(over={"tokens": [2, 3, 4]}))
-    assert labels(along_tokens) == ["simulated"]
-    mixed, _ = picture(diagram(over={"beta": [0.5, 1.0, 2.0], "tokens": [2, 3]}))
-    assert labels(mixed) == ["exact, L → ∞", "N = 2", "N = 3"]
-    assert len(exact_lines(mixed, FINE)) == 1
-
-
 def wide(over=None):
     """Return a diagram that is drawn as a map: both axes have more than `MOST_CURVES` values."""
     over = over or {"dim": [12 - k for k in range(MOST_CURVES + 1)], "beta": [0.5 * k for k in range(9)]}
@@ -254,11 +213,3 @@ def test_map_has_every_cell_in_its_place():
     assert (panel.get_xlabel(), panel.get_ylabel()) == ("inverse temperature β", "dimension d")
     assert figure.axes[1].get_ylabel() == "probability of an antipodal pair"
     assert mesh.get_clim() == (0, 1)
-
-
-def test_map_has_contours_of_the_exact_probability():
-    data = wide()
-    rising = (data["beta"] / 4 + 0 * data["dim"]).transpose("dim", "beta")
-    panel, _ = picture(data.assign(exact=rising))
-    assert [text.get_text() for text in panel.texts].count("exact 0.5") == 1
-    assert {text.get_text() for text in panel.texts} == {"exact 0.1", "exact 0.5", "exact 0.9"}

@@ -163,13 +163,6 @@ def test_run_refuses_a_bad_file_in_one_line(refused, tmp_path, run, old, new, sa
 # status.
 
 
-def test_status_counts_the_cells_of_a_finished_sweep(run, store):
-    found = dict(rows(run("status", store).stdout))
-    assert (found["cells"], found["done"], found["failed"], found["left"]) == ("6", "6 (100.0%)", "0", "0")
-    assert re.fullmatch(r".* cells a second", found["rate"])
-    assert found["time left, at this rate"] == "0 s"
-
-
 # show.
 
 
@@ -250,27 +243,6 @@ def test_pictures_have_the_interval_of_a_mean_or_probability(store, variable, lo
         assert np.isin(lower.astype(np.float32), band.get_paths()[0].vertices[:, 1].astype(np.float32)).all()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("--variable", "overlap_mean", "--out", "a.txt"), "Pictures are written as .png, .pdf, .svg; got 'a.txt'."),
-        (("--variable", "overlap", "--out", "a.png"), "A picture needs one or two axes; there are sample, "),
-        (
-            ("--variable", "status", "--at", "dim=4", "--at", "beta=0", "--out", "a.png"),
-            "two axes; there are none",
-        ),
-        (("--variable", "overlap_mean", "--out", "/proc/a/a.png"), "Cannot write into the folder /proc/a: "),
-    ],
-    ids=str,
-)
-def test_show_refuses_impossible_pictures_in_one_line(run, store, tmp_path, arguments, says):
-    result = run("show", store, *arguments)
-    assert result.exit_code == 2
-    assert re.fullmatch(r"Error: .*\n", result.stderr)
-    assert says in result.stderr
-    assert not (tmp_path / "a.png").exists()
-
-
 # export.
 
 
@@ -299,13 +271,6 @@ def test_export_writes_a_table(run, tmp_path):
         for name in ("overlap_mean", "overlap_variance", "overlap_error"):
             assert float(row[name]) == float(cell[name])
         assert int(row["status"]) == 1
-
-
-def test_export_refuses_numbers_that_netcdf_cannot_hold(refused, run, tmp_path):
-    run_here(sweep({"seed": [1, 2**62]}, keep={"moments": True}), tmp_path / "s.sweep")
-    refused("export", "s.sweep", "out.nc", says="out.nc cannot store some of the data: ")
-    assert run("export", "s.sweep", "out.zarr").exit_code == 0
-    assert lf.load("out.zarr")["seed"].values.tolist() == [1, 2**62]
 
 
 def test_show_and_export_name_damaged_cells_and_warn_of_mixed_code(run, refused, store, tmp_path, monkeypatch):

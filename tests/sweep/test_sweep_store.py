@@ -1,6 +1,5 @@
 """The store of a sweep: the same bits however it was filled, extension, refusals in one line, damage, kills."""
 
-import errno
 import importlib
 import json
 import os
@@ -26,7 +25,6 @@ from limitformer_papers import making
 from limitformer_papers.common.grids import on_grid
 from sweep_grids import (
     GRID,
-    NETWORK,
     assert_complete,
     assert_same_bits,
     cell_path,
@@ -83,17 +81,6 @@ def test_store_has_the_bits_of_a_computation_in_memory(whole):
     assert json.loads(loaded.attrs["sweep"]) == sweep().record() == json.loads(direct.attrs["sweep"])
     assert (loaded["seconds"] > 0).all()
     assert f"limitformer {lf.__version__}, numpy {np.__version__}, numba " in loaded.attrs["origins"]
-
-
-def test_samples_of_networks_keep_their_types(tmp_path):
-    settings = {"samples": 3, "seed": 2, "start": {"tokens": 2}, "record": [0, 3]}
-    description = lf.Sweep(NETWORK, over={"gamma": [0.1, 0.2]}, simulate=settings, reduce={"samples": True})
-    run(description, tmp_path / "s")
-    loaded, direct = lf.load_sweep(tmp_path / "s"), compute_sweep(description, progress=False)
-    assert direct["exit_cause"].dtype == np.int8
-    for name, values in direct.variables.items():
-        assert loaded[name].dtype == values.dtype
-        assert loaded[name].values.tobytes() == values.values.tobytes()
 
 
 def test_wrong_twin_with_another_seed_has_other_bits(whole, tmp_path):
@@ -304,26 +291,6 @@ def test_other_folders_and_addresses_are_refused(tmp_path, no_work):
 # Disks, locks and kills.
 
 
-@pytest.mark.parametrize("room", [0, 3])
-def test_full_disk_is_one_line_and_the_store_resumes(whole, tmp_path, monkeypatch, room):
-    path, honest, rest = tmp_path / "s.sweep", storage.write_netcdf, [room]
-
-    def write(dataset, place):
-        rest[0] -= 1
-        if rest[0] < 0:
-            place.write_bytes(b"half")
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        honest(dataset, place)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(storage, "write_netcdf", write)
-        line = refusal(lambda: run(sweep(), path))
-    assert re.fullmatch(rf"Cannot write {path}/cells/.*: No space left on device\. What is finished stays; .*", line)
-    assert run(sweep(), path).skipped == room
-    assert_same_bits(path, whole)
-    assert_complete(path, CELLS)
-
-
 def test_second_run_is_refused_and_changes_nothing(store, no_work):
     cell_path(store, (0, 0)).unlink()
     (store / "cells" / ".a.nc.xyz").mkdir()  # the first one writes a cell
@@ -437,20 +404,6 @@ def figure(monkeypatch):
     )
     monkeypatch.setattr(making, "import_module", lambda name: module)
     return meanwhile
-
-
-def test_second_run_of_a_figure_in_a_folder_is_refused(tmp_path, figure):
-    """A second run would delete the grids of the first; another folder is independent."""
-    said = []
-
-    def again():
-        figure.clear()
-        said.append(refusal(lambda: making.make("ct-fig6", scale="quick", out=tmp_path, seed=7)))
-        making.make("ct-fig6", scale="quick", out=tmp_path / "other")
-
-    figure.append(again)
-    assert making.make("ct-fig6", scale="quick", out=tmp_path).data.attrs["seed"] == 0
-    assert said[0].startswith(f"Figure ct-fig6 in {tmp_path} is in use by process {os.getpid()} on ")
 
 
 def test_interrupted_figure_resumes_and_leaves_no_lock(tmp_path, figure, monkeypatch):
