@@ -157,10 +157,6 @@ REFUSED = {  # name: change of the folder of a small GPT-2, and words of the mes
     ),
     # configurations
     "no configuration": (lambda f: (f / "config.json").unlink(), "There is no config.json in"),
-    "an adapter alone": (
-        lambda f: (f / "config.json").rename(f / "adapter_config.json"),
-        "It holds an adapter. Nearest: its base model",
-    ),
     "no JSON": (lambda f: (f / "config.json").write_text("{'a': 1}"), "must be JSON"),
     "no class": (
         lambda f: config(f, architectures=[]),
@@ -168,7 +164,6 @@ REFUSED = {  # name: change of the folder of a small GPT-2, and words of the mes
     ),
     "another family": (lambda f: config(f, architectures=["LlamaForCausalLM"]), "a class of llama; model_type is gpt2"),
     "a Transformer": (lambda f: (f / "config.json").write_text(OURS), "declares a Transformer"),
-    "a size of zero": (lambda f: config(f, n_positions=0), "have no entries"),
     "too large": (lambda f: config(f, vocab_size=10**12), "are free. Nearest: smaller sizes"),
     # shaped models
     "shaped, plain weights": (lambda f: config(f, shaping={"residual_gamma": 0.5}), "does not hold the whole model"),

@@ -383,7 +383,7 @@ RESUMED = {
         {"tokens": 2, "scan": 60, "samples": 60, "grid": {"gamma": [0.1, 0.4], "tau0": [0.5, 1.0]}},
     ),
     "network": (
-        {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 32},
+        {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 32},
         {
             "tokens": 4,
             "scan": 6,
@@ -407,7 +407,7 @@ def test_interrupted_design_resumes_with_the_same_bits(monkeypatch, tmp_path, ki
     monkeypatch.setattr(part, "values", count)
     whole = lf.design(what, **options, progress=False)
     assert count.calls > 3
-    for at in (2, count.calls):
+    for at in (2, count.calls) if kind == "chain" else (2,):
         folder = tmp_path / str(at)
         monkeypatch.setattr(part, "values", Interrupting(count.original, at))
         cells = whole.region["safe"].size

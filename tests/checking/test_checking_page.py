@@ -15,16 +15,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
-import xarray as xr
 
 import limitformer as lf
 from chromium import launched
 from limitformer.checking import check
-from limitformer.checking.curves import BY_HEAD, CURVES, curves
+from limitformer.checking.curves import CURVES
 from limitformer.checking.page import page as pages
 from limitformer.checking.page import svg
-from limitformer.checking.report import Report
-from limitformer.checking.thresholds import THRESHOLDS
 from limitformer.checking.verdicts import Verdict
 from limitformer.initialisation.weight_by_weight import initialisation
 from pages_read import CONTRAST, PageParser, intruders, opened
@@ -246,33 +243,6 @@ def test_matrices_hold_the_correlations_by_token(network, network_page):
             size = np.sqrt(np.diag(v))
             assert unpacked(row, len(v)) == pytest.approx(v / np.outer(size, size), abs=0.00501)
     assert result[0]["words"] == list(network.data["word"].values)
-
-
-def large(layers=127, tokens=200, heads=128):
-    """Return a report of random numbers at the largest sizes."""
-    chance = np.random.default_rng(0)
-    x = chance.normal(size=(1, layers, tokens, 8))
-    dims = ("sample", "layer", "token", "token_")
-    covariance = (dims, (x @ x.transpose(0, 1, 3, 2) / 8).astype(np.float32))
-    by_head = (("sample", "block", "head"), chance.lognormal(size=(1, layers - 1, heads)))
-    by_kind = (("sample", "weight"), chance.lognormal(size=(1, 16 * (layers - 1))))
-    names = [f"model.layers.{k}.part_{kind}.weight" for k in range(layers - 1) for kind in range(16)]
-    data = xr.Dataset(
-        {"covariance": covariance, **dict.fromkeys(BY_HEAD, by_head), "weight_gradient": by_kind},
-        {"layer": range(layers), "block": range(1, layers), "weight": names},
-    )
-    shown = curves(data).assign_attrs(tokens=tokens)
-    return Report("large", False, shown, None, data, None, {"tokens": tokens}, thresholds=THRESHOLDS)
-
-
-def test_page_of_a_large_network_is_below_three_megabytes():
-    text = large().page()
-    one = data_of(text)["matrices"][0]
-    assert len(text.encode()) < 3e6
-    assert len(one["layers"]) == pages.DEPTHS
-    assert (one["layers"][0], one["layers"][-1]) == (0, 126)
-    assert (len(one["tokens"]), one["of"]) == (128, 200)
-    assert (one["tokens"][0], one["tokens"][-1]) == (1, 200)
 
 
 def test_heads_hold_medians_by_block(network, network_page):

@@ -42,14 +42,6 @@ def test_comparison_holds_the_reports_of_single_checks(both):
     assert (row["blocks"], row["grade"]) == (2, single.grade)
 
 
-def test_dataset_has_a_dimension_for_models(both):
-    data = both.dataset()
-    assert data["correlation"].dims == ("model", "sample", "layer")
-    assert data["correlation"].shape == (2, 3, 5)
-    assert data["correlation"].sel(model="a").isel(layer=slice(3, None)).isnull().all()
-    assert (data["size"].sel(model="b <i>") == both.reports["b <i>"].curves["size"]).all()
-
-
 def test_table_as_frame_csv_and_json(both, tmp_path):
     frame = both.frame()
     assert frame.loc["a", "blocks"] == 2

@@ -11,7 +11,7 @@ from torch import nn
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
 import limitformer as lf
-from limitformer.checking.conditions import agreement_of, candidates, with_other
+from limitformer.checking.conditions import agreement_of, with_other
 from limitformer.checking.module import settle_module
 from limitformer.weightless.block_parts import half_lives, unrelated_experts
 from limitformer.weightless.inputs import Inputs, inputs_of
@@ -165,14 +165,6 @@ def test_agreement_is_that_of_two_passes_of_the_module(strength, is_deaf):
     assert found["condition"].values.tolist() == ["condition", "every input"]
     assert float(found[0]) == pytest.approx(float(expected), rel=1e-5)
     assert ("deaf" in [one.name for one in report.verdicts]) is is_deaf
-
-
-@pytest.mark.parametrize("name", ["masked_image", "wavelength"])
-def test_conditions_are_left_out_by_words_and_not_by_parts_of_words(name):
-    inputs = Inputs({"x": torch.randn(1, 7, 6), name: torch.randn(1, 5)}, {}, 1)
-    assert candidates(inputs, None) == ["x", name]
-    others = {"x": torch.randn(1, 7, 6), "attention_mask": torch.ones(1, 7), "image_sizes": torch.ones(1, 2)}
-    assert candidates(Inputs(others, {}, 1), None) == []
 
 
 def test_tokens_before_a_difference_do_not_count():

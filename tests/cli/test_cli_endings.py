@@ -99,10 +99,6 @@ def test_a_standard_output_that_cannot_be_written_is_an_exit_code(process, broke
     assert (code, errors) == (wanted, line)
 
 
-def test_streams_that_the_shell_has_closed_are_no_failure(process):
-    assert process(["sh", "-c", '"$@" >&- 2>&-', "sh", *COMMAND, "recipes"])[0] == 0
-
-
 # Signals.
 
 
@@ -176,7 +172,7 @@ def handlers(monkeypatch):
         signal.signal(number, handler)
 
 
-@pytest.mark.parametrize(("number", "ignored"), zip(endings.ALIKE, (False, True), strict=True))
+@pytest.mark.parametrize(("number", "ignored"), [*zip(endings.ALIKE, (False, True), strict=True)])
 def test_signal_waits_for_the_end_of_a_critical_block(number, ignored, handlers):
     """It is not lost where the shell ignores Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.default_int_handler)

@@ -143,16 +143,6 @@ def test_sys_exit_in_a_file_or_its_function_is_an_error_with_its_place(run, mode
     assert all(f"sys.exit(3) in {model}, line" in line and line.count("\n") == 1 for line in lines), lines
 
 
-def test_a_file_changes_neither_the_working_folder_nor_the_default_device(run, model, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "other").mkdir()
-    model.write_text(f"{MODEL}\nimport os\nos.chdir('other')\ntorch.set_default_device('meta')\n", encoding="utf-8")
-    result = run("check", f"{model}:Words", "--inputs", 4, "--samples", 2, "--out", "out")
-    assert result.exit_code == 0, result.output
-    assert (tmp_path / "out" / "check.html").is_file()
-    assert torch.get_default_device().type == "cpu"
-
-
 def test_an_interrupted_command_lists_the_files_that_it_wrote(run, model, tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt

@@ -58,7 +58,7 @@ MINICPM |= {
 
 
 @pytest.mark.slow(keep=2)
-@pytest.mark.parametrize("model", [LLAMA, GEMMA2, GRANITE, MINICPM])
+@pytest.mark.parametrize("model", [GRANITE, GEMMA2, LLAMA, MINICPM])
 def test_mup_logits_fall_and_stream_does_not_depend_on_width(model):
     result = exponents(model, "width", WIDTHS, "mup")
     assert result["logits"].low - 0.01 < -0.5 < result["logits"].high + 0.01

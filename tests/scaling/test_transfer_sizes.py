@@ -101,13 +101,6 @@ def test_size_that_does_not_grow_is_named():
     assert "stays at every width: router_hidden_size 48. If that should grow, write a function of the width" in notes
 
 
-def test_encoder_and_decoder_grow_together():
-    config = {"model_type": "bart", "d_model": 64, "encoder_layers": 2, "decoder_layers": 3, "vocab_size": 50}
-    config |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 96}
-    assert at_size(config, "depth", 4).changes == {"encoder_layers": (2, 4), "decoder_layers": (3, 6)}
-    assert at_size(config, "width", 32).changes["decoder_ffn_dim"] == (96, 48)
-
-
 def test_factory_is_called_with_its_argument():
     sized = at_size(network, "width", 48)
     assert sized.changes == {"width": (None, 48)}
@@ -188,10 +181,3 @@ def test_network_of_several_stages_is_refused_by_name():
 def test_over_refuses_names_and_sizes(over, message):
     with pytest.raises(InputError, match=message):
         sizes_over(over)
-
-
-def test_present_size_is_that_of_the_default_or_unknown():
-    assert present_size(network, "depth") == 2
-    assert present_size(network, "width") is None
-    assert present_size(LLAMA, "width") == 64
-    assert present_size(LLAMA, "num_attention_heads") == 4

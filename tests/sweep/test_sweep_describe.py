@@ -86,15 +86,6 @@ def test_seeds_of_cells_differ():
     assert seeds(sweep(seed=np.int64(2))) == seeds(sweep(seed=2))
 
 
-def test_common_seed_cancels_noise_between_cells():
-    """Close cells share starts and weights, so that their difference is less noisy."""
-    over, noise = {"beta": [0.5, 0.5001]}, []
-    for common in (True, False):
-        data = computed(over, keep={"samples": True}, common_seed=common, samples=200)
-        noise.append(float((data["overlap"][0] - data["overlap"][1]).std()))
-    assert noise[0] < 0.05 * noise[1]
-
-
 def test_the_seed_as_an_axis_is_the_seed_of_the_sweep():
     whole = computed({"seed": [5, 9], **GRID})
     for seed in (5, 9):

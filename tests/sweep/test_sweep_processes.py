@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from distributed import Client, LocalCluster
+from distributed import LocalCluster
 
 import limitformer as lf
 from limitformer.base.errors import InputError
@@ -162,16 +162,6 @@ def test_killed_dask_worker_changes_nothing(cluster, whole, tmp_path):
     thread.join()
     assert (report.done, report.failed, report.skipped) == (CELLS, 0, 5)
     assert_same_bits(path, whole)
-
-
-@pytest.mark.slow
-def test_dask_client_of_the_caller_stays_open(cluster, tmp_path):
-    with Client(cluster.scheduler_address, set_as_default=False) as client:
-        report = run(sweep(BETAS), tmp_path / "s.sweep", dask=client)
-        assert client.status == "running"
-    run(sweep(BETAS), tmp_path / "one.sweep")
-    assert report.done == 3
-    assert_same_bits(tmp_path / "s.sweep", tmp_path / "one.sweep")
 
 
 @pytest.mark.parametrize("address", ["tcp://nowhere", "tcp://127.0.0.1:1"])
