@@ -36,7 +36,7 @@ class Block(nn.Module):
 class LanguageModel(nn.Module):
     """A decoder that returns logits, and the cross-entropy with `targets` if given; std=0 keeps torch's laws."""
 
-    def __init__(self, width=WIDTH, depth=DEPTH, heads=HEADS, vocabulary=VOCABULARY, block=Block, std=0.02):
+    def __init__(self, width=WIDTH, depth=DEPTH, heads=HEADS, vocabulary=VOCABULARY, tie=False, block=Block, std=0.02):
         super().__init__()
         self.wte = nn.Embedding(vocabulary, width)
         self.blocks = nn.ModuleList(block(width, heads) for _ in range(depth))
@@ -45,6 +45,8 @@ class LanguageModel(nn.Module):
             for part in self.modules():
                 if isinstance(part, nn.Linear | nn.Embedding):
                     nn.init.normal_(part.weight, std=std)
+        if tie:
+            self.head.weight = self.wte.weight
 
     def stream(self, ids):
         x = self.wte(ids)
