@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from rich.console import Console
 
 import limitformer as lf
 from limitformer.base.errors import InputError
@@ -154,15 +153,6 @@ def test_same_seed_same_table_whatever_the_threads(phase):
     )
     assert first == second
     assert first != other
-
-
-def test_a_narrow_terminal_or_a_pipe_loses_no_digits(phase, monkeypatch):
-    options = ("--tokens", "2,3", "--dim", "4,5", "--epsilon", "0.125,1.5", "--beta", "0.5,1.0625")
-    monkeypatch.setattr("limitformer.cli.phase.screen", Console(width=160))
-    whole = phase(*options).stdout
-    monkeypatch.setattr("limitformer.cli.phase.screen", Console(width=60))
-    assert rows(phase(*options).stdout) == rows(whole)
-    assert rows(whole)[-1][:4] == ["3", "5", "1.5", "1.0625"]
 
 
 def test_interruption_writes_nothing(phase, tmp_path, monkeypatch):

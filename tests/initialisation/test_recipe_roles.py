@@ -161,13 +161,3 @@ def test_shape_decides_which_of_three_numbered_matrices_writes_to_the_stream():
     roles = {name: seen[f"layers.1.{name}.weight"].roles for name in pairs}
     into = ("feed-forward in",)
     assert roles == {"feed_forward.w1": ("feed-forward out",), "feed_forward.w2": into, "feed_forward.w3": into}
-
-
-def test_head_maps_the_stream_to_the_vocabulary():
-    seen = places(lambda: Named({}, {"lm_head": (48, 96), "projector": (48, 96), "output": (48, 10)}))
-    roles = {
-        name: place.roles
-        for name, place in seen.items()
-        if name in ("lm_head.weight", "projector.weight", "output.weight")
-    }
-    assert roles == {"lm_head.weight": ("head",), "projector.weight": (), "output.weight": ()}

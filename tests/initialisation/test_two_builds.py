@@ -111,19 +111,6 @@ def test_numbers_without_a_seed_are_not_called_uninitialised():
     assert kinds(compare(build.factory, build.factory)) == {"no seed": {"w"}}
 
 
-def test_zeros_in_place_of_a_table_are_an_erased_buffer():
-    def zeroed():
-        model = Plain()
-        model.angles.zero_()
-        return model
-
-    (finding,) = compare(Plain, zeroed).findings
-    assert (finding.kind, finding.names, finding.in_b) == ("erased buffer", ("angles",), "zeros")
-    assert "zeros over it" in finding.detail
-    report = compare(Plain, lambda: Plain().half().float())
-    assert kinds(report)["values"] == {"angles", "blocks.1.ln_scale"}  # rounded, not erased
-
-
 # Other differences
 
 

@@ -7,12 +7,9 @@ import re
 import shutil
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import xarray as xr
-from matplotlib.figure import Figure
 
 import limitformer as lf
 import own_parts_example
@@ -21,8 +18,6 @@ from limitformer.base.lock import only_one
 from limitformer.results import storage
 from limitformer.sweep import OtherSweepError, SweepInterrupted, compute_sweep
 from limitformer.sweep.reduce import Reduced
-from limitformer_papers import making
-from limitformer_papers.common.grids import on_grid
 from sweep_grids import (
     GRID,
     assert_complete,
@@ -380,41 +375,3 @@ def test_kill_at_any_change_of_the_disk_loses_nothing(tmp_path, monkeypatch, beg
         assert lf.load_sweep(path)["number"].values.tolist() == [[0.0, 4.0], [1.0, 4.0]]
         assert_complete(path, 2)
     assert count[0] == call - 1 > 8
-
-
-# Figures.
-
-
-@pytest.fixture
-def figure(monkeypatch):
-    """Replace a slow figure by one of a small grid; tests append functions that run while it computes."""
-    meanwhile = []
-
-    def compute(config, run):
-        found = on_grid(sweep({"beta": [0.0, 1.0]}, keep={"moments": True}), run, "grid")
-        for action in meanwhile:
-            action()
-        return xr.Dataset({"mean": (("beta",), found["overlap_mean"].values[:, 0])})
-
-    module = SimpleNamespace(
-        quick=lambda: making.Claim("the configuration", 1.0),
-        compute=compute,
-        claims=lambda data: [],
-        draw=lambda data: Figure(),
-    )
-    monkeypatch.setattr(making, "import_module", lambda name: module)
-    return meanwhile
-
-
-def test_interrupted_figure_resumes_and_leaves_no_lock(tmp_path, figure, monkeypatch):
-    def interrupt():
-        figure.clear()
-        raise KeyboardInterrupt
-
-    figure.append(interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        making.make("ct-fig6", scale="quick", out=tmp_path)
-    assert [one.name for one in tmp_path.iterdir()] == [".ct-fig6.sweeps"]
-    monkeypatch.setattr(work, "compute", lambda *_, **__: pytest.fail("work was done"))
-    assert np.isfinite(making.make("ct-fig6", scale="quick", out=tmp_path).data["mean"]).all()
-    assert not (tmp_path / ".ct-fig6.sweeps").exists()
