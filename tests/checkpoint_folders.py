@@ -108,7 +108,6 @@ def shaped(folder, **changes):
     save(folder, tensors(folder) | changes)
 
 
-HEAD = "lm_head.dense.weight"
 SEVEN = {"transformer.ln_f.weight": torch.ones(7)}
 OURS = '{"kind": "Transformer", "width": 8, "depth": 2, "gamma": 0.5, "feedforward": {"kind": "ReLU"}}'
 REFUSED = {  # name: change of the folder of a small GPT-2, and words of the message
