@@ -462,7 +462,7 @@ class Poisoned(nn.Module):
         ("gpt2", {"thresholds": {"logit": np.inf}}, "must be finite"),
         ({"kind": "ShapedAttention", "tau0": 1.0}, {"settings": {"tau0": 1}}, "settings are for configurations"),
         (Poisoned(), {"settings": {"a": 1}}, "has its weights already"),
-        (small_gpt2().requires_grad_(False), {}, "no weight of GPT2LMHeadModel has a gradient"),
+        (small_gpt2().requires_grad_(False), {"tokens": 6}, "no weight of GPT2LMHeadModel has a gradient"),
         (small_gpt2(), {"text": {"input_ids": torch.full((1, 4), 99)}}, "cannot run with these inputs"),
         (
             small_gpt2(),

@@ -383,7 +383,7 @@ RESUMED = {
         {"tokens": 2, "scan": 60, "samples": 60, "grid": {"gamma": [0.1, 0.4], "tau0": [0.5, 1.0]}},
     ),
     "network": (
-        {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 32},
+        {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 32},
         {
             "tokens": 4,
             "scan": 6,
