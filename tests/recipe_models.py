@@ -183,32 +183,7 @@ DRAWS = {
         {**for_roles(normal(0.02), *IN, *ENDS, "router"), **for_roles(normal(residual(0.02)), *OUT)},
         {"bias": True},
     ),
-    "gpt-neox": (
-        {
-            **for_roles(normal(lambda s: math.sqrt(2 / (5 * s.width))), *IN, *ENDS),
-            **for_roles(normal(lambda s: 2 / s.depth / math.sqrt(s.width)), *OUT),
-        },
-        {"gated": False, "bias": True},
-    ),
-    "olmo-normal": (for_roles(normal(0.02), *IN, *OUT, *ENDS), {}),
     "mitchell": (MITCHELL, {}),
-    "olmo-full-megatron": (
-        {
-            **for_roles(cut(0.02, three), *IN, "embedding", "position embedding"),
-            **for_roles(cut(residual(0.02), three), *OUT),
-            "head": cut(lambda s: s.width**-0.5, three),
-        },
-        {},
-    ),
-    "llama-depth-init": (
-        {
-            "embedding": normal(1.0),
-            **for_roles(cut(0.02, three), *IN),
-            **for_roles(cut(own_depth(0.02), three), *OUT),
-            "head": cut(lambda s: s.width**-0.5, three),
-        },
-        {},
-    ),
     "torchtitan": (
         {
             "embedding": normal(1.0),
@@ -218,7 +193,6 @@ DRAWS = {
         },
         {},
     ),
-    "t5": (T5, {"tied": True, "relative": True}),
     "t5-v1.1": ({**T5, "head": jax_truncated}, {"relative": True}),
     "deepnorm": (
         {
@@ -249,24 +223,6 @@ DRAWS = {
         },
         {"gated": False},
     ),
-    "big-vision-vit": (
-        {
-            **for_roles(xavier(1.0, init.xavier_uniform_), "query", "key", "value", "feed-forward in", *OUT),
-            "position embedding": normal(lambda s: 1 / math.sqrt(s.width)),
-        },
-        {"gated": False},
-    ),
-    "switch": (
-        {
-            "embedding": normal(1.0),
-            "query": normal(lambda s: math.sqrt(0.1 / s.width) / math.sqrt(s.head_dim)),
-            **for_roles(normal(lambda s: math.sqrt(0.1 / s.width)), "key", "value", "attention output"),
-            **for_roles(divided(jax_truncated, lambda s: math.sqrt(10)), "feed-forward in", "feed-forward out", "head"),
-            "relative bias": lambda weight, s: init.uniform_(weight, -((0.3 / 18) ** 0.5), (0.3 / 18) ** 0.5),
-            "router": normal(2e-2),
-        },
-        {"gated": False, "relative": True},
-    ),
     "mup": (
         {
             "embedding": normal(1.0),
@@ -274,15 +230,6 @@ DRAWS = {
             **for_roles(normal(lambda s: (1 / s.width) ** 0.5), "key", "value", "feed-forward in", *OUT),
         },
         {"gated": False, "bias": True},
-    ),
-    "completep": (
-        {
-            **for_roles(normal(0.02), "embedding", "position embedding"),
-            **for_roles(
-                normal(lambda s: 0.02 / math.sqrt(s.width / 256)), "query", "key", "value", "feed-forward in", *OUT
-            ),
-        },
-        {"gated": False, "bias": True, "tied": True},
     ),
     "nanochat": (
         {
@@ -298,17 +245,6 @@ DRAWS = {
                 w, -0.4 * 3**0.5 * s.width**-0.5, 0.4 * 3**0.5 * s.width**-0.5
             ),
             **for_roles(zeros, *OUT),
-        },
-        {"gated": False},
-    ),
-    "modded-nanogpt": (
-        {
-            **for_roles(normal(0.005), "embedding", "head"),
-            **for_roles(
-                lambda w, s: init.uniform_(w, -(3**0.5) * 0.5 * s.width**-0.5, 3**0.5 * 0.5 * s.width**-0.5),
-                *("query", "key", "value", "attention output", "feed-forward in"),
-            ),
-            "feed-forward out": zeros,
         },
         {"gated": False},
     ),
@@ -453,40 +389,6 @@ class Rwkv4(nn.Module):
         init.zeros_(ffn.value.weight)
         init.zeros_(ffn.receptance.weight)
         return block
-
-
-class NanochatFactors(nn.Module):
-    """The factors and gates of nanochat, around blocks of `Transformer`'s kind."""
-
-    def __init__(self, width=48, depth=3):
-        super().__init__()
-        self.wte = nn.Embedding(96, width)
-        init.normal_(self.wte.weight, std=0.8)
-        self.resid_lambdas = nn.Parameter(torch.tensor([1.15, 1.10, 1.05]))
-        self.x0_lambdas = nn.Parameter(torch.tensor([0.20, 0.125, 0.05]))
-        self.smear_lambda, self.backout_lambda = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.full((1,), 0.2))
-        self.smear_gate = nn.Linear(24, 1, bias=False)
-        init.uniform_(self.smear_gate.weight, 0.0, 0.02)
-        self.value_embeds = nn.ModuleDict({"1": nn.Embedding(96, width)})
-        bound = 3**0.5 * width**-0.5
-        init.uniform_(self.value_embeds["1"].weight, -bound, bound)
-        self.h = nn.ModuleList()
-        for _ in range(depth):
-            block = nn.Module()
-            block.attn, block.mlp = nn.Module(), nn.Module()
-            for name in ("c_q", "c_k", "c_v", "c_proj"):
-                setattr(block.attn, name, nn.Linear(width, width, bias=False))
-                weight = getattr(block.attn, name).weight
-                init.zeros_(weight) if name == "c_proj" else init.uniform_(weight, -bound, bound)
-            block.attn.ve_gate = nn.Linear(12, 4, bias=False)
-            init.uniform_(block.attn.ve_gate.weight, 0.0, 0.02)
-            block.mlp.c_fc = nn.Linear(width, 4 * width, bias=False)
-            block.mlp.c_proj = nn.Linear(4 * width, width, bias=False)
-            init.uniform_(block.mlp.c_fc.weight, -0.4 * bound, 0.4 * bound)
-            init.zeros_(block.mlp.c_proj.weight)
-            self.h.append(block)
-        self.lm_head = nn.Linear(width, 96, bias=False)
-        init.normal_(self.lm_head.weight, std=0.001)
 
 
 OTHERS = {"rwkv-7": Rwkv7, "rwkv-4": Rwkv4, "mamba-2": Mamba2, "mhc": HyperConnections}

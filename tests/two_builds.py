@@ -70,10 +70,6 @@ class Plain(nn.Module):
                 part.angles.copy_(self.table())
 
 
-def classifier(kind, config):
-    return lambda: kind(config)
-
-
 LLAMA = {**SIZE, "num_key_value_heads": 2}
 GPT2 = {"vocab_size": 96, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 24, **IDS}
 T5 = {"d_model": 48, "d_kv": 12, "d_ff": 80, "num_layers": 1, "num_heads": 4, "vocab_size": 96, "pad_token_id": 0}
@@ -87,22 +83,13 @@ MODELS = {  # the model with a tied head
 }
 HEADED = {  # a model with a new head, and the head's name
     "llama": (lambda: transformers.LlamaForSequenceClassification(transformers.LlamaConfig(**LLAMA, **IDS)), "score"),
-    "gpt2": (lambda: transformers.GPT2ForSequenceClassification(transformers.GPT2Config(**GPT2)), "score"),
-    "bert": (lambda: transformers.BertForSequenceClassification(transformers.BertConfig(**SIZE)), "classifier"),
-    "t5": (
-        lambda: transformers.T5ForSequenceClassification(transformers.T5Config(**T5)),
-        "classification_head",
-    ),
     "plain": (Plain, "score"),
 }
 OUTPUTS = {  # weights that write to the stream
     "llama": ("o_proj", "down_proj"),
     "gpt2": ("attn.c_proj", "mlp.c_proj"),
-    "bert": ("output.dense",),
-    "t5": ("SelfAttention.o", "DenseReluDense.wo"),
     "plain": ("down",),
 }
-STD = {"llama": 0.02, "gpt2": 0.02, "bert": 0.02, "t5": 0.05, "plain": 0.02}
 
 
 def materialised(factory, skipped=(), tie=True):
@@ -120,19 +107,6 @@ def materialised(factory, skipped=(), tie=True):
         return model
 
     return meta
-
-
-def with_scales(factory):
-    """Add a buffer to every block, which the constructor sets and the initialisation does not."""
-
-    def scaled():
-        model = factory()
-        lists = [part for part in model.modules() if isinstance(part, nn.ModuleList)]
-        for layer, block in enumerate(lists[0]):
-            block.register_buffer("ln_scale", torch.tensor([1 / math.sqrt(layer + 1)]), persistent=False)
-        return model
-
-    return scaled
 
 
 def untouched(factory, head):
@@ -173,9 +147,9 @@ def scaled_by_depth(name, again):
     def built():
         model = MODELS[name]()
         for weight in weights_of(model, OUTPUTS[name]):
-            weight.normal_(0, STD[name] / math.sqrt(2 * 2))
+            weight.normal_(0, 0.02 / math.sqrt(2 * 2))
         for weight in weights_of(model, OUTPUTS[name]) if again else ():
-            weight.normal_(0, STD[name])
+            weight.normal_(0, 0.02)
         return model
 
     return built
@@ -221,8 +195,6 @@ ERRORS = {  # kind: the two builds of a model, and the pattern of the names that
         (MODELS[name], materialised(MODELS[name], ("*rotary_emb",)), "*inv_freq")
         if name == "llama"
         else (MODELS[name], materialised(MODELS[name], ("blocks.?",)), "*ln_scale")
-        if name == "plain"
-        else (with_scales(MODELS[name]), materialised(with_scales(MODELS[name])), "*ln_scale")
     ),
     "lost tie": lambda name: (MODELS[name], materialised(MODELS[name], tie=False), "*"),
     "untouched": lambda name: (HEADED[name][0], untouched(*HEADED[name]), f"{HEADED[name][1]}.*"),

@@ -64,14 +64,6 @@ def mup(width):
     return GPT(width, head_power=1.0)
 
 
-def wrong(width):
-    return GPT(width, head_power=0.5)
-
-
-def mup_after(width):
-    return GPT(width, head_power=1.0, after=True)
-
-
 def wrong_after(width):
     return GPT(width, head_power=0.5, after=True)
 

@@ -85,15 +85,6 @@ def test_exceptions_survive_pickle_and_copy(kind, through):
     assert part(copied) == part(error)
 
 
-def test_wrong_twin_exception_without_pickled_arguments_fails_to_copy():
-    class Lost(KeyboardInterrupt):
-        def __init__(self, path, cells):
-            super().__init__(f"{cells} cells in {path}")
-
-    with pytest.raises(TypeError, match="cells"):
-        copy.copy(Lost("a.zarr", 3))
-
-
 def test_exceptions_build_their_messages_from_their_arguments():
     messages = {kind: str(make()) for kind, (make, _) in MADE.items()}
     assert messages[lf.MissingExtraError] == "This needs torch, which is not installed: pip install 'limitformer[hf]'."

@@ -1,15 +1,12 @@
 """Locks on folders: one process at a time, and a second one is refused with the name of the first."""
 
-import errno
 import os
 import re
 import shutil
 import socket
-from pathlib import Path
 
 import pytest
 
-from limitformer.base import lock
 from limitformer.base.errors import InputError
 from limitformer.base.lock import only_one
 
@@ -37,27 +34,6 @@ def test_lock_is_free_after_an_interrupt_or_a_deleted_folder(tmp_path):
         pass
 
 
-def test_lock_is_free_after_an_interrupted_removal_of_its_file(tmp_path, monkeypatch):
-    def interrupt(path):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", interrupt)
-        with pytest.raises(KeyboardInterrupt) as raised, only_one(tmp_path / "lock", "it"):
-            pass
-    assert (tmp_path / "lock").exists()
-    with only_one(tmp_path / "lock", "it"):
-        pass
-    assert raised.traceback  # it has kept the first lock, which would be released by its deletion
-
-
-def test_shorter_name_of_a_holder_replaces_a_longer_one(tmp_path):
-    """A process that was killed has left its name."""
-    (tmp_path / "lock").write_bytes(9999 * b"x")
-    with only_one(tmp_path / "lock", "it"):
-        assert re.fullmatch(rf"process {os.getpid()} on [^ ]+ since [-0-9]+ [:0-9]+", (tmp_path / "lock").read_text())
-
-
 def test_a_lock_whose_file_the_holder_has_removed_is_not_a_lock(tmp_path):
     """The file of a holder that has ended guards nothing: a second process makes a new one, and a third is refused."""
     place = tmp_path / "lock"
@@ -78,22 +54,3 @@ def test_any_content_of_a_lock_gives_one_line(tmp_path, text, says):
         with pytest.raises(InputError) as raised, only_one(tmp_path / "lock", "it"):
             pass
     assert str(raised.value) == f"it is in use by {says}. {NEAREST}"
-
-
-def test_without_locks_a_line_warns_and_work_continues(tmp_path, monkeypatch, capfd):
-    def refuse(*_, **__):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK), "lock")
-
-    monkeypatch.setattr(lock.FileLock, "acquire", refuse)
-    with only_one(tmp_path / "lock", "it"):
-        pass
-    line = "The file system of it has no locks: make sure that no other process works on it.\n"
-    assert capfd.readouterr().err == line
-
-
-def test_a_lock_that_cannot_be_made_is_refused(tmp_path):
-    (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
-    says = "^Cannot lock it: Too many levels of symbolic links"
-    with pytest.raises(InputError, match=says), only_one(tmp_path / "lock", "it"):
-        pass
-    assert not (tmp_path / "elsewhere").exists()

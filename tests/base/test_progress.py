@@ -1,8 +1,5 @@
 """The remaining time, and a command's estimate with a quicker setting."""
 
-import builtins
-import math
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -82,27 +79,3 @@ def test_estimate_is_not_printed_without_a_suggestion(clock, capsys):
     clock.now = 30.0
     progress.advance(bar, 1)
     assert capsys.readouterr().err == ""
-
-
-def test_hidden_progress_prints_no_estimate(clock, capsys, monkeypatch):
-    monkeypatch.setattr(progress, "PATIENCE", math.inf)
-    with progress.suggest_quicker("fewer samples."):
-        bar = progress.progress_bar("networks", 8, 0.0)
-        clock.now = 30.0
-        progress.advance(bar, 1)
-    assert capsys.readouterr().err == ""
-
-
-def test_notebook_without_ipywidgets_has_lines(clock, capsys, monkeypatch):
-    """Rich's own bar would warn there; warnings are errors here."""
-    monkeypatch.setattr(builtins, "get_ipython", type("ZMQInteractiveShell", (), {}), raising=False)
-    monkeypatch.setitem(sys.modules, "ipywidgets", None)
-    monkeypatch.setattr(progress, "find_spec", lambda name: None)
-    bar = progress.progress_bar("networks", 8)
-    clock.now = 5.0
-    progress.advance(bar, 1)
-    assert not bar.visible
-    monkeypatch.setattr(progress, "find_spec", lambda name: name)
-    rich = progress.progress_bar("networks", 8, 0.0)
-    with pytest.raises(UserWarning, match="ipywidgets"):
-        rich.progress.start()

@@ -10,18 +10,14 @@ OPTIONS = {"loss": next_token, "steps": 1, "seed": 0, "progress": False}
 
 
 class Mup(LanguageModel):
-    """The head's input is divided by m, the width over 64; `table` is the standard deviation of the table at m = 1.
+    """The head's input is divided by m, the width over 64."""
 
-    A `rescaled` table is multiplied by √m, as MuSharedReadout does.
-    """
-
-    def __init__(self, width=64, tie=False, rescaled=False, table=0.02):
-        super().__init__(width, depth=2, std=0, tie=tie)
+    def __init__(self, width=64):
+        super().__init__(width, depth=2, std=0)
         self.m = width / 64
         for name, each in self.named_parameters():
             if each.dim() == 2:
-                outside = table * (self.m**0.5 if rescaled else 1.0)
-                nn.init.normal_(each, std=each.shape[1] ** -0.5 if "blocks" in name else outside)
+                nn.init.normal_(each, std=each.shape[1] ** -0.5 if "blocks" in name else 0.02)
 
     def forward(self, ids):
         return self.head(self.nf(self.stream(ids)) / self.m)

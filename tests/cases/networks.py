@@ -8,42 +8,38 @@ VOCABULARY, WIDTH, DEPTH, HEADS = 200, 64, 6, 4
 
 
 class Attention(nn.Module):
-    def __init__(self, width=WIDTH, heads=HEADS, scale=None, causal=True):
+    def __init__(self, width=WIDTH, heads=HEADS):
         super().__init__()
         self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in range(4))
-        self.heads, self.scale, self.causal = heads, scale, causal
+        self.heads = heads
 
     def forward(self, x):
         batch, tokens, width = x.shape
         q, k, v = (
             f(x).view(batch, tokens, self.heads, width // self.heads).transpose(1, 2) for f in (self.q, self.k, self.v)
         )
-        y = functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal, scale=self.scale)
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.o(y.transpose(1, 2).reshape(batch, tokens, width))
 
 
 class Block(nn.Module):
-    """Pre-LN; both branches times `mult`."""
-
-    def __init__(self, width=WIDTH, heads=HEADS, mult=1.0, **attention):
+    def __init__(self, width=WIDTH, heads=HEADS):
         super().__init__()
-        self.n1, self.n2, self.attn = nn.LayerNorm(width), nn.LayerNorm(width), Attention(width, heads, **attention)
-        self.up, self.down, self.mult = nn.Linear(width, 4 * width), nn.Linear(4 * width, width), mult
+        self.n1, self.n2, self.attn = nn.LayerNorm(width), nn.LayerNorm(width), Attention(width, heads)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x):
-        x = x + self.mult * self.attn(self.n1(x))
-        return x + self.mult * self.down(functional.gelu(self.up(self.n2(x))))
+        x = x + self.attn(self.n1(x))
+        return x + self.down(functional.gelu(self.up(self.n2(x))))
 
 
 class LanguageModel(nn.Module):
     """A decoder that returns logits, and the cross-entropy with `targets` if given; std=0 keeps torch's laws."""
 
-    def __init__(
-        self, width=WIDTH, depth=DEPTH, heads=HEADS, vocabulary=VOCABULARY, tie=False, block=Block, std=0.02, **kw
-    ):
+    def __init__(self, width=WIDTH, depth=DEPTH, heads=HEADS, vocabulary=VOCABULARY, tie=False, block=Block, std=0.02):
         super().__init__()
         self.wte = nn.Embedding(vocabulary, width)
-        self.blocks = nn.ModuleList(block(width, heads, **kw) for _ in range(depth))
+        self.blocks = nn.ModuleList(block(width, heads) for _ in range(depth))
         self.nf, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
         if std:
             for part in self.modules():

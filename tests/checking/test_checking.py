@@ -1,8 +1,5 @@
 """`limitformer.check`: its curves against direct computations, its bands against drawn networks, and its verdicts."""
 
-import json
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -16,13 +13,11 @@ from limitformer.checking import THRESHOLDS
 from limitformer.checking.curves import band, by_kind, curves, inside, place_of, surprises
 from limitformer.checking.module import measure_module
 from limitformer.checking.thresholds import VERDICTS, WAITS, failing, thresholds_with
-from limitformer.checking.verdicts import CERTAIN, RULES, WORDS, failed, number_text, verdicts
+from limitformer.checking.verdicts import CERTAIN, RULES, WORDS, failed, verdicts
 from limitformer.cli.app import app
-from limitformer.designing.objective import Objective
-from limitformer.designing.trials import ShapedTrials
 from limitformer.subjects.inputs import inputs_of
 from limitformer.subjects.losses import chosen_loss, same_token
-from limitformer.subjects.subject import resolve, start_of
+from limitformer.subjects.subject import resolve
 from weightless_families import CONFIGS
 
 SMALL = {"vocab_size": 60, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 24, "bos_token_id": 1}
@@ -163,6 +158,7 @@ def shares(models, law):
     return {name: float(np.mean([part[name].mean() for part in parts])) for name in names}
 
 
+@pytest.mark.slow
 def test_drawn_networks_lie_in_their_band_and_wrong_twins_do_not():
     config = transformers.GPT2Config(**SMALL)
     law = lf.check(config, tokens=12, samples=40, progress=False).band
@@ -243,19 +239,6 @@ def test_attention_is_frozen_by_width_or_by_scale():
     )
     assert "frozen" in names_of(wide, tokens=64)
     assert "frozen" not in names_of(wide, tokens=64, settings={"initializer_range": 0.005})
-    normed = {
-        "head_dim": 256,
-        "hidden_size": 512,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-    }
-    gemma4 = transformers.Gemma4TextConfig(
-        **normed, global_head_dim=256, intermediate_size=64, hidden_size_per_layer_input=8
-    )
-    gemma3 = transformers.Gemma3TextConfig(**normed, intermediate_size=64)
-    qwen3 = transformers.Qwen3Config(**normed, intermediate_size=64)
-    assert ["frozen" in names_of(config, tokens=64) for config in (gemma4, gemma3, qwen3)] == [True, False, False]
 
 
 def sound(layers=6, heads=2, samples=4):
@@ -336,6 +319,11 @@ SICK = {  # by name and grade: curves, and the layer of the verdict
 }
 
 
+def test_every_rule_has_a_case():
+    assert set(SICK) == {(rule.name, rule.grade) for rule in RULES}
+    assert {name for name, _ in SICK} == set(VERDICTS) == set(WORDS)
+
+
 @pytest.mark.parametrize("case", SICK)
 def test_each_verdict_appears_only_on_its_curves(case):
     data, layer = SICK[case]
@@ -358,18 +346,6 @@ def test_verdict_shows_value_and_threshold():
             assert (one.value < one.threshold) is below, name
     (dies,) = verdicts(SICK["dies", "broken"][0], THRESHOLDS)
     assert (dies.value, dies.threshold) == (0.002, 0.01)
-
-
-def test_block_that_multiplies_the_stream_is_named():
-    (one,) = verdicts(changed("size", np.s_[:, 5:], 40.0), THRESHOLDS)
-    assert "block 5 alone" in one.said
-    (even,) = verdicts(changed("size", np.s_[:, 1:], 40.0), THRESHOLDS)
-    assert "alone" not in even.said
-
-
-def test_every_rule_has_a_case():
-    assert set(SICK) == {(rule.name, rule.grade) for rule in RULES}
-    assert {name for name, _ in SICK} == set(VERDICTS) == set(WORDS)
 
 
 def test_verdict_needs_the_median_sample_and_reports_its_share():
@@ -398,24 +374,14 @@ def test_missing_stream_gradient_does_not_explode():
     assert [one.name for one in verdicts(data, THRESHOLDS)] == ["exploding"]
 
 
-def test_redundant_bias_is_not_dead():
-    assert [one.name for one in verdicts(changed("gradient", np.s_[:, 2], 0.0), THRESHOLDS)] == ["fine"]
+def test_redundant_bias_or_weight_outside_the_loss_is_not_dead():
+    for value in (0.0, np.nan):  # without a gradient, or outside of the loss
+        assert [one.name for one in verdicts(changed("gradient", np.s_[:, 2], value), THRESHOLDS)] == ["fine"]
     both = changed("gradient", np.s_[:, 1:], 0.0)
     both["outside_gradient"].values[:] = 1.0
     (one,) = verdicts(both, THRESHOLDS)
     assert (one.name, one.value) == ("dead", 2.0)
     assert "2 of 5 kinds of weight have no gradient: h.*.b.weight, h.*.b.bias" in str(one)
-
-
-def test_weight_outside_the_loss_is_not_dead():
-    assert [one.name for one in verdicts(changed("gradient", np.s_[:, 0], np.nan), THRESHOLDS)] == ["fine"]
-
-
-def test_infinite_loss_and_gradient_have_a_verdict():
-    (one,) = verdicts(changed("loss", np.s_[:], np.nan), THRESHOLDS)
-    assert (one.name, str(one)) == ("not finite", "the loss is NaN or infinite")
-    result = verdicts(changed("stream_gradient", np.s_[:, 1], np.inf), THRESHOLDS)
-    assert str(result[0]) == "a gradient is NaN or infinite"
 
 
 def test_failed_selects_the_worst_grade_of_a_name():
@@ -437,16 +403,6 @@ def test_broken_needs_certainty_or_a_second_measure():
         assert [one.grade for one in verdicts(seen, THRESHOLDS)] == grades
     waits = verdicts(SICK[WAITS, "watch"][0], THRESHOLDS)
     assert ([one.sign for one in waits], failed(waits, ("any",)), failed(waits, (WAITS,))) == (["·"], [], waits)
-
-
-def test_objective_defaults_are_the_watch_thresholds():
-    from limitformer.designing import Objective
-
-    bands = Objective().bands
-    assert bands["correlation"][1] == THRESHOLDS["collapse"].watch
-    assert bands["stream"] == (THRESHOLDS["decay"].watch, THRESHOLDS["growth"].watch)
-    assert bands["effective"] == (THRESHOLDS["narrow"].watch, THRESHOLDS["uniform"].watch)
-    assert bands["gradient"][1] == THRESHOLDS["gradient"].watch
 
 
 def test_thresholds_accept_changes():
@@ -475,33 +431,6 @@ def test_kinds_join_weights_of_like_blocks():
     assert place_of("model.layers.11.mlp.w") == ("model.layers.*.mlp.w", 11)
 
 
-def test_text_is_cut_to_its_first_tokens(tmp_path):
-    text = "to be or not to be that is the question whether tis nobler"
-    report = lf.check(CONFIGS["bert"](), text, tokens=6, samples=2, progress=False)
-    assert report.data["word"].values.tolist() == ["to", "be", "or", "not", "to", "be"]
-    assert report.about["tokens"] == 6
-
-
-def test_against_reports_a_second_network():
-    report = lf.check(CONFIGS["llama"](), tokens=8, samples=2, progress=False, against=CONFIGS["bert"]())
-    assert report.against.name == "bert"
-    assert report.against.curves.sizes["layer"] == 4
-    assert report.record()["against"]["name"] == "bert"
-
-
-def test_checkpoint_folder_is_measured_and_saved(tmp_path):
-    small_gpt2().save_pretrained(tmp_path / "trained")
-    report = lf.check(str(tmp_path / "trained"), tokens=6, samples=3, progress=False)
-    assert (report.exists, report.name) == (True, "trained")
-    assert np.mean(list(report.within_law.values())) > 0.6
-    paths = report.save(tmp_path / "out")
-    assert [path.name for path in paths] == ["check.html", "check.png", "check.nc", "check.json"]
-    record = json.loads((tmp_path / "out" / "check.json").read_text())
-    assert record["verdicts"][0]["name"] == report.verdicts[0].name
-    again = lf.load(tmp_path / "out" / "check.nc")
-    np.testing.assert_array_equal(again["correlation"], report.curves["correlation"])
-
-
 class Poisoned(nn.Module):
     """A module whose third block divides by zero."""
 
@@ -523,18 +452,17 @@ class Poisoned(nn.Module):
         (nn.Linear(3, 3), {}, "Linear cannot run with these inputs"),
         (nn.Linear(3, 3), {"text": np.ones((1, 2, 3))}, "Linear has no blocks: no module of a list receives tokens"),
         ("gpt3", {}, "Nearest: gpt2"),
-        (3, {}, "got 3"),
         ("gpt2", {"tokens": 1}, "tokens must"),
         ("gpt2", {"text": "one"}, "two tokens or more; got 1"),
+        ("roberta-base", {"tokens": 600}, r"Nearest: --tokens 512 .*; its max_position_embeddings is 514\."),
         ("gpt2", {"settings": {"n_layers": 2}}, "no field 'n_layers'. Nearest: n_layer"),
         ("gpt2", {"thresholds": {"collapse": "a"}}, "must be a number"),
         ("gpt2", {"thresholds": {"collapse": 1.5}}, "must be above 0 and at most 1; got 1.5"),
-        ("gpt2", {"thresholds": {"uniform": -1}}, "must be above 0 and at most 1; got -1"),
         ("gpt2", {"thresholds": {"stream": 0.5}}, "must be above 1; got 0.5"),
         ("gpt2", {"thresholds": {"logit": np.inf}}, "must be finite"),
-        ({"kind": "ShapedAttention", "tau0": 1.0}, {}, "got ShapedAttention"),
         ({"kind": "ShapedAttention", "tau0": 1.0}, {"settings": {"tau0": 1}}, "settings are for configurations"),
         (Poisoned(), {"settings": {"a": 1}}, "has its weights already"),
+        (small_gpt2().requires_grad_(False), {"tokens": 6}, "no weight of GPT2LMHeadModel has a gradient"),
         (small_gpt2(), {"text": {"input_ids": torch.full((1, 4), 99)}}, "cannot run with these inputs"),
         (
             small_gpt2(),
@@ -613,31 +541,6 @@ def test_command_refuses_bad_options(command, options, message):
     assert len(result.output.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("config", "tokens", "says"),
-    [
-        ("gpt2", 5000, r"at most 1024 tokens, .* got 5000\. Nearest: 1024 tokens\."),
-        ("bert-base", 600, r"Nearest: --tokens 512 \(tokens=512\); its max_position_embeddings is 512\."),
-        ("roberta-base", 600, r"Nearest: --tokens 512 \(tokens=512\); its max_position_embeddings is 514\."),
-    ],
-)
-def test_check_refuses_too_many_tokens(config, tokens, says):
-    with pytest.raises(lf.InputError, match=says):
-        lf.check(config, tokens=tokens, samples=1, gradients=False, progress=False)
-
-
-def test_command_lists_shapes(command):
-    result = command(what="list")
-    assert "llama-3-405b" in result.output
-
-
-def test_shaped_option_shapes_the_model(command):
-    result = command("--shaped", "gamma=0.3,tau0=1.0")
-    assert result.exit_code == 0, result.output
-    assert "shaped" in result.output
-    assert "attention is uniform" not in result.output
-
-
 def test_check_accepts_compiled_modules_and_json():
     """A compiled module, and the JSON of a Transformer with and without a text, are accepted."""
     compiled = torch.compile(small_gpt2(), backend="eager")
@@ -648,58 +551,15 @@ def test_check_accepts_compiled_modules_and_json():
     assert lf.check(text, samples=2, progress=False).about["tokens"] == 20
 
 
-def test_check_and_design_have_the_same_start_of_a_transformer():
-    """At most `width` unrelated tokens, or the first `tokens` words of a text."""
-    text = "to be or not to be that is the question"
-    for given, tokens, count in ((None, 32, 8), (None, 5, 5), (text, 4, 4), (text, 32, 10), (np.eye(3), 32, 3)):
-        model = replace(NARROW, width=10) if given is text else NARROW
-        start = start_of(given, model, tokens)
-        assert len(start.covariance) == count
-        assert lf.check(model, given, tokens=tokens, samples=3, progress=False).about["tokens"] == count
-        trials = ShapedTrials(model, ("gamma",), given, tokens, Objective(effective=None, gradient=None))
-        np.testing.assert_array_equal(trials.start.covariance, start.covariance)
-
-
-def test_default_readout_has_a_gradient_behind_a_norm():
-    """½|x|² of normalised tokens is constant; a readout of them is not."""
-    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
-    encoder = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
-    report = lf.check(encoder, torch.randn(2, 5, 16), progress=False)
-    assert float(report.curves["stream_gradient"].min()) > 1e-2
-    square = lf.check(encoder, torch.randn(2, 5, 16), progress=False, loss=lambda out, inputs: (out**2).sum((1, 2)))
-    assert float(square.curves["stream_gradient"].min()) < 1e-3
-    same = lf.check(encoder, torch.ones(2, 5, 16), progress=False, seed=1).curves["loss"]
-    assert float(same[0]) == float(lf.check(encoder, torch.ones(2, 5, 16), progress=False, seed=1).curves["loss"][0])
-
-
-def test_check_refuses_gradients_of_a_frozen_module():
-    model = small_gpt2().requires_grad_(False)
-    with pytest.raises(lf.InputError, match="no weight of GPT2LMHeadModel has a gradient"):
-        lf.check(model, tokens=6, progress=False)
-    assert "gradient" not in lf.check(model, tokens=6, gradients=False, law=False, progress=False).curves
-
-
 def test_untrained_decoder_loss_is_that_of_a_uniform_guess():
     """T5, whose head is its embedding, beats a uniform guess only if its input holds the token."""
     ids = torch.arange(3, 23)[None]
-    report = lf.check(CONFIGS["t5"](), ids, samples=12, progress=False)
+    report = lf.check(CONFIGS["t5"](), ids, samples=6, progress=False)
     assert float(report.curves["loss"].mean()) > 0.95 * np.log(40)
     leaked = lf.check(
-        CONFIGS["t5"](), {"input_ids": ids, "decoder_input_ids": ids}, samples=12, loss=same_token, progress=False
+        CONFIGS["t5"](), {"input_ids": ids, "decoder_input_ids": ids}, samples=6, loss=same_token, progress=False
     )
     assert float(leaked.curves["loss"].mean()) < 0.9 * np.log(40)
-
-
-def test_number_text_has_three_digits():
-    assert [number_text(value) for value in (0.01234, 12.34, 3456.7, 2.1e7)] == ["0.0123", "12.3", "3,457", "2.1e+07"]
-
-
-def test_band_ignores_nan_and_stays_above_the_least_value():
-    law = xr.Dataset({"size": (("sample", "layer"), [[1.0, 2.0], [1.1, 2.1]])})
-    unknown = xr.Dataset({"size": (("sample", "layer"), [[np.nan, np.nan]])})
-    assert surprises(unknown, band(law)) == {}
-    ranks = xr.Dataset({"stable_rank": (("sample", "layer"), [[1.01], [1.5], [1.2]])})
-    assert float(band(ranks)["stable_rank"].sel(edge="low")[0]) == 1.0
 
 
 class Stock(nn.Module):
@@ -717,8 +577,7 @@ class Stock(nn.Module):
         return x + self.attention(y, y, y, need_weights=self.weights)[0]
 
 
-@pytest.mark.parametrize("weights", [True, False])
-@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize(("weights", "gradients"), [(True, False), (False, True)])
 def test_torch_attention_is_measured(weights, gradients):
     torch.manual_seed(0)
     blocks = nn.Sequential(Stock(weights), Stock(weights))
@@ -735,35 +594,9 @@ def test_torch_attention_is_measured(weights, gradients):
     assert torch.nn.functional.softmax.__module__ == "torch.nn.functional"
 
 
-def test_report_states_missing_attention():
-    blocks = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3)))
-    report = lf.check(blocks, torch.randn(1, 4, 8), law=False, progress=False)
-    assert "no attention was seen" in str(report)
-    unseen = sound().drop_vars(["logit_std", "effective_tokens", "tokens_seen", "largest_logit"])
-    assert str(verdicts(unseen, THRESHOLDS)[0]) == "fine: no threshold is reached, but no attention was seen"
-
-
-# Modules that differ from their configuration.
-
-
-def frozen_embedding(module):
-    module.transformer.wpe.weight.requires_grad_(False)
-
-
-def one_block_less(module):
+def test_report_of_a_module_with_fewer_blocks_than_its_configuration_is_saved_whole(tmp_path):
+    module = small_gpt2()
     module.transformer.h = module.transformer.h[:1]
-
-
-def in_bfloat16(module):
-    module.to(torch.bfloat16)
-
-
-@pytest.mark.parametrize("change", [frozen_embedding, one_block_less, in_bfloat16])
-def test_reports_of_changed_modules_are_saved_whole(change, tmp_path):
-    torch.manual_seed(0)
-    sizes = {"n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 51, "n_positions": 64}
-    module = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=1))
-    change(module)
     report = lf.check(module, samples=2, tokens=6, progress=False)
     assert {path.name for path in report.save(tmp_path)} == {"check.html", "check.png", "check.nc", "check.json"}
     assert "correlation" in lf.load(tmp_path / "check.nc")
@@ -780,19 +613,15 @@ NARROW = lf.Transformer(width=8, depth=2, gamma=0.5, attention=lf.ShapedAttentio
     [
         (lambda: lf.check(TINY_GPT2, thresholds=[1]), r"thresholds must be a dict, .*; got \[1\]\.$"),
         (lambda: lf.check(3), r"The model must be a configuration .*; got 3\. Nearest: a name of limitformer\.shapes"),
-        (lambda: lf.check(None), r"The model must be .*; got None\. Nearest: a name of"),
         (lambda: lf.design(None), r"The model must be .*; got None\. Nearest: a name of"),
         (lambda: lf.design("x"), r"there is no public shape, file or folder 'x'\. All: limitformer\.shapes\(\)\.$"),
         (lambda: lf.check(TINY_GPT2, []), r"text must hold at least one text or token; got \[\]\. Nearest: None, for"),
-        (lambda: lf.check(NARROW, []), r"text must hold at least one text or token; got \[\]\. Nearest: None, for"),
         (lambda: lf.design(NARROW, ()), r"text must hold at least one text or token; got \(\)\. Nearest: None, for"),
         (lambda: lf.check(TINY_GPT2, shaping={}), r"must be a limitformer\.hf\.Shaping; got \{\}\. Nearest: Shaping\("),
-        (lambda: lf.hf.shape_model(small_gpt2(), 3), r"must be a limitformer\.hf\.Shaping; got 3\. Nearest: Shaping\("),
         (lambda: lf.design(TINY_GPT2, knobs=3), r"knobs must be one or two names; got 3\.$"),
         (lambda: lf.design(TINY_GPT2, grid={"output": 0.1}), r"grid must map names of knobs to lists, "),
         (lambda: lf.checking.Looks(torch.nn.Linear(2, 2), law=False), r"Looks has no option law"),
         (lambda: lf.checking.Looks(torch.nn.Linear(2, 2)).last, r"There is no look yet\. Nearest: look\(0\)\.$"),
-        (lambda: lf.checking.Looks(torch.nn.Linear(2, 2)).dataset(), r"There is no look yet"),
     ],
 )
 def test_wrong_arguments_of_check_and_design_give_one_line(call, message):

@@ -19,16 +19,16 @@ from limitformer.cli.app import app
 from limitformer.designing import Objective
 from limitformer.designing.design import trials_of
 from limitformer.designing.designed import Risk
-from limitformer.designing.grid import choose, distances_on, region_of
+from limitformer.designing.grid import region_of
 from limitformer.designing.objective import outside
 from limitformer.subjects.losses import chosen_loss
 from limitformer.sweep import SweepInterrupted
-from weightless_families import CONFIGS
 
 GPT2 = {"vocab_size": 60, "n_embd": 24, "n_layer": 3, "n_head": 4, "n_positions": 24, "initializer_range": 0.2}
 GPT2 |= {"bos_token_id": 1, "eos_token_id": 2, "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
 BANDS = {"correlation": (-0.5, 0.3), "stream": (1.03, 4.0), "effective": (0.6, 0.999), "gradient": 3.0}
 TOKENS = 7
+NETWORKS = 40
 ALPHA = 1e-3  # probability that a right design fails a test of it
 
 
@@ -99,9 +99,11 @@ def meets(values, bands):
 
 @pytest.fixture(scope="module")
 def networks(design):
-    """Return the values of 60 networks of transformers, with the pasted lines and without."""
+    """Return the values of networks of transformers, with the pasted lines and without."""
     patches = {"chosen": design.python(), "present": None}
-    return {name: [measured(drawn(small(), seed, patch)) for seed in range(60)] for name, patch in patches.items()}
+    return {
+        name: [measured(drawn(small(), seed, patch)) for seed in range(NETWORKS)] for name, patch in patches.items()
+    }
 
 
 def misses(every):
@@ -117,19 +119,19 @@ def test_patched_networks_meet_the_objective(design, networks):
     assert design.found
     assert design.best != {"initializer_range": 0.2, "output": 1.0}
     count = misses(networks["chosen"])
-    assert binomtest(count, 60, design.risk.interval[1], alternative="greater").pvalue > ALPHA
-    assert same_risk((count, 60), (design.risk.misses, design.risk.samples)) > ALPHA
+    assert binomtest(count, NETWORKS, design.risk.interval[1], alternative="greater").pvalue > ALPHA
+    assert same_risk((count, NETWORKS), (design.risk.misses, design.risk.samples)) > ALPHA
     assert design.allowed == 0.1
-    assert binom.cdf(count, 60, 0.5) < ALPHA
+    assert binom.cdf(count, NETWORKS, 0.5) < ALPHA
 
 
 def test_unpatched_networks_miss_the_objective_at_the_stated_risk(design, networks):
     """The wrong twin of the test of patched networks."""
     count = misses(networks["present"])
     present = design.present.risk
-    assert binomtest(count, 60, design.allowed, alternative="greater").pvalue < ALPHA
-    assert same_risk((count, 60), (present.misses, present.samples)) > ALPHA
-    assert same_risk((count, 60), (design.risk.misses, design.risk.samples)) < ALPHA
+    assert binomtest(count, NETWORKS, design.allowed, alternative="greater").pvalue < ALPHA
+    assert same_risk((count, NETWORKS), (present.misses, present.samples)) > ALPHA
+    assert same_risk((count, NETWORKS), (design.risk.misses, design.risk.samples)) < ALPHA
 
 
 def test_patched_weights_have_the_stated_deviation(design):
@@ -152,7 +154,7 @@ def test_outcome_values_match_drawn_networks(design, networks):
         for part in ("correlation", "stream"):
             values = np.array([one[part][0] for one in networks[name]])
             low, middle, high = outcome.values[part]
-            error = 1.2533 * (high - low) / 3.29 * np.sqrt(1 / 60 + 1 / 100)
+            error = 1.2533 * (high - low) / 3.29 * np.sqrt(1 / NETWORKS + 1 / 100)
             assert abs(np.median(values) - middle) < 4.5 * error, part
             other = design.chosen if name == "present" else design.present
             assert abs(np.median(values) - other.values[part][1]) > 4.5 * error, part
@@ -178,14 +180,6 @@ def test_saved_files_match_the_design(design, tmp_path):
         assert np.array_equal(region["probability"].values, design.region["probability"].values)
     assert paths[1].stat().st_size > 20_000
     assert "says nothing about what training makes of it" in record["about"]
-
-
-def test_design_summary_fits_a_screen(design):
-    lines = str(design).splitlines()
-    assert lines[0].startswith("gpt2: set initializer_range = ")
-    assert len(lines) <= 30
-    assert max(map(len, lines)) <= 120
-    assert "at initialisation" in lines[-1]
 
 
 def test_design_without_safe_cells_reports_not_safe(design):
@@ -242,25 +236,6 @@ class Plane:
         return {}
 
 
-def test_choice_is_inside_the_best_cells():
-    axes = {"x": [1 / 16, 1 / 4, 1.0, 4.0, 16.0], "y": [1 / 4, 1.0, 4.0]}
-    objective = Objective(stream=(1e-9, 1.0001), correlation=None, effective=None, gradient=None)
-    distances = distances_on(axes, Plane(), objective, 16, 0, None, False)
-    region = region_of(axes, distances, Plane(), 0.1, {})
-    x, y = np.meshgrid(axes["x"], axes["y"], indexing="ij")
-    met = x * y <= 1.0001
-    some = (x * y == 4) & (x <= 4)
-    assert np.array_equal(region["probability"], np.where(met, 1.0, np.where(some, 7 / 16, 0.0)))
-    assert np.array_equal(region["safe"], met)
-    assert np.array_equal(region["best"], met)
-    place = [axes[name].index(value) for name, value in choose(region, {"x": 1.0, "y": 1.0}).items()]
-    unsafe = np.argwhere(~np.pad(met, 1)) - 1
-    depth = [np.min(np.linalg.norm(unsafe - np.array(one), axis=1)) for one in np.argwhere(met)]
-    assert np.min(np.linalg.norm(unsafe - np.array(place), axis=1)) == max(depth)
-    none = region.isel(x=[3, 4], y=[1, 2])  # nothing is safe: the cell that 7 networks meet, nearest to the present
-    assert choose(none, {"x": 4.0, "y": 4.0}) == {"x": 4.0, "y": 1.0}
-
-
 def test_cells_are_compared_network_by_network():
     """The p-value is that of the sign test; intervals that overlap do not make two cells equal."""
     networks = 40
@@ -280,15 +255,6 @@ def test_cells_are_compared_network_by_network():
         np.testing.assert_allclose([region["low"][k], region["high"][k]], [low, high], rtol=1e-9)
 
 
-def test_values_are_close_at_close_settings():
-    trials, _ = trials_of(small(), None, ["output"], Objective(gradient=None), None, 5)
-    here, near, other = (
-        trials.values({"output": output}, seed, 6)["correlation"][0]
-        for output, seed in ((1.0, 3), (1.001, 3), (1.001, 4))
-    )
-    assert np.abs(near - here).max() < 0.01 < np.abs(other - here).max()
-
-
 def test_design_and_check_share_the_default_readout():
     """A last norm makes ½|x|² constant: its gradients, and their ratios, are rounding."""
     config = transformers.BertConfig(
@@ -304,13 +270,6 @@ def test_design_and_check_share_the_default_readout():
     assert not np.allclose(result, gradient_ratio(gradient_of_matrices(norms).values)[0], rtol=0.1)
 
 
-@pytest.mark.parametrize(("family", "window"), [("mistral", 3), ("llama", 6)])
-def test_tokens_seen_follow_the_mask(family, window):
-    """Means are over rows, of 6, that see two tokens or more; sliding windows see fewer."""
-    data = lf.weightless.simulate(CONFIGS[family](), 6, samples=1, seed=0, progress=False)
-    assert np.allclose(data["tokens_seen"], np.mean([min(k, window) for k in range(2, 7)]))
-
-
 # Shaped networks
 
 SHAPED = lf.Transformer(width=128, depth=32, gamma=0.9, attention=lf.ShapedAttention(tau0=0.5))
@@ -322,26 +281,6 @@ def shaped():
     grid = {"gamma": [0.1, 0.3, 0.9], "tau0": [0.5, 2.0]}
     bands = {"correlation": (-0.5, 0.6), "stream": (0.6, 1.6)}
     return lf.design(SHAPED, START, objective=bands, grid=grid, samples=400, scan=100, progress=False)
-
-
-def test_shaped_choice_holds_in_a_larger_simulation(shaped):
-    assert shaped.found
-    safe, n = risk_of(shaped.best), 4000
-    _low, high = shaped.risk.interval
-    assert binomtest(safe, n, high, alternative="greater").pvalue > ALPHA
-    assert same_risk((safe, n), (shaped.risk.misses, shaped.risk.samples)) > ALPHA
-    assert same_risk((risk_of({"gamma": 0.9, "tau0": 0.5}), n), (shaped.risk.misses, shaped.risk.samples)) < ALPHA
-
-
-def risk_of(setting, n=4000):
-    """Misses of n samples, by hand."""
-    net = lf.Transformer(
-        width=128, depth=32, gamma=setting["gamma"], attention=lf.ShapedAttention(tau0=setting["tau0"])
-    )
-    v = lf.simulate(net, START, samples=n, seed=987, record=[0, 32], progress=False).covariance.values[:, -1]
-    rho = v[:, 0, 1] / np.sqrt(v[:, 0, 0] * v[:, 1, 1])
-    size = np.sqrt((v[:, 0, 0] + v[:, 1, 1]) / 2.5)
-    return int(n - ((rho >= -0.5) & (rho <= 0.6) & (size >= 0.6) & (size <= 1.6)).sum())
 
 
 def test_explosion_probability_matches_the_theorem(shaped):
@@ -376,35 +315,6 @@ def test_shaped_choice_matches_the_closed_form(shaped):
     assert 0.02 < exact(net, seen) < 0.6
     assert binomtest(reached, n, exact(net, seen)).pvalue > ALPHA
     assert binomtest(reached, n, exact(replace(net, gamma=0.9), seen)).pvalue < ALPHA
-
-
-def test_shaped_python_applies_the_patch(shaped):
-    namespace = {"model": SHAPED}
-    exec(shaped.python(), namespace)
-    assert namespace["model"] == replace(
-        SHAPED, gamma=shaped.best["gamma"], attention=lf.ShapedAttention(tau0=shaped.best["tau0"])
-    )
-
-
-def test_settings_change_a_transformer(tmp_path):
-    """Given as it is, as text, as an object and in a file; parts are given as JSON has them."""
-    path = tmp_path / "net.json"
-    path.write_text(lf.to_json(SHAPED), encoding="utf-8")
-    settings = {"width": 64, "attention": {"kind": "ShapedAttention", "tau0": 2.0}}
-    wanted = replace(SHAPED, width=64, attention=lf.ShapedAttention(tau0=2.0))
-    for what in (SHAPED, lf.to_json(SHAPED), json.loads(lf.to_json(SHAPED)), path, str(path)):
-        assert trials_of(what, START, None, None, settings, 2)[0].model == wanted
-        assert trials_of(what, START, None, None, None, 2)[0].model == SHAPED
-        with pytest.raises(lf.InputError, match=r"Transformer has no field 'gama'\. Nearest: gamma\."):
-            trials_of(what, START, None, None, {"gama": 0.1}, 2)
-
-
-def test_exact_numbers_are_empty_without_the_theorem():
-    three = lf.Transformer(width=64, depth=4, gamma=0.3, attention=lf.ShapedAttention(tau0=1.0), mask="causal")
-    trials, _ = trials_of(three, START, None, None, None, 2)
-    assert trials.exact({"gamma": 0.3, "tau0": 1.0}) == {}
-    trials, _ = trials_of(SHAPED, None, None, None, None, 3)
-    assert trials.exact({"gamma": 0.3, "tau0": 1.0}) == {}
 
 
 # Bad input and the command
@@ -497,7 +407,7 @@ def test_interrupted_design_resumes_with_the_same_bits(monkeypatch, tmp_path, ki
     monkeypatch.setattr(part, "values", count)
     whole = lf.design(what, **options, progress=False)
     assert count.calls > 3
-    for at in (2, count.calls):
+    for at in (2, count.calls) if kind == "chain" else (2,):
         folder = tmp_path / str(at)
         monkeypatch.setattr(part, "values", Interrupting(count.original, at))
         cells = whole.region["safe"].size
@@ -537,24 +447,6 @@ def test_store_serves_only_the_same_cells(monkeypatch, tmp_path):
     total.append(computed(grid={"gamma": [0.1, 0.2, 0.4], "tau0": [0.5, 1.0]}))
     assert sum(cells for cells, _ in total) == 1
     xr.testing.assert_equal(total[0][1].region, first.region)
-
-
-def test_command_resumes_from_its_folder(monkeypatch, tmp_path):
-    from limitformer.designing import trials
-
-    what, _ = RESUMED["chain"]
-    arguments = ["design", lf.to_json(what), "--tokens", "2", "--knobs", "gamma", "--grid", "gamma=0.1,0.4"]
-    arguments += ["--samples", "60", "--scan", "60"]
-    whole = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "whole")])
-    original = trials.ShapedTrials.values
-    for options, says in (((), "nothing was written."), (("--out", str(tmp_path / "out")), "with 1 of 2 cells done")):
-        monkeypatch.setattr(trials.ShapedTrials, "values", Interrupting(original, 2))
-        stopped = CliRunner().invoke(app, [*arguments, *options])
-        assert (stopped.exit_code, says in stopped.stderr) == (130, True)
-    monkeypatch.setattr(trials.ShapedTrials, "values", original)
-    resumed = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out")])
-    assert resumed.exit_code == 0
-    assert resumed.stdout.replace(str(tmp_path / "out"), "") == whole.stdout.replace(str(tmp_path / "whole"), "")
 
 
 def test_command_writes_its_files(tmp_path):

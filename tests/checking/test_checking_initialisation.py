@@ -2,9 +2,7 @@
 
 import functools
 import math
-from copy import deepcopy
 
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -14,11 +12,7 @@ from torch import nn
 from initialisation_alarms import alarms, law_and_reference
 from limitformer.base.errors import InputError
 from limitformer.initialisation.bugs import BUGS
-from limitformer.initialisation.summary import summarise
 from limitformer.initialisation.weight_by_weight import check_initialisation, initialisation
-from limitformer.initialisation.weight_tests import p_values
-from limitformer.subjects.subject import resolve
-from limitformer.weightless import laws
 from limitformer.weightless.law import build_without_weights, table_of
 
 TITLES = {bug.key: bug.title for bug in BUGS}
@@ -96,16 +90,6 @@ def truncated(weight):
     nn.init.trunc_normal_(weight, std=0.02, a=-0.04, b=0.04)
 
 
-def large_first_third(weight):
-    """Enlarge the queries of a fused projection in the order of GPT-2, (in, out)."""
-    weight[:, : weight.shape[1] // 3] *= 10
-
-
-def large_first_rows(weight):
-    """Enlarge the queries of a fused projection in the order (out, in)."""
-    weight[: weight.shape[0] // 3] *= 10
-
-
 def large_query_of_every_head(weight):
     """Enlarge the queries of GPT-NeoX, which has queries, keys and values head by head."""
     weight.view(4, 3, 12, -1)[:, 0] *= 10
@@ -114,29 +98,19 @@ def large_query_of_every_head(weight):
 SCALE = 1 / math.sqrt(2 * 4)
 KNOWN_BUGS = [
     ("gpt2", "attn.c_proj.weight", lambda w: w.mul_(1 / SCALE), "residual-missing"),
-    ("gpt2", "c_proj.weight", lambda w: w.mul_(1 / SCALE), "residual-missing"),
     ("llama", "up_proj.weight", lambda w: w.mul_(SCALE), "residual-wrong"),
     ("gpt2", "wte.weight", lambda w: w.normal_(0, 1), "embedding"),
-    ("bert", "word_embeddings.weight", lambda w: w.normal_(0, 0.6), "embedding"),
     ("gemma", "embed_tokens.weight", lambda w: w.normal_(0, 1), "embedding"),
     ("llama", "q_proj.weight", lambda w: w.mul_(10), "query"),
-    ("bert", "query.weight", lambda w: w.mul_(10), "query"),
-    ("gpt2", "c_attn.weight", large_first_third, "query"),
-    ("modernbert", "Wqkv.weight", large_first_rows, "query"),
     ("gpt_neox", "query_key_value.weight", large_query_of_every_head, "query"),
     ("llama", "layernorm.weight", lambda w: w.zero_(), "norm-zero"),
-    ("bert", "LayerNorm.weight", lambda w: w.zero_(), "norm-zero"),
     ("gemma", "layernorm.weight", lambda w: w.fill_(1), "norm-zero"),
     ("bert", "query.weight", truncated, "truncation"),
-    ("llama", "down_proj.weight", truncated, "truncation"),
     ("modernbert", "Wi.weight", lambda w: w.normal_(0, 0.02), "truncation"),
-    ("llama", "lm_head.weight", fan_out_uniform, "fan"),
     ("bert", "intermediate.dense.weight", fan_out_uniform, "fan"),
     ("bert", "attention.output.dense.bias", lambda w: w.uniform_(-(48**-0.5), 48**-0.5), "fan"),
-    ("llama", "gate_proj.weight", nn.init.kaiming_normal_, "fan"),
     ("llama", "down_proj.weight", nn.init.xavier_uniform_, "fan"),
     ("t5", "wo.weight", lambda w: w.normal_(0, 48**-0.5), "fan"),
-    ("llama", "up_proj.weight", lambda w: w.zero_(), "dead"),
     ("gpt2", "c_fc.weight", lambda w: w.fill_(0.02), "dead"),
     ("llama", "k_proj.weight", lambda w: w.view(-1)[7:9].fill_(math.nan), "uninitialised"),
 ]
@@ -153,47 +127,12 @@ def test_known_bug_is_the_only_finding(family, ending, operation, bug, monkeypat
     assert TITLES[bug] in report.summary
 
 
-@pytest.mark.parametrize(
-    ("family", "ending", "value"),
-    [
-        ("llama", "1.input_layernorm.weight", 0.5),
-        ("gemma", "1.input_layernorm.weight", 0.5),
-        ("bert", "LayerNorm.bias", 1.0),
-    ],
-)
-def test_other_constants_of_a_norm_are_not_a_known_bug(family, ending, value):
-    """They are findings, without the name of a bug."""
-    model = built(family)
-    change(model, ending, lambda w: w.fill_(value))
-    report = checked(family, model)
-    assert {finding.bug for finding in report.findings} == {""}
-    assert {name for finding in report.findings for name in finding.names} == {
-        name for name, _ in model.named_parameters() if name.endswith(ending)
-    }
-
-
-def test_scaling_of_the_wrong_matrix_is_one_bug(monkeypatch):
-    """Matrices that are wrongly scaled, and those that lack the scaling, give one bug."""
-    model = initialised_otherwise(monkeypatch, "gpt2", "c_proj.weight", lambda w: w.mul_(1 / SCALE))
-    change(model, "c_fc.weight", lambda w: w.mul_(SCALE))
-    report = checked("gpt2", model)
-    assert {finding.bug for finding in report.findings} == {TITLES["residual-wrong"]}
-    assert sorted(len(finding.names) for finding in report.findings) == [4, 4, 4]
-
-
-@pytest.mark.parametrize("garbage", [math.nan, 0.0, 3e30])
+@pytest.mark.parametrize("garbage", [math.nan, 3e30])
 def test_unfilled_rotary_buffer_is_found(garbage):
     model = built("llama")
     model.model.rotary_emb.inv_freq = torch.full_like(model.model.rotary_emb.inv_freq, garbage)
     (finding,) = checked("llama", model).findings
     assert (finding.bug, finding.names) == (TITLES["uninitialised"], ("model.rotary_emb.inv_freq",))
-
-
-def test_unfilled_position_ids_are_found():
-    model = built("bert")
-    model.bert.embeddings.position_ids.zero_()
-    (finding,) = checked("bert", model).findings
-    assert (finding.bug, finding.kind) == (TITLES["uninitialised"], "buffer")
 
 
 @pytest.mark.parametrize("equal", [True, False])
@@ -217,23 +156,6 @@ def test_new_ties_and_copies_are_found():
         "new tie": ("model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight"),
         "copies": ("model.layers.2.mlp.gate_proj.weight", "model.layers.3.mlp.gate_proj.weight"),
     }
-
-
-def test_copies_by_the_code_of_the_module_are_findings_if_they_are_trained():
-    """nn.TransformerEncoder begins with equal layers; a frozen copy of a network is not such a layer."""
-
-    def encoder():
-        layer = nn.TransformerEncoderLayer(16, 2, 24, batch_first=True)
-        return nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
-
-    def with_teacher():
-        model = nn.ModuleDict({"student": nn.Linear(16, 16)})
-        model["teacher"] = deepcopy(model["student"]).requires_grad_(False)
-        return model
-
-    for report in (initialisation(encoder(), encoder), initialisation(encoder())):
-        assert {finding.kind for finding in report.findings} == {"copies"}
-    assert not initialisation(with_teacher(), with_teacher).findings
 
 
 def test_dead_rows_and_overwritten_padding_are_found():
@@ -295,7 +217,7 @@ def trained(family, steps):
     return model
 
 
-@pytest.mark.parametrize(("family", "steps"), [("gpt2", 1), ("gpt2", 20), ("llama", 20), ("gemma", 20)])
+@pytest.mark.parametrize(("family", "steps"), [("gpt2", 1), ("llama", 20), ("gemma", 20)])
 def test_trained_model_is_recognised(family, steps):
     model = trained(family, steps)
     report = checked(family, model)
@@ -334,7 +256,7 @@ def test_equal_biases_do_not_make_a_model_trained():
     assert TITLES["truncation"] in {finding.bug for finding in report.findings}
 
 
-@pytest.mark.parametrize(("value", "kind"), [(math.nan, "NaN"), (math.inf, "NaN"), (0.0, "dead rows")])
+@pytest.mark.parametrize(("value", "kind"), [(math.nan, "NaN"), (0.0, "dead rows")])
 def test_common_factor_hides_no_fault(value, kind):
     model = built("llama")
     for name, parameter in model.named_parameters():
@@ -364,27 +286,6 @@ def test_false_alarms_are_within_the_level():
     assert number <= stats.binom.isf(0.0025, 60, 0.1)
 
 
-def test_spread_test_detects_five_percent():
-    """The standard error of a 64×64 std is 1.1 %, and the corrected level 4.2 of them."""
-    law, generator = laws.normal(0.02), torch.Generator().manual_seed(1)
-    result = {}
-    for factor in (1.0, 1.02, 1.05, 1.08):
-        draws = [summarise(0.02 * factor * torch.randn(64, 64, generator=generator)) for _ in range(40)]
-        result[factor] = np.mean([p_values(each, law)["spread"] < 0.01 / 200 for each in draws])
-    assert result[1.0] == 0
-    assert result[1.02] < 0.2
-    assert 0.4 < result[1.05] < 0.9
-    assert result[1.08] == 1
-
-
-def test_single_large_query_is_found():
-    """The finding names the layer, one of four."""
-    model = built("llama")
-    change(model, "layers.3.self_attn.q_proj.weight", lambda w: w.mul_(10))
-    (finding,) = checked("llama", model).findings
-    assert (finding.bug, finding.pattern) == (TITLES["query"], "model.layers.3.self_attn.q_proj.weight")
-
-
 # Report and errors
 
 
@@ -400,30 +301,6 @@ def test_report_has_every_weight():
     assert row.ks == pytest.approx(stats.kstest(weight.ravel(), "norm", (0, 0.02), method="asymp").statistic, abs=1e-6)
     assert row.law == "normal, std 0.02"
     assert report.summary == f"all {len(report.weights)} weights as the law says"
-
-
-def test_initialisation_report_fits_a_screen():
-    model = built("llama")
-    for k, (_, parameter) in enumerate(model.named_parameters()):
-        if k % 3:
-            parameter.data.mul_(1.2 + 0.01 * k).add_(1.0 * (parameter.dim() == 1))
-    assert len(str(checked("llama", model)).splitlines()) <= 24
-
-
-def test_parameters_of_any_shape_and_type_are_read():
-    """Parameters may have no entries, one, whole numbers, many dimensions, or another order in memory."""
-
-    class Odd(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.none = nn.Parameter(torch.empty(0, 5))
-            self.one = nn.Parameter(torch.tensor(1.0))
-            self.whole = nn.Parameter(torch.arange(4), requires_grad=False)
-            self.experts = nn.Parameter(torch.randn(3, 4, 5, 6).transpose(0, 2))
-
-    report = initialisation(Odd())
-    assert [(w.name, w.count) for w in report.weights] == [("none", 0), ("one", 1), ("experts", 360)]
-    assert not report.findings
 
 
 @pytest.mark.parametrize(
@@ -442,14 +319,3 @@ def test_parameters_of_any_shape_and_type_are_read():
 def test_initialisation_refuses_bad_input(call, message):
     with pytest.raises(InputError, match=message):
         call()
-
-
-def test_biases_of_experts_may_be_zero_without_a_law():
-    class Experts(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.gate_up_proj_bias = torch.nn.Parameter(torch.zeros(4, 6))
-            self.gate_up_proj = torch.nn.Parameter(torch.zeros(4, 6))
-
-    names = [name for each in check_initialisation(Experts(), None).findings for name in each.names]
-    assert names == ["gate_up_proj"]

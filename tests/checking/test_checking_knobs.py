@@ -9,10 +9,8 @@ from drawn_networks import blocks, first, first_tokens
 from limitformer.designing import Objective
 from limitformer.designing.design import trials_of
 from limitformer.designing.designed import PYTHON, block
-from limitformer.designing.knobs import factor_knob, patterns_of
+from limitformer.designing.knobs import factor_knob
 from limitformer.subjects.subject import resolve
-from limitformer.weightless.law import LawTable
-from limitformer.weightless.laws import normal
 from limitformer.weightless.network import Weightless
 from weightless_families import CONFIGS
 
@@ -90,17 +88,6 @@ def test_normalised_product_is_not_a_knob(family, name):
         knobs(CONFIGS[family](), name)
 
 
-def test_default_knobs_depend_on_the_family():
-    usual = [trials_of(CONFIGS[name](), None, None, None, None, 5)[0].knobs for name in ("llama", "gemma2")]
-    assert [[knob.name for knob in each] for each in usual] == [["initializer_range", "output"], ["initializer_range"]]
-
-
-def test_embedding_knob_has_the_tables_outside_the_blocks():
-    weights = weights_of("embedding", "bert")
-    tables = ("word_embeddings", "position_embeddings", "token_type_embeddings")
-    assert sorted(weights) == sorted(f"bert.embeddings.{name}.weight" for name in tables)
-
-
 def test_padding_rows_stay_zero_when_embeddings_are_scaled():
     """The pasted lines and the law keep these rows; an override by a standard deviation would draw them."""
     namespace = {}
@@ -114,23 +101,3 @@ def test_padding_rows_stay_zero_when_embeddings_are_scaled():
     laws = [weight.law for weight in trials.network({"embedding": 4.0}).weights if "embed_tokens" in weight.name]
     assert [law.rows for law in laws] == [{0: 0.0}]
     assert abs(laws[0].std - 0.8) < 1e-12
-
-
-def test_patterns_fall_back_to_full_names():
-    """`layer.*.output.dense` matches `layer.0.attention.output.dense` too."""
-    law = normal(0.02)
-    every = ["layer.0.output.dense", "layer.0.attention.output.dense", "layer.1.output.dense"]
-    table = LawTable("", dict.fromkeys(every, law), {}, {})
-    some = patterns_of({every[0]: 0.5, every[2]: 0.5}, table)
-    assert set(some) == {every[0], every[2]}
-    whole = patterns_of(dict.fromkeys(every, 0.5), table)
-    assert set(whole) == {"layer.*.output.dense", "layer.*.attention.output.dense"}
-
-
-def test_unread_field_is_not_a_knob(monkeypatch):
-    from limitformer.designing import trials
-
-    config = CONFIGS["gpt2"]()
-    monkeypatch.setattr(trials, "resolve", lambda what, settings: what)
-    with pytest.raises(lf.InputError, match="draws the same weights whatever its initializer_range"):
-        knobs(config, "initializer_range")

@@ -71,16 +71,6 @@ def test_each_look_equals_a_check(tmp_path):
     assert lf.load(tmp_path / "looks.nc").sizes["step_of_training"] == 4
 
 
-def test_changes_compare_consecutive_looks():
-    _, looks = trained(4, {"every": 2})
-    result, data = looks.changes(), looks.dataset()
-    size = data["size"].values
-    direct = np.abs(np.log(size[1:] / size[:-1])).max(1)
-    np.testing.assert_allclose(result["size"], direct, rtol=1e-6)
-    rho = data["correlation"].values
-    np.testing.assert_allclose(result["correlation"], np.abs(rho[1:] - rho[:-1]).max(1), rtol=1e-6)
-
-
 def interrupted_loop(model, folder):
     with Looks(model, tokens=6, samples=2, every=2, out=folder) as looks:
         for _ in range(3):

@@ -13,9 +13,7 @@ from typer.testing import CliRunner
 
 import limitformer as lf
 from limitformer.checking.metrics import Metric, scalars
-from limitformer.checking.trainer import monitors_of
 from limitformer.cli.app import app
-from limitformer.cli.check import variants
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 99,
@@ -42,14 +40,6 @@ def test_comparison_holds_the_reports_of_single_checks(both):
     spread = np.median(single.curves["logit_std"].mean("head"), 0)
     assert row["logit_std"] == spread.max()
     assert (row["blocks"], row["grade"]) == (2, single.grade)
-
-
-def test_dataset_has_a_dimension_for_models(both):
-    data = both.dataset()
-    assert data["correlation"].dims == ("model", "sample", "layer")
-    assert data["correlation"].shape == (2, 3, 5)
-    assert data["correlation"].sel(model="a").isel(layer=slice(3, None)).isnull().all()
-    assert (data["size"].sel(model="b <i>") == both.reports["b <i>"].curves["size"]).all()
 
 
 def test_table_as_frame_csv_and_json(both, tmp_path):
@@ -80,17 +70,6 @@ def test_networks_with_and_without_attention_share_a_dataset(tmp_path):
     assert (data["logit_std"].sel(model="a") == data["logit_std"].sel(model="z")).all()
     assert (data["longest_memory"].sel(model="b") > 0).all()
     result.save(tmp_path)
-
-
-def test_networks_of_one_name_are_kept_apart():
-    assert list(lf.compare([LLAMA, LLAMA], **OPTIONS | {"samples": 1}).reports) == ["llama", "llama (2)"]
-
-
-def test_a_trained_or_existing_network_has_a_row():
-    torch.manual_seed(0)
-    module = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**LLAMA))
-    rows = lf.compare({"law": LLAMA, "drawn": module}, **OPTIONS).rows()
-    assert rows["drawn"]["parameters"] == rows["law"]["parameters"] == sum(p.numel() for p in module.parameters())
 
 
 @pytest.mark.parametrize(
@@ -164,37 +143,6 @@ def test_monitors_get_scalars(monkeypatch):
     assert scalars(metrics, metrics) == {"limitformer/loss": 1.0}
 
 
-def test_tensorboard_shows_the_looks_of_a_training(tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**LLAMA))
-    args = SimpleNamespace(report_to="tensorboard", output_dir=str(tmp_path))
-    log = monitors_of(args)
-    with lf.checking.Looks(model, every=1, tokens=6, samples=2, log=log) as looks:
-        looks.step()
-    events = EventAccumulator(str(tmp_path / "runs" / "limitformer")).Reload()
-    losses = events.Scalars("limitformer/loss")
-    assert [each.step for each in losses] == [0, 1]
-    assert losses[0].value == pytest.approx(float(looks.dataset()["loss"][0]), rel=1e-6)
-    assert monitors_of(SimpleNamespace(report_to=None, output_dir="")) is None
-
-
-def test_trainer_reports_to_its_monitors(tmp_path, monkeypatch):
-    logged = []
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=SimpleNamespace(log=logged.append)))
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**LLAMA))
-    callback = lf.checking.CheckTraining(every=2, tokens=6, samples=2)
-    args = SimpleNamespace(report_to=["wandb"], output_dir=str(tmp_path))
-    state = SimpleNamespace(is_world_process_zero=True, global_step=0)
-    callback.on_train_begin(args, state, None, model=model)
-    state.global_step = 2
-    callback.on_step_end(args, state, None)
-    assert [each["limitformer/step"] for each in logged] == [0, 2]
-    assert all("limitformer/attention_entropy/block_01" in each for each in logged)
-
-
 def test_command_line_checks_several(tmp_path):
     first, second = tmp_path / "a.json", tmp_path / "b.json"
     first.write_text(json.dumps(LLAMA))
@@ -218,10 +166,3 @@ def test_command_line_checks_several(tmp_path):
     twice = run.invoke(app, ["check", str(first), "--set", "hidden_size=16", "--vary", "hidden_size=32,64"])
     assert twice.exit_code == 2
     assert "--set and --vary both give hidden_size" in twice.output
-
-
-def test_variants_are_all_combinations():
-    assert variants(["a=1,2", 'b=["x","y"]']) == [{"a": a, "b": b} for a in (1, 2) for b in ("x", "y")]
-    assert variants(None) == []
-    with pytest.raises(lf.InputError, match="--set a=1"):
-        variants(["a=1"])

@@ -20,7 +20,6 @@ import limitformer as lf
 from chromium import launched
 from limitformer.checking import STEP_THRESHOLDS, StepsInterrupted, StepsReport
 from limitformer.checking.page import steps as pages
-from limitformer.checking.page import svg
 from limitformer.checking.step_verdicts import (
     by_rate,
     compared_loss,
@@ -30,13 +29,11 @@ from limitformer.checking.step_verdicts import (
     moved,
     quantile,
     sound_rate,
-    stated_rate,
     step_verdicts,
 )
 from limitformer.checking.thresholds import STEP_VERDICTS, failing
 from pages_read import CONTRAST, PageParser, intruders, opened
-from training_networks import next_token
-from zero_projections import BLOCKS, ZeroNetwork, sgd, sgd_without_up
+from zero_projections import BLOCKS, ZeroNetwork, sgd
 
 NAMES = [
     "embed.weight",
@@ -155,12 +152,6 @@ def test_rate_verdict_says_whether_the_networks_are_enough(samples, falls, said)
     assert (said in sentence) if said else ("too few" not in sentence and "leave open" not in sentence)
 
 
-def test_rate_verdict_warns_if_no_larger_rate_was_tried():
-    one = verdict(dataset(falls=(20, 20, 20, 20)), "rate")
-    assert (one.grade, one.value) == ("watch", 0.1)
-    assert "no larger rate was tried" in one.said
-
-
 def test_rate_at_which_no_loss_falls_is_broken():
     one = verdict(dataset(falls=(3, 9, 6, 0)), "rate")
     assert (one.grade, one.rate, one.share) == ("broken", 1e-3, 0.45)
@@ -245,12 +236,6 @@ def test_fastest_matrix_is_compared_with_the_median_matrix():
     assert verdict(other, "fastest").layer == 2
 
 
-def test_vectors_and_zero_matrices_are_not_the_fastest():
-    data = changed(dataset(), "weight_change", np.s_[:, :, 1, NAMES.index("norm.bias")], np.inf)
-    data = changed(data, "weight_change", np.s_[:, :, 1, NAMES.index("head.weight")], np.inf)
-    assert verdict(data, "fastest").value == pytest.approx(1)
-
-
 def still_data():
     """Return a dataset in which the head moves first, then the projections, then one of the other kinds; one never."""
     change = np.zeros((4, 20, 4, len(NAMES)))
@@ -280,14 +265,6 @@ def test_still_verdict_lists_the_order_in_which_matrices_begin_to_move():
     assert verdict(moves, "still").grade == "note"
     assert "in none" not in verdict(moves, "still").said
     assert verdict(dataset(), "still") is None
-
-
-def test_weight_moves_if_it_does_in_most_networks():
-    change = np.zeros((20, 4, len(NAMES)))
-    change[:11, 1:, 0] = 0.1
-    change[:10, 1:, 1] = 0.1
-    data = dataset().isel(rate=0).assign(weight_change=(("sample", "step", "weight"), change))
-    assert moved(data)[1, :2].tolist() == [True, False]
 
 
 def test_logits_verdict_needs_a_logit_that_passes_the_threshold():
@@ -350,27 +327,6 @@ def test_wrong_twin_with_a_drawn_head_moves_its_projections_first():
     assert "second step: blocks.*.qkv.weight (2), blocks.*.up.weight (2)" in said
 
 
-def test_matrix_that_the_optimiser_leaves_out_is_found():
-    report = lf.steps(ZeroNetwork, 10, optimizer=sgd_without_up, steps=4, samples=2, seed=0, progress=False)
-    one = next(each for each in report.verdicts if each.name == "still")
-    assert "in none of the 4: blocks.*.up.weight;" in one.said
-    assert one.grade == "watch"
-
-
-def steep(out, inputs):
-    """A loss whose gradients are so large that a step leaves the numbers of float32."""
-    return next_token(out[0], inputs) * 1e30
-
-
-def test_steps_of_diverging_networks_have_a_report(tmp_path):
-    options = {"optimizer": sgd, "steps": 3, "samples": 2, "seed": 0, "progress": False}
-    report = lf.steps(ZeroNetwork, 10, loss=steep, batches="fresh", **options)
-    assert int(report.table()["explodes"][0]) == 2
-    assert not np.isfinite(report.data["loss"].values).all()
-    files = report.save(tmp_path)
-    assert "diverged" in files[0].read_text(encoding="utf-8")
-
-
 def test_text_begins_with_verdicts_and_ends_with_the_caveat(zero):
     text = str(zero)
     assert max(map(len, text.splitlines())) <= 80
@@ -400,12 +356,6 @@ def test_files_hold_the_same_numbers(zero, tmp_path):
         np.testing.assert_array_equal(loaded[name].values, each.values)
     assert loaded["matrix"].values.astype(bool).tolist() == zero.data["matrix"].values.tolist()
     assert pickle.loads(pickle.dumps(zero)).record() == record
-
-
-def test_grades_of_reports():
-    assert report_of(dataset()).grade == "fine"  # notes do not count
-    assert report_of(dataset(falls=(20,) * 4)).grade == "watch"
-    assert report_of(dataset(falls=(0,) * 4)).grade == "broken"
 
 
 def test_failed_verdicts_are_watch_or_broken():
@@ -458,36 +408,10 @@ def test_interruption_gives_the_report_of_finished_networks(monkeypatch):
     assert not isinstance(caught.value, lf.Interrupted)
 
 
-@pytest.mark.parametrize("rates", [[0.0], [-1e-3], [1e6], [101.0], [np.nan], ["fast"], [True], [1e-3, 0]])
-def test_rates_that_are_none_are_refused(rates):
+@pytest.mark.parametrize("rates", [[0.0], [1e-3, np.nan], ["fast"]])
+def test_bad_rates_are_refused(rates):
     with pytest.raises(lf.InputError, match=r"^rates\[\d\] must be (above 0 and at most 100|a number)"):
         lf.steps(ZeroNetwork, 8, optimizer=sgd, rates=rates, steps=1, samples=1, seed=0)
-
-
-def test_rates_of_arrays_are_numbers():
-    options = {"optimizer": sgd, "steps": 1, "samples": 1, "seed": 0, "progress": False}
-    report = lf.steps(ZeroNetwork, 8, rates=np.geomspace(0.1, 1, 2), **options)
-    assert report.data["rate"].values.tolist() == [0.1, 1.0]
-    assert "from this 1 input;" in replace(report, about={"batch": "1 input"}).caveat
-
-
-def test_settings_change_the_configuration():
-    small = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 30}
-    options = {"optimizer": sgd, "steps": 1, "samples": 1, "seed": 0, "progress": False}
-    report = lf.steps(small, 6, settings={"n_layer": 2}, **options)
-    assert report.data.sizes["block"] == 2
-    assert report.name == "gpt2 with n_layer=2"
-    with pytest.raises(lf.InputError, match="no field 'n_layers'"):
-        lf.steps(small, 6, settings={"n_layers": 2}, **options)
-
-
-def test_tokens_are_counted_without_padding():
-    ids = np.array([[5, 6, 7, 8], [9, 10, 0, 0]])
-    inputs = {"input_ids": ids, "attention_mask": (ids > 0).astype(int)}
-    small = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 30}
-    report = lf.steps(small, inputs, optimizer=sgd, steps=1, samples=1, seed=0, progress=False)
-    assert report.about["batch"] == "6 tokens"
-    assert "these 6 tokens" in report.caveat
 
 
 # The page
@@ -502,6 +426,12 @@ def hostile():
     name = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=1'>\"'&<!--"
     data = dataset().assign_coords(weight=[f"{each}{name}" for each in NAMES])
     return replace(report_of(data), name=name, about={name: name, "batch": name, "laws": name, "optimizer": name})
+
+
+def test_hostile_names_stay_text_on_the_page(monkeypatch):
+    assert intruders(hostile().page(), scripts=1) == []
+    monkeypatch.setattr(pages, "escape", str)  # the wrong twin
+    assert intruders(hostile().page(), scripts=1)
 
 
 def test_page_shows_verdicts_caveat_table_and_provenance(zero, zero_page):
@@ -539,68 +469,6 @@ def test_page_survives_numbers_that_are_not_finite():
     assert "loss is not finite" in report_of(gone).page()
 
 
-def test_rate_axis_is_logarithmic():
-    text = pages.rates(report_of(dataset(rates=[1e-4, 1e-3, 1e-2, 1e-1])))
-    path = re.search(r'<path class="line law" d="M([^"]*)"', text)[1]
-    x = [float(pair.split(",")[0]) for pair in path.split()]
-    assert np.diff(x) == pytest.approx(np.diff(x)[0], abs=0.15)
-    even = pages.rates(report_of(dataset(rates=[1e-4, 2e-4, 3e-4, 4e-4])))
-    x = [float(pair.split(",")[0]) for pair in re.search(r'<path class="line law" d="M([^"]*)"', even)[1].split()]
-    assert np.diff(x)[0] > 1.5 * np.diff(x)[1]
-    assert "Share of networks" in pages.rates(report_of(dataset(rates=[0.1], falls=(20,))))  # one rate
-
-
-def test_ticks_of_rates_are_powers_of_ten():
-    assert svg.powers(1e-4, 1e-1) == pytest.approx([1e-4, 1e-3, 1e-2, 1e-1])
-    assert svg.powers(3e-4, 2e-1) == pytest.approx([1e-3, 1e-2, 1e-1])
-    assert svg.powers(1e-8, 1e4) == pytest.approx([1e-8, 1e-5, 1e-2, 1e1, 1e4])
-    assert svg.powers(2e-3, 8e-3) == [2e-3, 8e-3]
-    assert svg.decades(0.3, 4e4) == [10.0, 1e3]  # 10, 20, 50 and 1,000, 2,000, 5,000 would leave gaps between them
-    text = pages.rates(report_of(dataset(rates=[1e-5, 1e-4, 1e-3, 1e-2])))
-    figure = text[: text.index("</figure>")]
-    ticks = re.findall(r'<text x="([\d.]+)" y="190.0" text-anchor="middle">([^<]*)</text>', figure)
-    assert [label for _, label in ticks] == ["1e-5", "0.0001", "0.001", "0.01"]
-    places = [float(x) for x, _ in ticks]
-    path = re.search(r'<path class="line law" d="M([^"]*)"', figure)[1]
-    assert places == pytest.approx([float(pair.split(",")[0]) for pair in path.split()], abs=0.11)
-
-
-def test_zero_matrices_that_have_not_moved_are_still_on_the_map(zero):
-    one = pages.maps(zero.data.isel(rate=1))
-    first = one[: one.index("</figure>")]
-    count = int(zero.data["matrix"].sum())
-    assert first.count('class="still"') == count - 1 + 1  # all but the head, and the legend
-    assert first.count('class="awoken"') == 1 + 1
-    assert first.count('class="unknown"') == 1
-
-
-def test_heat_map_distinguishes_still_unknown_and_formerly_zero_matrices():
-    cells = np.array([[0.1, 1.0], [0.0, np.inf], [np.nan, pages.ABSENT]])
-    text = pages.heat_map("t", "n", ["a", "b", "c"], cells)
-    assert text.count("<title>") == 5
-    assert '<rect class="still"' in text
-    assert '<rect class="awoken"' in text
-    assert '<rect class="unknown"' in text
-    assert f'fill="{pages.colour(0.0)}"' in text
-    assert f'fill="{pages.colour(1.0)}"' in text
-    assert "from 0.1 to 1." in text
-    assert pages.colour(0.5) == "rgb(107,174,214)"
-    assert "rgb" in pages.heat_map("t", "n", ["a"], np.array([[0.3, 0.3]]))
-
-
-def test_hostile_names_stay_text_on_the_page():
-    assert intruders(hostile().page(), scripts=1) == []
-
-
-def test_wrong_twin_page_without_escaped_names_is_detected(monkeypatch):
-    monkeypatch.setattr(pages, "escape", str)
-    assert intruders(hostile().page(), scripts=1)
-
-
-def test_notebook_shows_the_page_of_steps(zero, zero_page):
-    assert PageParser(zero._repr_html_()).tags[0][1]["srcdoc"] == zero_page
-
-
 @pytest.fixture(scope="module")
 def browser():
     with launched() as result:
@@ -617,16 +485,3 @@ def test_page_of_steps_fits_the_screen_with_enough_contrast(browser, zero_page, 
         folder = os.environ.get("LIMITFORMER_SCREENSHOTS")
         if folder:
             tab.screenshot(path=Path(folder) / f"steps-{width}-{scheme}.png", full_page=True)
-
-
-def test_menu_shows_the_plots_of_one_rate(browser, zero, zero_page, tmp_path):
-    stated = float(zero.table()["rate"][stated_rate(zero.table())])
-    with opened(browser, zero_page, tmp_path) as tab:
-        shown = tab.locator(".rate:visible h3")
-        assert shown.all_text_contents() == [f"Rate {stated:g}"]
-        tab.get_by_label("Learning rate", exact=True).select_option("0")
-        assert shown.all_text_contents() == ["Rate 0.01"]
-        assert tab.troubles == []
-    unscripted = re.sub("<script>.*?</script>", "", zero_page, flags=re.DOTALL)
-    with opened(browser, unscripted, tmp_path) as tab:
-        assert tab.locator(".rate:visible h3").count() == 2

@@ -1,7 +1,6 @@
 """`limitformer check` of the user's own Python files, and of folders with code of their own."""
 
 import json
-import os
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from transformers import dynamic_module_utils
 
 import limitformer as lf
 from limitformer.base.errors import InputError
-from limitformer.cli.user_code import names_code, user_inputs, user_object
+from limitformer.cli.user_code import user_inputs, user_object
 
 MODEL = """
 import torch
@@ -90,23 +89,12 @@ def model(tmp_path):
     return path
 
 
-def test_text_names_code_if_a_name_follows_a_colon():
-    assert names_code("a/b.py:make")
-    assert names_code("package.module:make")
-    assert not any(map(names_code, ("gpt2", "a/b.py", '{"a":b}', "C:\\x", "folder/x:make", "b.py:1")))
-
-
 def test_factory_of_a_file_is_checked(run, model):
     result = run("check", f"{model}:Words", "--inputs", 7, "--samples", 2)
     assert result.exit_code == 0, result.output
     assert "Words: 2 blocks, 7 tokens" in result.output
     result = run("check", f"{model}:Words", "--inputs", f"{model}:inputs", "--samples", 2)
     assert "Words: 2 blocks, 5 tokens" in result.output
-
-
-def test_factory_of_a_module_is_imported_from_the_current_folder(model, monkeypatch):
-    monkeypatch.chdir(model.parent)
-    assert user_object("own_model:Words", "WHAT").__name__ == "Words"
 
 
 def test_wrong_name_in_a_file_is_one_line_with_the_nearest(run, model):
@@ -155,16 +143,6 @@ def test_sys_exit_in_a_file_or_its_function_is_an_error_with_its_place(run, mode
     assert all(f"sys.exit(3) in {model}, line" in line and line.count("\n") == 1 for line in lines), lines
 
 
-def test_a_file_changes_neither_the_working_folder_nor_the_default_device(run, model, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "other").mkdir()
-    model.write_text(f"{MODEL}\nimport os\nos.chdir('other')\ntorch.set_default_device('meta')\n", encoding="utf-8")
-    result = run("check", f"{model}:Words", "--inputs", 4, "--samples", 2, "--out", "out")
-    assert result.exit_code == 0, result.output
-    assert (tmp_path / "out" / "check.html").is_file()
-    assert torch.get_default_device().type == "cpu"
-
-
 def test_an_interrupted_command_lists_the_files_that_it_wrote(run, model, tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -177,19 +155,6 @@ def test_an_interrupted_command_lists_the_files_that_it_wrote(run, model, tmp_pa
         "Interrupted; these were written: out/check.html, out/check.png, out/check.json.\n",
     )
     assert sorted(each.name for each in (tmp_path / "out").iterdir()) == ["check.html", "check.json", "check.png"]
-
-
-def test_a_pipe_as_configuration_is_refused(refused, tmp_path):
-    os.mkfifo(tmp_path / "model.json")
-    refused("check", "model.json", says=r"model\.json is not a regular file\.$")
-
-
-def test_names_are_printed_without_emojis_and_escape_codes(run, model):
-    folder = model.parent / ":rocket:\x1b[31m"
-    folder.mkdir()
-    result = run("check", f"{model}:Words", "--inputs", 4, "--samples", 2, "--out", folder)
-    assert f"{model.parent}/:rocket: [31m/check.html" in result.stdout
-    assert "\x1b" not in result.output
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # torch's, of the checkpoint

@@ -9,11 +9,11 @@ from torch import nn
 import limitformer as lf
 from limitformer.initialisation import compare
 from limitformer.initialisation.builds import build_of
-from limitformer.initialisation.comparison import TwoBuilds, same_law
+from limitformer.initialisation.comparison import same_law
 from limitformer.initialisation.summary import summarise
 from limitformer.initialisation.two_builds import p_of_builds, p_of_numbers
 from limitformer.weightless import laws
-from two_builds import ERRORS, kinds, names_ending
+from two_builds import kinds
 
 
 def test_laws_are_the_same_up_to_rounding_and_bounds_that_cut_nothing():
@@ -82,11 +82,3 @@ def test_law_that_the_numbers_do_not_follow_is_not_used():
     assert build_of(devious, "build").laws == {}
     assert not compare(plain, devious).findings
     assert kinds(compare(devious, lambda: plain().requires_grad_(False)))["requires_grad"] == {"weight"}
-
-
-def test_unread_laws_find_another_std():
-    builds = [build_of(each, "build") for each in (ERRORS["second initialisation"]("plain")[:2])]
-    for each in builds:
-        each.laws = {}
-    report = TwoBuilds(*builds, False, None).report(1e-4)
-    assert {name for each in report.findings for name in each.names} == names_ending("plain", "down.weight")

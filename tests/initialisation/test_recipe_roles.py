@@ -5,8 +5,7 @@ import torch
 import transformers
 from torch import nn
 
-from limitformer.initialisation.recipes.roles import attribute, places_of
-from limitformer.subjects.subject import resolve
+from limitformer.initialisation.recipes.roles import places_of
 from limitformer.weightless.law import build_without_weights, table_of
 
 IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -23,33 +22,12 @@ FAMILIES = {
             "feed-forward out": "mlp.c_proj",
         },
     ),
-    "opt": (
-        transformers.OPTConfig(**BASE, word_embed_proj_dim=48, ffn_dim=80, max_position_embeddings=24),
-        {
-            "query": "q_proj", "key": "k_proj", "value": "v_proj", "attention output": "out_proj",
-            "feed-forward in": "fc1", "feed-forward out": "fc2",
-        },
-    ),
-    "bloom": (
-        transformers.BloomConfig(vocab_size=96, hidden_size=48, n_layer=2, n_head=4, **IDS),
-        {
-            "query+key+value": "query_key_value", "attention output": "self_attention.dense",
-            "feed-forward in": "dense_h_to_4h", "feed-forward out": "dense_4h_to_h",
-        },
-    ),
     "bert": (
         transformers.BertConfig(**SIZE, max_position_embeddings=24),
         {
             "query": "self.query", "key": "self.key", "value": "self.value",
             "attention output": "attention.output.dense", "feed-forward in": "intermediate.dense",
             "feed-forward out": "output.dense",
-        },
-    ),
-    "mpt": (
-        transformers.MptConfig(vocab_size=96, d_model=48, n_layers=2, n_heads=4, **IDS),
-        {
-            "query+key+value": "attn.Wqkv", "attention output": "attn.out_proj", "feed-forward in": "ffn.up_proj",
-            "feed-forward out": "ffn.down_proj",
         },
     ),
     "modernbert": (
@@ -128,22 +106,6 @@ def test_depth_of_nested_or_shared_blocks_is_not_known():
         assert {place.sizes["depth"] for place in inside} == {None}
 
 
-def test_sizes_that_differ_between_layers_are_not_known():
-    """A configuration of layers with other head dimensions raises where the common one is read."""
-    config = transformers.Gemma4TextConfig(**SIZE, num_key_value_heads=2, head_dim=12, global_head_dim=24)
-    places(config, config)
-
-    class Raising:
-        @property
-        def head_dim(self):
-            raise RuntimeError("it differs between layers")
-
-        num_heads = 4
-
-    assert attribute(nn.Module(), "weight", ("head_dim",), Raising()) is None
-    assert attribute(nn.Module(), "weight", ("num_heads",), Raising()) == 4
-
-
 class Named(nn.Module):
     """Two blocks with a matrix of these names and (inputs, outputs), a norm and an embedding."""
 
@@ -198,18 +160,3 @@ def test_shape_decides_which_of_three_numbered_matrices_writes_to_the_stream():
     roles = {name: seen[f"layers.1.{name}.weight"].roles for name in pairs}
     into = ("feed-forward in",)
     assert roles == {"feed_forward.w1": ("feed-forward out",), "feed_forward.w2": into, "feed_forward.w3": into}
-
-
-def test_head_maps_the_stream_to_the_vocabulary():
-    seen = places(lambda: Named({}, {"lm_head": (48, 96), "projector": (48, 96), "output": (48, 10)}))
-    roles = {
-        name: place.roles
-        for name, place in seen.items()
-        if name in ("lm_head.weight", "projector.weight", "output.weight")
-    }
-    assert roles == {"lm_head.weight": ("head",), "projector.weight": (), "output.weight": ()}
-
-
-def test_gate_and_input_in_one_matrix_are_seen_by_its_size():
-    seen = places(lambda: Named({"mlp.ff_proj": (48, 160), "mlp.ff_out": (80, 48)}))
-    assert seen["layers.0.mlp.ff_proj.weight"].roles == ("gate", "feed-forward in")

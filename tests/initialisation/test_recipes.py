@@ -1,12 +1,9 @@
 """Published recipes: every number against its source, and each recipe against modules that draw as its source does."""
 
-import copy
 import functools
 import json
 import math
-import pickle
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +13,10 @@ from torch import nn
 
 from limitformer.base.errors import InputError
 from limitformer.initialisation.recipes import Recipe, compare_with_recipe, recipe_of, recipes
-from limitformer.initialisation.recipes.comparison import DIFFERS, FORM, RecipeComparison, RecipeRow
-from limitformer.initialisation.recipes.law import constant, normal, uniform, values
-from limitformer.initialisation.recipes.weight import Weight
-from recipe_models import DRAWS, OTHERS, NanochatFactors, factory
+from limitformer.initialisation.recipes.comparison import DIFFERS, FORM
+from limitformer.initialisation.recipes.law import constant, normal, uniform
+from limitformer.initialisation.recipes.recipe import Weight
+from recipe_models import DRAWS, OTHERS, factory
 
 # Sizes: (width, depth, index of the block, head_dim, width of the feed-forward layer, vocabulary).
 SMALL = {"width": 64, "depth": 4, "layer": 2, "head_dim": 16, "hidden": 256, "vocabulary": 1000}
@@ -138,7 +135,7 @@ def size(law):
 
 @pytest.mark.fast
 def test_every_recipe_has_numbers_from_its_source():
-    assert NUMBERS.keys() == recipes().keys() == DRAWS.keys() | OTHERS.keys()
+    assert NUMBERS.keys() == recipes().keys()
     assert all(each.source and each.title for each in recipes().values())
     assert all(" at " in each.source or "arXiv" in each.source for each in recipes().values())
 
@@ -199,7 +196,6 @@ def test_module_drawn_as_the_source_says_has_no_difference(name):
     assert set(drawn_roles(name)) <= seen, set(drawn_roles(name)) - seen
 
 
-@pytest.mark.slow(keep=8)
 @pytest.mark.parametrize("name", DRAWS)
 def test_factor_of_root_two_in_one_role_is_the_one_that_is_named(name):
     recipe = recipes()[name]
@@ -220,55 +216,6 @@ def test_other_architectures_drawn_as_their_sources_say_have_no_difference(name)
     assert {row.kind for row in comparison.rows} >= set(recipes()[name].names) - {"share of mixing", "log of A"}
 
 
-def test_factors_and_gates_of_nanochat_are_covered():
-    comparison = compare_with_recipe(NanochatFactors, "nanochat")
-    assert comparison.differences == (), str(comparison)
-    assert comparison.uncovered == (), str(comparison)
-    matrices = {"embedding", "head", "query", "key", "value", "attention output", "feed-forward in", "feed-forward out"}
-    assert {row.kind for row in comparison.rows} == matrices | set(recipes()["nanochat"].names)
-
-
-def test_table_fits_its_columns_whatever_its_cells_hold():
-    long = RecipeRow(
-        kind="feed-forward out (part of a fused matrix)",
-        names=("layers.*.mlp.down_proj",),
-        count=3,
-        code="inverse softplus mean -4.592, 1.341 to 1.342",
-        recipe="truncated 0.008055 to 0.01395",
-        ratio=(0.00012345, 123456.0),
-        mark=DIFFERS,
-        remark="",
-    )
-    short = replace(long, kind="query", code="normal 0.02", recipe="normal 0.01", ratio=(2.0, 2.0))
-    lines = RecipeComparison("m", recipes()["gpt2"], (long, short)).table(80)
-    assert max(map(len, lines)) <= 80
-    text = " ".join(" ".join(lines).split())
-    assert all(cell in text for cell in (long.kind, long.code, long.recipe, long.ratio_text, "normal 0.02", "2"))
-
-
-def test_numbers_of_size_zero_divide_nothing():
-    zero = {"embedding": values([0.0]), "head": normal(0)}
-    comparison = compare_with_recipe(factory("megatron"), lambda weight: zero.get(weight.role))
-    assert {row.kind: row.ratio for row in comparison.rows} == {"embedding": (math.inf,) * 2, "head": (math.inf,) * 2}
-
-
-def test_module_that_cannot_be_watched_is_refused():
-    class Stubborn(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embed_tokens = nn.Embedding(96, 48)
-            numbers = torch.randn(96, 48).numpy() * 0.02  # fails without memory
-            self.embed_tokens.weight = nn.Parameter(torch.from_numpy(numbers))
-
-    (missing,) = compare_with_recipe(Stubborn, "megatron").uncovered
-    assert missing.reason.startswith("its law is not known")
-
-
-def test_recipes_are_copied_and_pickled():
-    recipe = recipe_of("megatron,std=0.006")
-    assert pickle.loads(pickle.dumps(recipe)) == copy.deepcopy(recipe) == recipe != recipe_of("megatron")
-
-
 def test_page_lists_every_recipe_with_its_source():
     page = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text(encoding="utf-8")
     rows = [f"| `{each.name}` | {each.title} | {each.source} |" for each in recipes().values()]
@@ -279,11 +226,7 @@ def test_page_lists_every_recipe_with_its_source():
     ("name", "ending", "role"),
     [
         ("rwkv-7", "att.key.weight", "keys"),
-        ("rwkv-7", "att.w0", "decay"),
-        ("rwkv-7", "att.x_a", "mix a"),
-        ("rwkv-7", "att.w2", "second low-rank factors"),
         ("rwkv-4", "att.time_first", "time first"),
-        ("rwkv-4", "ffn.key.weight", "channel keys"),
         ("mamba-2", "mixer.out_proj.weight", "output projection"),
         ("mhc", "H_res_logits", "mixing of streams"),
     ],

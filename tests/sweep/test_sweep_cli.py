@@ -15,9 +15,8 @@ from typer.testing import CliRunner
 
 import limitformer as lf
 from limitformer.cli.app import app
-from limitformer.cli.sweep import ROWS
-from limitformer.sweep.show import MOST_CURVES, duration, interval, picture, selected
-from sweep_grids import GRID, assert_same_bits, cell_path, sweep, values_equal
+from limitformer.sweep.show import MOST_CURVES, interval, picture, selected
+from sweep_grids import GRID, assert_same_bits, cell_path, sweep
 from sweep_grids import run as run_here
 
 work = import_module("limitformer.sweep.run")
@@ -164,19 +163,6 @@ def test_run_refuses_a_bad_file_in_one_line(refused, tmp_path, run, old, new, sa
 # status.
 
 
-def test_status_counts_the_cells_of_a_finished_sweep(run, store):
-    found = dict(rows(run("status", store).stdout))
-    assert (found["cells"], found["done"], found["failed"], found["left"]) == ("6", "6 (100.0%)", "0", "0")
-    assert re.fullmatch(r".* cells a second", found["rate"])
-    assert found["time left, at this rate"] == "0 s"
-
-
-def test_duration_is_in_seconds_minutes_or_hours():
-    assert [duration(seconds) for seconds in (0.4, 89, 120, 5000, 7200, 4e6)] == [
-        "0 s", "89 s", "2 min", "83 min", "2 h 0 min", "1,111 h 7 min"
-    ]  # fmt: skip
-
-
 # show.
 
 
@@ -186,26 +172,6 @@ def test_show_prints_the_data(run, store):
     data = lf.load_sweep(store)["overlap_mean"].squeeze("point")
     expected = [[f"{d:g}", f"{b:g}", f"{float(data.sel(dim=d, beta=b)):.6g}"] for d, b in product(*GRID.values())]
     assert found == expected
-
-
-def test_show_selects_places(run, store):
-    head, *found = rows(
-        run("show", store, "--variable", "probability", "--at", "dim=6", "--at", "outcome=unresolved").stdout
-    )
-    data = lf.load_sweep(store)["probability"].sel(dim=6, outcome="unresolved").squeeze("point")
-    assert head == ["beta", "probability"]
-    assert found == [[f"{beta:g}", f"{float(data.sel(beta=beta)):.6g}"] for beta in GRID["beta"]]
-    one = rows(run("show", store, "--variable", "status", "--at", "dim=6", "--at", "beta=0.5").stdout)
-    assert one == [["status"], ["1"]]
-
-
-def test_show_thins_a_long_table(run, tmp_path):
-    run_here(sweep({"seed": list(range(100))}, keep={"moments": True}), tmp_path / "s.sweep")
-    output = run("show", "s.sweep").stdout
-    found = rows(output)[1:]
-    assert len(found) == 34 <= ROWS
-    assert [int(row[0]) for row in found] == list(range(0, 100, 3))
-    assert "34 of 100 values; export has all of them" in " ".join(output.split())
 
 
 @pytest.mark.parametrize(
@@ -277,27 +243,6 @@ def test_pictures_have_the_interval_of_a_mean_or_probability(store, variable, lo
         assert np.isin(lower.astype(np.float32), band.get_paths()[0].vertices[:, 1].astype(np.float32)).all()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("--variable", "overlap_mean", "--out", "a.txt"), "Pictures are written as .png, .pdf, .svg; got 'a.txt'."),
-        (("--variable", "overlap", "--out", "a.png"), "A picture needs one or two axes; there are sample, "),
-        (
-            ("--variable", "status", "--at", "dim=4", "--at", "beta=0", "--out", "a.png"),
-            "two axes; there are none",
-        ),
-        (("--variable", "overlap_mean", "--out", "/proc/a/a.png"), "Cannot write into the folder /proc/a: "),
-    ],
-    ids=str,
-)
-def test_show_refuses_impossible_pictures_in_one_line(run, store, tmp_path, arguments, says):
-    result = run("show", store, *arguments)
-    assert result.exit_code == 2
-    assert re.fullmatch(r"Error: .*\n", result.stderr)
-    assert says in result.stderr
-    assert not (tmp_path / "a.png").exists()
-
-
 # export.
 
 
@@ -328,30 +273,6 @@ def test_export_writes_a_table(run, tmp_path):
         assert int(row["status"]) == 1
 
 
-def test_export_leaves_a_folder_in_its_way_alone(refused, store, tmp_path):
-    (tmp_path / "mine.csv").mkdir()
-    (tmp_path / "mine.csv" / "notes.txt").write_text("mine")
-    refused("export", store, "mine.csv", says="Cannot write mine.csv: a folder is in the way.")
-    assert [(path.name, path.read_text()) for path in (tmp_path / "mine.csv").iterdir()] == [("notes.txt", "mine")]
-
-
-def test_export_refuses_other_endings(refused, store):
-    refused("export", store, "out.txt", says="exported as .nc (NetCDF), .zarr or .csv (a table); got 'out.txt'.")
-
-
-@pytest.mark.parametrize("arguments", [("export", "s3://a/out.nc"), ("show", "--at", "dim=4", "--out", "s3://a/b.png")])
-def test_addresses_are_refused_as_outputs(refused, store, tmp_path, arguments):
-    refused(arguments[0], store, *arguments[1:], says=" is an address, and only paths of this machine can be used.")
-    assert not (tmp_path / "s3:").exists()
-
-
-def test_export_refuses_numbers_that_netcdf_cannot_hold(refused, run, tmp_path):
-    run_here(sweep({"seed": [1, 2**62]}, keep={"moments": True}), tmp_path / "s.sweep")
-    refused("export", "s.sweep", "out.nc", says="out.nc cannot store some of the data: ")
-    assert run("export", "s.sweep", "out.zarr").exit_code == 0
-    assert lf.load("out.zarr")["seed"].values.tolist() == [1, 2**62]
-
-
 def test_show_and_export_name_damaged_cells_and_warn_of_mixed_code(run, refused, store, tmp_path, monkeypatch):
     monkeypatch.setattr("limitformer.sweep.store.origin", lambda: "limitformer 9.9")
     cell_path(store, (0, 0)).unlink()
@@ -363,18 +284,3 @@ def test_show_and_export_name_damaged_cells_and_warn_of_mixed_code(run, refused,
     refused(
         "show", store, says=f"{store} has damaged cells. Nearest: delete them and run the sweep again: {store}/cells/"
     )
-
-
-def test_export_writes_dotted_axes_and_words(run, tmp_path):
-    description = sweep({"start.overlap": [0.1, 0.2], "values": ["gaussian", "uniform"]}, keep={"moments": True})
-    run_here(description, tmp_path / "s.sweep")
-    for name in ("out.nc", "out.zarr", "out.csv"):
-        assert run("export", "s.sweep", name).exit_code == 0
-    data = lf.load("out.nc")
-    assert data["values"].values.tolist() == ["gaussian", "uniform"]
-    assert values_equal(data["overlap_mean"], lf.load_sweep("s.sweep")["overlap_mean"])
-
-
-def test_help_names_every_command(run):
-    output = run("--help").stdout
-    assert all(f" {command} " in output for command in ("run", "status", "show", "export"))

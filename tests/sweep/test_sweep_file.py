@@ -1,6 +1,5 @@
 """Sweeps from TOML files, and refusals in one line."""
 
-import numpy as np
 import pytest
 
 import limitformer as lf
@@ -60,10 +59,6 @@ def test_example_of_the_documentation_is_read(read):
     assert list(description.over) == ["dim", "beta"]
 
 
-def test_file_without_keep_keeps_the_moments(read):
-    assert read(ISSUE[: ISSUE.index("[keep]")]).reduce == {"moments": {}}
-
-
 def test_file_has_all_options_of_python(read):
     text = ISSUE.replace(
         "horizon = 20.0", 'horizon = 2.0\nas = "limit"\ndt = 0.02\nrecord = [1.0, 2.0]\ncommon_seed = true'
@@ -86,12 +81,9 @@ AXES = {
     "{ start = 0.0, stop = 0.3, step = 0.1 }": [0.0, 0.1, 0.2, 0.3],
     "{ start = 0, stop = 1, step = 0.3 }": [0.0, 0.3, 0.6, 0.9],
     "{ start = 2, stop = 8, step = 3 }": [2, 5, 8],
-    "{ start = 0.7, stop = 0.7, step = 0.1 }": [0.7],
     "{ start = 0.0, stop = 1.0, count = 5 }": [0.0, 0.25, 0.5, 0.75, 1.0],
-    '{ start = 0.1, stop = 0.7, count = 4, scale = "linear" }': [0.1, 0.3, 0.5, 0.7],
     '{ start = 0.01, stop = 100, count = 5, scale = "log" }': [0.01, 0.1, 1.0, 10.0, 100.0],
     '{ start = 1e-20, stop = 1e-16, count = 3, scale = "log" }': [1e-20, 1e-18, 1e-16],
-    "{ start = 1e-15, stop = 3e-15, step = 1e-15 }": [1e-15, 2e-15, 3e-15],
     "{ start = 3.0, stop = 1.0, count = 3 }": [3.0, 2.0, 1.0],
 }
 
@@ -101,15 +93,6 @@ def test_axis_has_the_values_of_its_range(read, axis):
     found = read(ISSUE.replace("{ start = 0.0, stop = 2.0, step = 0.25 }", axis)).over["beta"]
     assert found == AXES[axis]
     assert [type(value) for value in found] == [type(value) for value in AXES[axis]]
-
-
-def test_range_crosses_zero_without_a_sign(read):
-    text = ISSUE.replace("beta = {", '"start.overlap" = {').replace(
-        "start = 0.0, stop = 2.0", "start = -0.5, stop = 0.5"
-    )
-    found = read(text).over["start.overlap"]
-    assert found == [-0.5, -0.25, 0.0, 0.25, 0.5]
-    assert not np.signbit(found[2])
 
 
 @pytest.mark.parametrize(
@@ -130,24 +113,14 @@ def test_dotted_names_are_fields_of_parts_and_of_the_start(read, over):
 
 REFUSED = {
     "not TOML": ("[model", " is not TOML: "),
-    "too deep": ("gamma = " + 5000 * "[" + 5000 * "]", " is not TOML: "),
     "not text": (b"\xff\xfe", " is not TOML: "),
-    "no table": ("model = 3\n", ": A sweep's file needs the table [model]."),
     "keep is no table": ('keep = "all"\n' + ISSUE[: ISSUE.index("[keep]")], ": [keep] must be a table; got 'all'."),
     "unknown section": (ISSUE + "[simulation]\n", ": A sweep's file has no field 'simulation'. Nearest: simulate."),
     "value": (ISSUE.replace("[4, 6, 8]", "[4, 1]"), ": Cell dim = 1, beta = 0.0: dim must be at least 2; got 1."),
-    "a word": (ISSUE.replace("[4, 6, 8]", '"all"'), ": The axis 'dim' must be a list, {start, stop, step}, or "),
     "no end": (ISSUE.replace("stop = 2.0, ", ""), ": The axis 'beta' must be a list, {start, stop, step}, or "),
-    "backwards": (ISSUE.replace("stop = 2.0", "stop = -1.0"), ": The axis 'beta' has no value"),
     "step of zero": (ISSUE.replace("step = 0.25", "step = 0"), ": The axis 'beta' needs a positive step; got 0."),
     "infinite": (ISSUE.replace("stop = 2.0", "stop = inf"), ": The axis 'beta' must have finite numbers; got "),
-    "a text": (ISSUE.replace("stop = 2.0", 'stop = "2"'), ": The axis 'beta' must have finite numbers; got "),
     "too many": (ISSUE.replace("step = 0.25", "step = 1e-9"), ": The axis 'beta' has 2,000,000,000 values; at most "),
-    "count": (ISSUE.replace("step = 0.25", "count = 2.5"), ": The axis 'beta' needs a count; got 2.5."),
-    "scale": (
-        ISSUE.replace("step = 0.25", 'count = 2, scale = "cubic"'),
-        ": The scale of 'beta' must be linear",
-    ),
     "log of zero": (ISSUE.replace("step = 0.25", 'count = 2, scale = "log"'), ": The axis 'beta' needs positive ends"),
 }
 

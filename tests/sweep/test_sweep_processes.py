@@ -9,11 +9,10 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from distributed import Client, LocalCluster
+from distributed import LocalCluster
 
 import limitformer as lf
 from limitformer.base.errors import InputError
-from limitformer.base.interrupts import interrupts_wait
 from sweep_grids import (
     CELLS,
     alive,
@@ -43,6 +42,7 @@ def when(path, cells, action):
 # Processes.
 
 
+@pytest.mark.slow
 def test_killed_worker_changes_nothing(whole, tmp_path):
     path = tmp_path / "s.sweep"
     thread = when(path, 4, lambda: os.kill(workers_of(os.getpid())[0], signal.SIGKILL))
@@ -140,29 +140,6 @@ def test_ctrl_c_is_one_line_and_the_store_resumes(tmp_path):
     assert int((lf.load_sweep(path)["status"] == 1).sum()) == done
 
 
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["heard here", "heard by another thread"])
-def test_ctrl_c_waits_while_a_worker_starts(elsewhere):
-    """The signal may reach any thread; a worker that has not started completely would print an error."""
-    started, steps = threading.Event(), []
-
-    def interrupt_oneself():
-        started.wait()
-        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
-
-    def block():
-        with interrupts_wait():
-            started.set()
-            thread.join() if elsewhere else os.kill(os.getpid(), signal.SIGINT)
-            steps.append("to the end")
-
-    thread = threading.Thread(target=interrupt_oneself if elsewhere else lambda: None)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        block()
-    assert steps == ["to the end"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
 # Dask.
 
 
@@ -187,28 +164,9 @@ def test_killed_dask_worker_changes_nothing(cluster, whole, tmp_path):
     assert_same_bits(path, whole)
 
 
-@pytest.mark.slow
-def test_dask_client_of_the_caller_stays_open(cluster, tmp_path):
-    with Client(cluster.scheduler_address, set_as_default=False) as client:
-        report = run(sweep(BETAS), tmp_path / "s.sweep", dask=client)
-        assert client.status == "running"
-    run(sweep(BETAS), tmp_path / "one.sweep")
-    assert report.done == 3
-    assert_same_bits(tmp_path / "s.sweep", tmp_path / "one.sweep")
-
-
 @pytest.mark.parametrize("address", ["tcp://nowhere", "tcp://127.0.0.1:1"])
 def test_dask_address_without_a_scheduler_is_one_line(tmp_path, monkeypatch, address):
     monkeypatch.setattr(work, "CONNECT_SECONDS", 0.2)
     with pytest.raises(InputError, match=f"^No Dask scheduler answers at {address}: .*"):
         run(sweep(BETAS), tmp_path / "s.sweep", dask=address)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_dask_without_workers_is_one_line(tmp_path):
-    with (
-        LocalCluster(n_workers=0, host="127.0.0.1", dashboard_address="127.0.0.1:0") as empty,
-        pytest.raises(InputError, match=r"^The Dask scheduler has no workers\. Nearest: start some\.$"),
-    ):
-        run(sweep(BETAS), tmp_path / "s.sweep", dask=empty.scheduler_address)
     assert list(tmp_path.iterdir()) == []

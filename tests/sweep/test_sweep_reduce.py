@@ -5,13 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy.special import ndtr
-from scipy.stats import beta as beta_law
 from scipy.stats import binomtest, ks_2samp
 
 import limitformer as lf
 from limitformer.base.errors import InputError
 from limitformer.covariance.limit.covariance import log_variance
-from limitformer.models import equicorrelated
 from limitformer.results.outcomes import OUTCOMES
 from limitformer.sweep.describe import seed_of
 from limitformer.sweep.run import compute_sweep
@@ -90,13 +88,6 @@ def test_moments_of_a_network():
     }
 
 
-def test_moments_of_one_sample_have_no_spread():
-    data, samples = both({"moments": True}, samples=1)
-    np.testing.assert_array_equal(data["overlap_mean"], overlaps(samples)[:, 0])
-    assert np.isnan(data["overlap_variance"]).all()
-    assert np.isnan(data["overlap_error"]).all()
-
-
 def quantile(x, level):
     """Return a quantile, linear between the order statistics."""
     x = np.sort(x)
@@ -153,12 +144,6 @@ def test_equal_counts_antipodal_clusters_of_equal_size():
     assert (data["equal"] < pairs).any(), "the case is too easy"
 
 
-def test_outcomes_of_any_number_of_tokens_fit_one_array():
-    data = compute_sweep(sweep({"tokens": [1, 2, 4]}, keep={"outcomes": True}), threads=1, progress=False)
-    np.testing.assert_allclose(data["probability"].sum("outcome"), 1)
-    assert data["probability"].sel(tokens=1, outcome="single cluster").item() == 1
-
-
 def first_outside(matrices, largest, smallest):
     """Return the first layer with an eigenvalue outside, or the last layer, from a loop over matrices."""
     for layer, v in enumerate(matrices):
@@ -181,30 +166,6 @@ def test_stopping_times_have_the_ends_of_the_figures():
         layer = first_outside(samples["covariance"].values[cell, sample], LARGEST, SMALLEST)
         assert float(data["stopping_time"][cell, sample]) == layer / 20
     assert len(np.unique(data["stopping_time"])) > 3, "the case is too easy"
-
-
-@pytest.mark.parametrize("ends", [{"largest": 4.5, "smallest": 0.5}, {"largest": 4.5}, {"smallest": 1.2}], ids=str)
-def test_stopping_times_have_user_defined_ends(ends):
-    data, samples = networks({"stopping_times": ends})
-    ends = {"largest": 1e4, "smallest": 1e-4, **ends}
-    for cell, sample in np.ndindex(2, 30):
-        layer = first_outside(samples["covariance"].values[cell, sample], **ends)
-        assert float(data["stopping_time"][cell, sample]) == layer / NETWORK.width
-    assert len(np.unique(data["stopping_time"])) > 2, "the case is too easy"
-
-
-def test_stopping_times_of_the_limit_are_times():
-    """Paths stop at the first time with an eigenvalue outside, or before it, if it was outside between two times."""
-    settings = {"as": "limit", "dt": 0.05}
-    data, samples = networks({"stopping_times": {"largest": 4.2}}, **settings)
-    v = samples["covariance"].values
-    times = lf.simulate(lf.limit(NETWORK), equicorrelated(**TABLE), samples=1, seed=0, dt=0.05, threads=1)["time"]
-    above = np.linalg.eigvalsh(v)[..., -1] > 4.2
-    seen = np.where(above.any(2), times.values[above.argmax(2)], times.values[-1])
-    assert np.isin(data["stopping_time"], times.values).all()
-    assert (data["stopping_time"].values <= seen).all()
-    assert (data["stopping_time"].values < seen).any()
-    assert len(np.unique(data["stopping_time"])) > 2, "the case is too easy"
 
 
 @pytest.mark.parametrize("ends", [{"largest": 2.0, "smallest": 1e-9}, {"largest": 1e9, "smallest": 0.5}], ids=str)
@@ -261,33 +222,6 @@ def test_ks_is_the_distance_from_a_separate_simulation_of_the_limit():
         assert float(data["overlap_ks"][k]) != ks_2samp(overlaps(samples)[k, :, 0], theirs).statistic
 
 
-def test_ks_of_a_network_is_at_the_same_depth_over_width():
-    data, samples = networks({"ks": True}, record="last", samples=50)
-    settings = {"samples": 50, "seed": 4, "start": TABLE}
-    description = lf.Sweep(NETWORK, over={"gamma": [0.2, 0.6]}, simulate=settings, reduce={"ks": True})
-    rho, variance = correlations(samples), np.einsum("cspii->csp", samples["covariance"].values) / 3
-    for k, cell in enumerate(description.cells()):
-        settings = {"samples": 50, "seed": seed_of(description, cell), "record": [6 / 20], "threads": 1}
-        limit = lf.simulate(lf.limit(cell.model), equicorrelated(**TABLE), **settings)
-        v = limit["covariance"].values[:, 0]
-        theirs = {
-            "correlation": correlations(limit)[:, 0],
-            "variance": (v[:, 0, 0] + v[:, 1, 1] + v[:, 2, 2]) / 3,
-        }
-        for name, ours in {"correlation": rho, "variance": variance}.items():
-            expected = ks_2samp(ours[k, :, -1], theirs[name]).statistic
-            assert float(data[f"{name}_ks"][k]) == pytest.approx(expected, abs=1e-12)
-
-
-def test_ks_falls_with_the_layers():
-    """Chain and limit differ at L = 2 and not at L = 400; the level is that of Kolmogorov's law at 1e-4."""
-    over = {"layers_per_unit_time": [2, 400]}
-    data = compute_sweep(sweep(over, keep={"ks": True}, samples=2000, seed=3), threads=1, progress=False)
-    critical = np.sqrt(-np.log(1e-4 / 2) / 2) * np.sqrt(2 / 2000)
-    coarse, fine = (float(value) for value in data["overlap_ks"])
-    assert fine < critical < coarse
-
-
 def test_several_reductions_equal_each_one_alone():
     keep = {"samples": True, "moments": True, "quantiles": LEVELS, "outcomes": True, "ks": True}
     together = compute_sweep(sweep({"beta": [0.5, 2.0]}, THREE, keep), threads=1, progress=False)
@@ -309,13 +243,6 @@ def test_exits_are_counted_by_every_point():
         assert data["left_error"].values == pytest.approx(np.array(spread))
         assert (np.diff(counted) >= 0).all()
         assert 0 < np.max(counted) < 1
-
-
-def test_wrong_twin_clopper_pearson_is_not_wilson():
-    data, _ = both({"outcomes": {"level": 0.9}}, PAIR, {"beta": [3.0]}, samples=40, horizon=12.0, tolerance=0.2)
-    p = data["probability"].values.ravel()
-    low = beta_law.ppf(0.05, 40 * p, 40 * (1 - p) + 1)
-    assert (np.abs(low - data["low"].values.ravel()) > 1e-4).any()
 
 
 @pytest.mark.parametrize(
