@@ -345,10 +345,10 @@ def test_design_refuses_bad_input(options, says):
 
 
 def test_design_refuses_other_subjects(tmp_path):
-    with pytest.raises(lf.InputError, match="design takes a configuration"):
+    with pytest.raises(lf.InputError, match="GPT2LMHeadModel has its weights already"):
         lf.design(drawn(small(), 0, None))
-    with pytest.raises(lf.InputError, match="design takes a configuration"):
-        lf.design(lambda: torch.nn.Linear(2, 2))
+    with pytest.raises(lf.InputError, match="has no blocks"):
+        lf.design(lambda: torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)), torch.ones(1, 3, 2))
     with pytest.raises(lf.InputError, match=r"no public shape.*Nearest: gpt2"):
         lf.design("gpt22")
     with pytest.raises(lf.InputError, match=r"or a limitformer\.Transformer; got ShapedAttention"):

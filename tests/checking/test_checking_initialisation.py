@@ -13,6 +13,7 @@ from initialisation_alarms import alarms, law_and_reference
 from limitformer.base.errors import InputError
 from limitformer.initialisation.bugs import BUGS
 from limitformer.initialisation.weight_by_weight import check_initialisation, initialisation
+from limitformer.subjects.subject import resolve
 from limitformer.weightless.law import build_without_weights, table_of
 
 TITLES = {bug.key: bug.title for bug in BUGS}

@@ -91,7 +91,10 @@ def test_normalised_product_is_not_a_knob(family, name):
 def test_padding_rows_stay_zero_when_embeddings_are_scaled():
     """The pasted lines and the law keep these rows; an override by a standard deviation would draw them."""
     namespace = {}
-    exec(PYTHON.format(fields=block("FIELDS", []), factors='FACTORS = {"bert.embeddings.*.weight": 4.0}'), namespace)
+    exec(
+        PYTHON.format(setter="", fields=block("FIELDS", []), factors='FACTORS = {"bert.embeddings.*.weight": 4.0}'),
+        namespace,
+    )
     model = transformers.BertForMaskedLM(CONFIGS["bert"]())
     namespace["scale_weights"](model)
     table = model.bert.embeddings.word_embeddings.weight.detach()

@@ -23,6 +23,8 @@ from limitformer.checking.curves import CURVES
 from limitformer.checking.page import page as pages
 from limitformer.checking.verdicts import Verdict
 from limitformer.initialisation.weight_by_weight import initialisation
+from limitformer.reports import figures
+from limitformer.reports import page as frame
 from pages_read import CONTRAST, PageParser, intruders, opened
 
 SIZES = {"vocab_size": 60, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 24, "bos_token_id": 1}
@@ -148,7 +150,8 @@ def test_hostile_names_stay_text(hostile):
 
 
 @pytest.mark.parametrize(
-    ("module", "function", "twin"), [(pages, "escape", str), (svg, "escape", str), (pages, "as_json", json.dumps)]
+    ("module", "function", "twin"),
+    [(pages, "escape", str), (figures, "escape", str), (frame, "escape", str), (pages, "as_json", json.dumps)],
 )
 def test_wrong_twin_without_escaped_names_is_detected(module, function, twin, hostile, monkeypatch):
     monkeypatch.setattr(module, function, twin)

@@ -34,7 +34,7 @@ def test_command_prints_exponents_and_writes_files(run, folder):
         (("--widths", "16,wide"), "sizes must be whole numbers"),
         (("--widths", "16,32", "--rule", "mumup"), "--rule must be one of"),
         (("--widths", "16,32", "--optimizer", "adamax"), "--optimizer must be one of"),
-        (("--widths", "16,32", "--set", "depth=3"), "the configuration has no field depth"),
+        (("--widths", "16,32", "--set", "depth=3"), "the configuration of gpt2 has no field 'depth'"),
         (("--over", "n_embd"), "--over takes NAME=N"),
         (("--widths", "16,32", "--fail-on", "rate"), "--fail-on must be transfer; got 'rate'"),
         (("--widths", "16,32", "--fail-on", "transfer", "--samples", "3"), "--fail-on transfer needs --samples 4 or"),

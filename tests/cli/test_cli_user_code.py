@@ -148,11 +148,11 @@ def test_an_interrupted_command_lists_the_files_that_it_wrote(run, model, tmp_pa
         raise KeyboardInterrupt
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("limitformer.checking.report.save", interrupted)
+    monkeypatch.setattr("limitformer.reports.report.save", interrupted)
     result = run("check", f"{model}:Words", "--inputs", 4, "--samples", 2, "--out", "out")
     assert (result.exit_code, result.stderr) == (
         130,
-        "Interrupted; these were written: out/check.html, out/check.png, out/check.json.\n",
+        "Interrupted; these were written: out/check.html, out/check.json, out/check.png.\n",
     )
     assert sorted(each.name for each in (tmp_path / "out").iterdir()) == ["check.html", "check.json", "check.png"]
 

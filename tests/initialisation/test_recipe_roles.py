@@ -6,6 +6,7 @@ import transformers
 from torch import nn
 
 from limitformer.initialisation.recipes.roles import places_of
+from limitformer.subjects.subject import resolve
 from limitformer.weightless.law import build_without_weights, table_of
 
 IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}

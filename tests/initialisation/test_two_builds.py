@@ -246,7 +246,7 @@ def test_command_compares_two_builds(tmp_path, monkeypatch):
     assert run("mine.py:on_cpu", "mine.py:on_meta").exit_code == 0
     assert json.loads(run("mine.py:on_cpu", "mine.py:on_meta", "--json").stdout)["b"] == "on_meta"
     for words, message in {
-        ("mine.py:on_cpu", "mine.py:on_mate"): "B: mine.py has no 'on_mate'. Nearest: on_meta.",
+        ("mine.py:on_cpu", "mine.py:on_mate"): "mine.py has no 'on_mate'. Nearest: on_meta.",
         ("mine.py:on_cpu", "mine.py:broken"): "broken cannot be built: OSError: no disk",
         ("mine.py:on_cpu", "mine.py"): "Nearest: mine.py:NAME",
         ("mine.py:on_cpu", "mine.py:on_cpu", "--fail-on", "tie"): "--fail-on: 'tie' is not a kind",

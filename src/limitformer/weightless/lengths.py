@@ -45,7 +45,7 @@ class RowsMeasured(Exception):  # noqa: N818, no error
     """
 
     def __init__(self, values: dict[str, Tensor]) -> None:
-        super().__init__()
+        super().__init__(values)
         self.values = values
 
 
