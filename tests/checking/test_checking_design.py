@@ -22,6 +22,7 @@ from limitformer.designing.designed import Risk
 from limitformer.designing.grid import region_of
 from limitformer.designing.objective import outside
 from limitformer.subjects.losses import chosen_loss
+from limitformer.subjects.subject import resolve
 from limitformer.sweep import SweepInterrupted
 
 GPT2 = {"vocab_size": 60, "n_embd": 24, "n_layer": 3, "n_head": 4, "n_positions": 24, "initializer_range": 0.2}
@@ -359,6 +360,40 @@ def test_design_refuses_other_subjects(tmp_path):
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(lf.InputError, match="holds weights"):
         lf.design(str(tmp_path))
+
+
+def test_design_of_a_function_is_that_of_its_configuration():
+    """The argument `initializer_range` is the knob that the field of that name is: the same cells, bit by bit."""
+
+    def build(initializer_range=0.2):
+        return resolve(small(initializer_range=initializer_range)).factory()
+
+    options = {"tokens": 5, "scan": 4, "samples": 29, "progress": False, "objective": {"gradient": None}}
+    options |= {"knobs": "initializer_range", "grid": {"initializer_range": [0.05, 0.2]}}
+    ids = [[3, 4, 5, 6, 7]]
+    by_function, by_field = (lf.design(model, ids, **options) for model in (build, small(initializer_range=0.2)))
+    assert by_function.region["distance"].equals(by_field.region["distance"])
+    assert by_function.changes["settings"] == by_field.changes["settings"]
+    assert "build(**FIELDS)" in by_function.python()
+    exec(by_function.python(), {})
+    other = lf.design(lambda initializer_range=0.3: build(initializer_range), ids, **options)
+    assert other.present.setting == {"initializer_range": 0.3}
+
+
+def test_bands_of_what_was_not_measured_are_refused():
+    class Adds(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(8, 8)
+
+        def forward(self, x):
+            return x + self.linear(x)
+
+    def build():
+        return torch.nn.Sequential(torch.nn.Embedding(9, 8), *(Adds() for _ in range(2)))
+
+    with pytest.raises(lf.InputError, match=r"asks for effective, which was not measured .* \(--effective none\)"):
+        lf.design(build, tokens=5, knobs="embedding", grid={"embedding": [1, 2]}, progress=False)
 
 
 class Interrupting:

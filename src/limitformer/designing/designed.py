@@ -177,7 +177,7 @@ import torch
 
 
 def scale_weights(model):
-    """Scale the weights once, after the model was made from that configuration and before it is trained."""
+    """Scale the weights once, after the model was made and before it is trained."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             factor = next((factor for pattern, factor in FACTORS.items() if fnmatchcase(name, pattern)), 1.0)

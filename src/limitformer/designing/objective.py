@@ -72,7 +72,14 @@ class Objective:
         return {name: (1.0, band) if name == "gradient" else band for name, band in bands.items()}
 
     def distance(self, values: Values) -> Array:
-        """Return how far each network is from meeting the objective (sample,); 0 if it does."""
+        """Return how far each network is from meeting the objective (sample,); 0 if it does.
+
+        Raises:
+            InputError: a band asks for what was not measured, such as the attention of a module without any.
+        """
+        for name in self.bands:
+            hint = f"Nearest: objective={{{name!r}: None}} (--{name} none)."
+            require(name in values, f"the objective asks for {name}, which was not measured in this network. {hint}")
         distances = [outside(name, *values[name], band) for name, band in self.bands.items()]
         return np.nan_to_num(np.max(distances, 0), nan=LARGEST, posinf=LARGEST)
 
