@@ -380,7 +380,7 @@ def test_design_of_a_function_is_that_of_its_configuration():
     assert other.present.setting == {"initializer_range": 0.3}
 
 
-def test_bands_of_what_was_not_measured_are_refused():
+def test_design_refuses_bands_that_were_not_measured():
     class Adds(torch.nn.Module):
         def __init__(self):
             super().__init__()

@@ -294,10 +294,10 @@ def test_browser_draws_every_plot_without_a_request(browser, network_page, tmp_p
 
 
 def test_wrong_twin_of_the_script_is_detected(browser, network, tmp_path, monkeypatch):
-    script = pages.asset("page.js")
+    script = pages.SCRIPT
     broken = script.replace("const matrix = data", "").replace("this.cell(pen, row, column);", "nothing();")
     assert broken != script
-    monkeypatch.setattr(pages, "asset", lambda name, real=pages.asset: broken if name == "page.js" else real(name))
+    monkeypatch.setattr(pages, "SCRIPT", broken)
     with opened(browser, network.page(), tmp_path) as tab:
         assert tab.troubles
         assert tab.evaluate(UNDRAWN)

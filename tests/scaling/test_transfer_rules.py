@@ -150,7 +150,7 @@ def test_parametrise_refuses_rules_and_optimisers(rule, kind, message):
 
 def test_transformer_has_its_own_parametrisation():
     model = lf.Transformer(width=16, depth=2, gamma=0.5, feedforward=lf.ReLU())
-    assert parametrise(model, "width", 32, 16, "standard").model.width == 32
+    assert parametrise(model, "width", 32, 16, "standard").model.transformer.width == 32
     with pytest.raises(InputError, match="divides by √width in its code, which is another parametrisation than mup"):
         parametrise(model, "width", 32, 16, "mup")
 

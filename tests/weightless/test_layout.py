@@ -352,7 +352,7 @@ def test_verdict_on_another_stack_begins_with_its_name(tmp_path):
     assert names["collapsed"].startswith("encoder: ")
     assert report.failed("collapsed")
     paths = [path.name for path in report.save(tmp_path)]
-    assert paths == ["check.html", "check.png", "check.nc", "check-encoder.nc", "check.json"]
+    assert paths == ["check.html", "check.json", "check.png", "check.nc", "check-encoder.nc"]
     assert "By layer: encoder" in (tmp_path / "check.html").read_text()
 
 

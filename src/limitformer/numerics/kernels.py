@@ -38,11 +38,11 @@ FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
 PACKAGE = Path(__file__).parents[1]
 KERNEL_SOURCES = (
     "numerics/*.py",
-    "paths/*.py",
+    "sampling/*.py",
     "covariance/*/*.py",
     "sphere/**/*.py",
     "weightless/numbers.py",
-    "weightless/steps/entrywise.py",
+    "stepping/entrywise.py",
 )
 
 

@@ -145,7 +145,7 @@ def trained(cell: TinyNetwork, sizes: Sizes, data: TextData, seed: int, out: Pat
     torch.manual_seed(seed)
     model: Any = resolve(configuration(cell, sizes), shaping=shaping_of(cell, sizes))
     summary = train(
-        model.subject.factory(),
+        model.factory(),
         plan_of(sizes, seed, folder),
         train_data=data.train,
         eval_data=spread(data.evaluation, sizes.evaluated),

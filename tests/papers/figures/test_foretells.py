@@ -171,7 +171,7 @@ def test_checked_law_is_that_of_the_trained_network(kind):
     subject = tiny_networks.resolve(
         tiny_networks.configuration(cell, sizes), shaping=tiny_networks.shaping_of(cell, sizes)
     )
-    model = subject.subject.factory()
+    model = subject.factory()
     embedding = model.get_input_embeddings().weight.detach().numpy()
     assert abs(embedding.std() / 0.05 - 1) < 5 / np.sqrt(2 * embedding.size)
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight

@@ -28,6 +28,7 @@ from limitformer.reports.page import as_json, card, document, pairs, paragraph, 
 from limitformer.reports.verdict import BROKEN, WATCH
 from limitformer.results.correlation import correlation
 
+SCRIPT = files("limitformer.checking.page").joinpath("page.js").read_text(encoding="utf-8")
 LAW = (
     "This is about initialisation: the exact law of networks as their own code draws them. Nothing was trained, and "
     "nothing is said about training beyond the sources that are named."
@@ -42,13 +43,12 @@ Part = dict[str, Any]  # a sublayer or a kind of weight; empty: the whole curve
 
 def page(network: CheckedNetwork, against: CheckedNetwork | None, thresholds: Mapping[str, Threshold]) -> str:
     """Return the page of a network, with another one next to it."""
-    script = files("limitformer.checking.page").joinpath("page.js").read_text(encoding="utf-8")
     networks = [network] if against is None else [network, against]
     parts = [heading(network, against), curves(network, against, thresholds), cells(networks)]
     weights = "".join(findings(each) for each in networks)
     parts += map(recipe_section, networks)
     parts += [section("Initialisation, weight by weight", "initialisation", weights), sources(networks, thresholds)]
-    return document(f"{network.name}: limitformer check", "".join(parts), script, as_json(grids(networks)))
+    return document(f"{network.name}: limitformer check", "".join(parts), SCRIPT, as_json(grids(networks)))
 
 
 def heading(network: CheckedNetwork, against: CheckedNetwork | None) -> str:
