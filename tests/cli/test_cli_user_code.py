@@ -133,6 +133,11 @@ def test_code_of_a_folder_runs_only_if_it_is_trusted(run, tmp_path, monkeypatch)
     assert trusted.exit_code == 0, trusted.output
     assert "own: 3 blocks, 6 tokens" in trusted.output
     assert "of a uniform guess 3.401" in trusted.output  # ln 30: a causal model
+    options = ("--samples", 2, "--tokens", 6, "--trust-remote-code")
+    assert "own with depth=5: 5 blocks, 6 tokens" in run("check", folder, *options, "--set", "depth=5").output
+    assert "the configuration of own has no field 'dept'. Nearest: depth" in run(
+        "check", folder, *options, "--set", "dept=5"
+    ).output.replace("\n", " ")
 
 
 def test_sys_exit_in_a_file_or_its_function_is_an_error_with_its_place(run, model):

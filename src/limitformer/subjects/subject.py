@@ -98,7 +98,7 @@ def resolve(
     named = isinstance(what, str | Path) and not str(what).lstrip().startswith("{") and not names_code(str(what))
     name = readable_name(Path(what)) if named else None
     if trust_remote_code and named and has_code(Path(what)):
-        what = code_of_folder(Path(what), loads)
+        what, settings = code_of_folder(Path(what), settings or {}, loads), None
     if loads and named and not isinstance(what, Subject | nn.Module):
         from limitformer.subjects.checkpoints import holds_weights
 
@@ -310,11 +310,11 @@ def has_code(path: Path) -> bool:
         return False
 
 
-def code_of_folder(path: Path, loads: bool) -> Subject | nn.Module:
+def code_of_folder(path: Path, settings: Mapping[str, Any], loads: bool) -> Subject | nn.Module:
     """Return how the code in a folder makes its network, or the network of its weights.
 
     Raises:
-        InputError: it names no class of a model, cannot be built, or its files lack weights.
+        InputError: it names no class of a model, lacks a setting, cannot be built, or its files lack weights.
     """
     import transformers
 
@@ -324,12 +324,16 @@ def code_of_folder(path: Path, loads: bool) -> Subject | nn.Module:
     folder = path if path.is_dir() else path.parent
     name, options = readable_name(folder.absolute()), {"trust_remote_code": True, "local_files_only": True}
     with quiet_transformers(), one_line(f"the code in {name} cannot be run"):
-        config: Any = as_plain_formulas(transformers.AutoConfig.from_pretrained(folder, **options))
+        config: Any = as_plain_formulas(transformers.AutoConfig.from_pretrained(folder, **options, **settings))
+        for key in settings:
+            known = config.to_dict()
+            require(key in known, f"the configuration of {name} has no field {key!r}.{nearest(key, known)}")
         auto = next((each for _, each, _ in AUTO_CLASSES if each in config.auto_map), None)
         if auto is None:
             raise InputError(f"auto_map of {name} must name a class for a task, such as 'AutoModelForCausalLM'.")
         maker: Any = getattr(transformers, auto)
         if loads and holds_weights(path):
+            require(not settings, "settings are for configurations; this network has its weights already.")
             module, report = maker.from_pretrained(folder, config=config, output_loading_info=True, **options)
             missing = sorted(report["missing_keys"])
             require(not missing, f"{name} lacks the weight {''.join(missing[:1])}.")
