@@ -1,0 +1,75 @@
+"""All reports: what one says in text, JSON, table, page, notebook and data comes from one object and agrees."""
+
+import csv
+import html
+import json
+
+import pytest
+import xarray as xr
+
+import limitformer as lf
+
+pytest.importorskip("transformers")
+
+SMALL = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 60, "initializer_range": 0.2}
+STEPS = {"optimizer": "sgd", "steps": 1, "seed": 0, "progress": False}
+
+
+@pytest.fixture(scope="module")
+def reports():
+    """Return each report by the name of its files, with the sentences that it must say everywhere."""
+    quick = {"tokens": 6, "samples": 2, "progress": False}
+    check, steps = lf.check(SMALL, **quick), lf.steps(SMALL, 6, rates=[0.1, 10.0], samples=2, **STEPS)
+    compare = lf.compare({"one": SMALL, "two": SMALL | {"initializer_range": 3.0}}, witness=False, **quick)
+    transfer = lf.transfer(SMALL, {"width": [16, 32]}, 6, samples=4, witness=False, **STEPS)
+    design = lf.design(SMALL, tokens=6, knobs="initializer_range", grid={"initializer_range": [0.1, 0.2]}, samples=29,
+                       scan=2, objective={"gradient": None}, progress=False)  # fmt: skip
+    return {
+        "check": (check, [one.said for one in check.verdicts] + [check.proof]),
+        "steps": (steps, [one.said for one in steps.verdicts] + [steps.proof]),
+        "compare": (compare, [one.said for each in compare.reports.values() for one in each.failed("any")]),
+        "transfer": (transfer, [transfer.conclusion]),
+        "design": (design, [design.verdict]),
+    }
+
+
+TABLES = {"steps": "rates", "compare": "table", "transfer": "measures"}  # the part of the JSON that is the table
+
+
+@pytest.mark.parametrize("name", ["check", "steps", "compare", "transfer", "design"])
+def test_text_json_table_page_and_data_agree(name, reports, tmp_path):
+    report, sentences = reports[name]
+    written = report.save(tmp_path)
+    assert all(path.is_file() for path in written)
+    assert written[0].name == f"{name}{'.json' if name == 'design' else '.html'}"
+    assert {path.name for path in tmp_path.iterdir()} == {path.name for path in written}
+    record = json.loads((tmp_path / f"{name}.json").read_text(encoding="utf-8"))
+    assert record == json.loads(json.dumps(report.record()))
+    with xr.open_dataset(tmp_path / f"{name}.nc") as data:
+        xr.testing.assert_equal(data.load(), report.dataset())
+    page, text = report.page(), " ".join(str(report).split())
+    assert sentences
+    for sentence in sentences:
+        assert " ".join(sentence.split()) in text
+        assert not page or html.escape(sentence.removeprefix("fine: ")) in page
+    assert report._repr_html_() == (
+        f'<iframe srcdoc="{html.escape(page)}" width="100%" height="900" style="border:0"></iframe>' if page else None
+    )
+    if name in TABLES:
+        agrees(name, record[TABLES[name]], tmp_path / f"{name}.csv")
+
+
+def agrees(name, table, path):
+    """Assert that the rows of the CSV hold the numbers of the JSON."""
+    rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+    records = [{"model": key, **row} for key, row in table.items()] if name == "compare" else table
+    assert len(rows) == len(records) > 1
+    numbers = 0
+    for row, one in zip(rows, records, strict=True):
+        for key, value in one.items():
+            if isinstance(value, float):
+                assert float(row[key]) == pytest.approx(value, rel=1e-12)
+                numbers += 1
+            elif value is not None:
+                assert row[key] == str(value)
+    assert numbers > 2
