@@ -64,7 +64,6 @@ class Encoder(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens to tokens."""
         for layer in self.layers:
             x = layer(x)
         return x

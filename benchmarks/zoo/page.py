@@ -49,7 +49,6 @@ transformers itself runs at that size, {within} are within {seconds} s and {giga
 def page(
     rows: Mapping[str, dict[str, Any]], laws: Mapping[str, dict[str, Any]], sizes: Mapping[str, dict[str, Any]]
 ) -> str:
-    """Return the page."""
     counts = Counter(row.get("verdict", FAILS) for row in rows.values())
     runs = sum(counts.values()) - counts[ABSENT]
     lines = [line(row, laws.get(kind, {}), sizes.get(kind, {})) for kind, row in sorted(rows.items())]

@@ -141,7 +141,7 @@ def progress_bar(description: str, total: int, first: float | None = None) -> Ba
 
 @dataclass
 class PartOfBar:
-    """A part of longer work, shown on its bar: `count` pieces of the part are `size` pieces of the whole."""
+    """A phase of a longer bar: its `count` steps fill `size` steps of the bar."""
 
     whole: Bar | None
     first: float

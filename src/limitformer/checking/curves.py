@@ -6,7 +6,7 @@ Pairs are of different tokens of one sequence, and means are over sequences.
   stable_rank      tr V/λ₁: |X|²_F/|X|₂², the number of directions that matter
   effective_rank   exp of the entropy of λ/tr V
   size             √(tr V/m), the root mean square of a coordinate
-  relative_branch  by sublayer: size of the branch over that of the stream it is added to
+  relative_branch  by sublayer: size of the branch over that of the stream it is added to;
   group_size       `size` of words and of what stands among them, such as an image (group)
   agreement        of the outputs for two inputs that differ in one condition (`conditions`)
   gradient         |∂L/∂W| by kind of weight and block; several of one kind in a block (experts) count as one matrix

@@ -85,12 +85,12 @@ class CheckedNetwork:
         """Return the verdicts that fail a check for `names`.
 
         Args:
-            names: verdicts and grades with commas between. A verdict fails at its worst grade: `collapsed` at broken,
+            names: verdicts and grades, separated by commas. A verdict fails at its worst grade: `collapsed` at broken,
                 `swamped`, which is never broken, at watch. `broken` is any verdict of that grade, `watch` or `any` is
                 every verdict.
 
         Raises:
-            InputError: there is no verdict or grade of that name.
+            InputError: a name is neither a verdict nor a grade.
         """
         return failed(self.verdicts, failing(names))
 

@@ -114,7 +114,7 @@ def middle(values: Array, axis: int = 1) -> Array:
 
 
 def quantile(values: Array, share: float, axis: int = 1) -> Array:
-    """Return a quantile over samples, one of the values, with the conventions of `middle`."""
+    """Return a quantile that is one of the samples; NaN is treated as in `middle`."""
     numbers = np.where(np.isnan(values), np.inf, values)
     ends = np.quantile(numbers, share, axis=axis, method="inverted_cdf")
     return np.where(np.isnan(values).all(axis), np.nan, ends)
@@ -234,7 +234,7 @@ def sound_verdict(table: xr.Dataset, place: int, count: int, what: str, why: str
         parts.append(f"there the stream changes by {change} times its size")
     parts += [
         f"at {rate_text(table, k)} in {int(table['falls'][k])} of {count}"
-        + (f" (in {more} more that of an unseen batch explodes)" if more else "")
+        + (f" (in {more} more it falls, but the loss of an unseen batch explodes)" if more else "")
         for k in (*above, *below)
         for more in (int(table["falls_alone"][k] - table["falls"][k]),)
     ]

@@ -118,10 +118,10 @@ class TrainedNetworks:
         return {name: meaning for name, (_, meaning) in COLUMNS.items()}
 
     def failed(self, names: str | None = "any") -> list[Verdict]:
-        """Return the verdicts of the grade watch or broken that have these names or grades, with commas between.
+        """Return the verdicts of the grade watch or broken that have these names or grades, separated by commas.
 
         Raises:
-            InputError: there is no verdict or grade of that name.
+            InputError: a name is neither a verdict nor a grade.
         """
         wanted = set(failing(names, STEP_VERDICTS))
         every = bool(wanted & {WATCH, ANY})

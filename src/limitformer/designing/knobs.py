@@ -166,7 +166,7 @@ def shaped_knobs(names: Iterable[str], model: Transformer) -> list[Knob]:
     """Return γ and τ₀ of a Transformer.
 
     Raises:
-        InputError: the name is another, or there is no attention to have a τ₀.
+        InputError: the name is another, or a τ₀ is asked of a model without attention.
     """
     knobs = []
     for name in distinct(names):

@@ -117,7 +117,7 @@ class BuildComparison:
 
     @property
     def summary(self) -> str:
-        """One line of text."""
+        """The result in one line of text."""
         number = f"{len(self.tensors)} tensors"
         if not self.findings:
             return f"all {number} agree"

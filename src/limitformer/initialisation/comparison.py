@@ -1,6 +1,6 @@
 r"""`compare`: two builds of one model, such as one on the CPU and one on the meta device, `to_empty` and initialised.
 
-The first build is the reference. Laws that the code tells are compared exactly, and so are fixed numbers, ties, shapes,
+The first build is the reference. Laws read from the code are compared exactly, and so are fixed numbers, ties, shapes,
 types and flags: two sound builds cannot differ in them. Only tensors that are random, and whose law is not known on
 both sides, need tests (`two_builds`, `weight_tests`). Their p-values are corrected together (Holm), so that two builds
 of one law have *any* finding with probability at most `level`.

@@ -68,7 +68,7 @@ class ModuleWeights:
 
 
 def measure_weights(module: nn.Module, table: LawTable | None, reference: nn.Module | None) -> ModuleWeights:
-    """Summarise every parameter once."""
+    """Summarise every parameter, a shared one once."""
     parameters = dict(module.named_parameters(remove_duplicate=False))
     meta = next((name for name, parameter in parameters.items() if parameter.is_meta), None)
     require(meta is None, f"the module has no numbers: {meta} is on the meta device. Load or draw its weights first.")

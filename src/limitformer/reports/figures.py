@@ -42,7 +42,7 @@ class Panel:
     The axis of y is logarithmic if the values span much, but never if it is `linear`; that of x only if it is `log`.
     `limits` are grades and the numbers at which they begin; those within the drawing have a line. `ticks` are the
     places of x with a label, by default round numbers. `least_span` above 0 makes the axis of y logarithmic, with at
-    least this ratio of its ends, so that what hardly changes looks flat.
+    least this ratio of its ends, so that small changes look flat.
     """
 
     title: str

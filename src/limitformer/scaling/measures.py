@@ -1,4 +1,4 @@
-"""What `transfer` measures at each size, and the conclusion: which effects of the steps depend on the size."""
+"""The measures of `transfer` at each size, and its conclusion: which effects of the steps depend on the size."""
 
 import json
 import math
@@ -123,7 +123,7 @@ class MeasuredSizes:
             )
         if self.transfers is None:
             return (
-                f"These networks do not tell whether the learning rate transfers over the {self.over}. "
+                f"These networks do not decide whether the learning rate transfers over the {self.over}. "
                 f"Nearest: more networks at each {self.over}, or sizes further apart."
             )
         if self.transfers:

@@ -297,5 +297,5 @@ def number_in(options: Mapping[str, Any], key: str, name: str, default: float | 
     value = options.get(key, default)
     one = isinstance(value, Tensor) and value.numel() == 1 and not value.is_meta
     value = float(value) if one or isinstance(value, np.floating) else value
-    require(is_number(value), f"{name} has {key}={value!r}, which is no number.")
+    require(is_number(value), f"{name} has {key}={value!r}, which is not a number.")
     return float(value)

@@ -98,7 +98,7 @@ def simulate_steps(
         `entropy`, `logit_std`, `largest_logit`, … of attention by head; `output` and `output_change`, the root mean
         squares of the output and of its difference from the start. By weight: `weight_gradient`, `weight_change` |W_t −
         a W_0| with a the factor of weight decay, relative to `weight_size`, the norm |W_0| in root mean square over
-        networks (infinite for a weight that was zero and moves), and its largest singular value `weight_spectral` where
+        networks (infinite for a weight that was zero and moves); its largest singular value `weight_spectral` where
         the change has low rank, relative to the same; `update_effect`, the root mean square of what the change adds to
         the output of the weight's linear map, times a multiplier between the head and the module's output. The
         coordinates `matrix` and `table` say which weights have two dimensions or more, and which are those of an

@@ -87,7 +87,7 @@ class Forms:
     def stores(self, weight: RandomWeight) -> bool:
         """Whether updates by Adam or Lion are kept: those of the first matrices that take no more than `STORED_BYTES`.
 
-        The free memory has no say, since results would depend on it in their last digits.
+        This does not depend on free memory: results would differ in their last digits.
         """
         if weight.name not in self.stored:
             size = self.stored_bytes + 3 * math.prod(weight.shape) * weight.run.dtype.itemsize

@@ -147,7 +147,7 @@ def options_of(subject: Subject) -> dict[str, Any]:
 def named_values(inputs: Any) -> dict[str, Any]:
     """Return arguments by name; positional ones have names that no argument can have. A mapping at the end is named.
 
-    A dictionary for one argument counts as its entries: `call_with` makes it again.
+    The entries of a dictionary argument are listed by name; `call_with` rebuilds the dictionary.
 
     Raises:
         InputError: more than one dictionary is an argument.

@@ -30,7 +30,7 @@ def output_of(out: Any) -> Tensor:
     """Return the output proper: logits, the last hidden state, or the first tensor of two dimensions or more.
 
     Raises:
-        InputError: there is no tensor of real numbers in the output.
+        InputError: the output has no tensor of real numbers.
     """
     if isinstance(out, Tensor):
         return out
@@ -129,7 +129,7 @@ def chosen_loss(loss: Loss | str | None, task: str, otherwise: Choice | None = N
         batch_dim: the dimension of the inputs that counts sequences.
 
     Raises:
-        InputError: there is no loss of this name.
+        InputError: the name is not a loss.
     """
     if loss is not None:
         named: dict[str, tuple[str, Loss]] = {

@@ -186,7 +186,7 @@ def views(module: nn.Module, known: dict[str, Law], watch: LawWatch) -> dict[str
 def other_randomness(module: nn.Module, other: nn.Module, watch: LawWatch) -> tuple[dict[str, str], dict[str, str]]:
     """Return reasons, by name, why tensors and numbers other than parameters differ from module to module.
 
-    The first ones are about things that a build has, the second ones about all others.
+    The first dictionary has what a build for one sample draws again, the second what it cannot.
     """
     reasons, doubts, twins = dict[str, str](), dict[str, str](), dict(other.named_buffers())
     for name, buffer in module.named_buffers():

@@ -87,7 +87,7 @@ def chosen_layout(module: nn.Module, blocks: Chosen) -> Layout:
     """Return the blocks that the user chose.
 
     Raises:
-        InputError: there is no such module.
+        InputError: a module is missing.
     """
     names = {id(part): name for name, part in module.named_modules()}
     if callable(blocks):
@@ -307,7 +307,7 @@ def search(module: nn.Module, calls: dict[str, list[Call]], otherwise: Layout | 
     """Find the blocks of a network by the calls of one pass, or return the other layout if there are none.
 
     Raises:
-        InputError: no module receives a stream and returns it, and there is no other layout.
+        InputError: no module receives a stream and returns it, and no other layout is given.
     """
     found = Search(module, calls)
     stacks = found.inside("", module) or list(found.attributes())
@@ -319,7 +319,7 @@ def search(module: nn.Module, calls: dict[str, list[Call]], otherwise: Layout | 
             "Nearest: blocks='…' with the names of its blocks."
         )
     stacks = found.joined(stacks)
-    # Beside stacks of tokens, pixels of a convolutional backbone and lists of single layers are no stacks.
+    # If there are stacks of tokens, ignore convolutional stacks and lists of single layers.
     stacks = [stack for stack in stacks if calls[stack[0].members[0]][0].form != CHANNELS_FIRST] or stacks
     stacks = [
         stack

@@ -5,14 +5,14 @@ r"""`Measure`, which watches the stream, its branches and the heads while tokens
 sublayer, whose branch is f. The sum, or a norm of it, is the new stream; λx counts as x. A softmax of logits
 (B, heads, M, ·) is attention; only summaries by head are stored.
 
-  covariance   V = X Xᵀ/n of the stream before each block and after the last (S, layers + 1, T, T),
-  inside       V after each sublayer (S, layers, sublayers, T, T),
-  branch       √(|f|²/(T n)) (S, layers, sublayers),
-  step         |X' − X|/|X| from block to block (S, layers),
-  largest      largest |x| of the stream, and typical: its median (S, layers + 1),
-  entropy      of a row of attention, mean over those that see two tokens or more (S, layers, heads),
-  seen         number of tokens that such a row sees,
-  spread       √ of the mean variance of a row's logits, and the largest logit of a visible pair,
+  covariance   V = X Xᵀ/n of the stream before each block and after the last (S, layers + 1, T, T);
+  inside       V after each sublayer (S, layers, sublayers, T, T);
+  branch       √(|f|²/(T n)) (S, layers, sublayers);
+  step         |X' − X|/|X| from block to block (S, layers);
+  largest      largest |x| of the stream, and typical: its median (S, layers + 1);
+  entropy      of a row of attention, mean over those that see two tokens or more (S, layers, heads);
+  seen         number of tokens that such a row sees;
+  spread       √ of the mean variance of a row's logits, and the largest logit of a visible pair;
   of_block     the load of a block's experts, and the memory of its state-space heads (`block_parts`).
 
 All by stack. S samples; T tokens of all sequences of a sample, without padding. A stream (M, B, n) is transposed first.
@@ -238,7 +238,7 @@ class Measure(TorchFunctionMode):
     def stack_of(self, place: int, part: nn.Module, x: Tensor) -> MeasuredStack:
         """Return the stack of a block that receives the stream `x`.
 
-        A block that runs again continues the stack whose output x was made from. If there is none, as in a network
+        If a block runs again, its stack is the one that produced x. If there is none, as in a network
         that sends two inputs through the same blocks, a new stack begins.
         """
         block, sources = self.layout.blocks[place], self.sources.get(x, frozenset())

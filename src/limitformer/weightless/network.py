@@ -400,7 +400,7 @@ class Weightless:
         self, seed: int, samples: range, inputs: Inputs, draw: str, loss: Loss | None,
         call: Callable[[WeightlessRun], Any] | None = None,
     ) -> Any:  # fmt: skip
-        """Call `call`, or `attempt`, until every weight that needs entries is kept; return its result."""
+        """Repeat the pass, keeping one more weight each time, until none lacks entries; return its result."""
         while True:
             run = WeightlessRun(seed, samples, inputs.rows, self.dtype, self.device, draw, loss is not None)
             run.repeated = set(self.repeated)

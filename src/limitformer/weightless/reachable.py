@@ -20,7 +20,7 @@ from limitformer.weightless.tensors import same_tensors
 # Modules whose objects hold no numbers of the user.
 OPAQUE = ("limitformer.weightless", "limitformer.stepping", "logging", "threading", "weakref", "_thread")
 CLASSES = (type, types.ModuleType, Implicit, str, bytes, torch.dtype, torch.device)  # whose objects are not searched
-WITHOUT = {type(None), str, type, types.BuiltinFunctionType, types.ModuleType}  # the frequent ones of these
+WITHOUT = {type(None), str, type, types.BuiltinFunctionType, types.ModuleType}  # common types without numbers
 OF_MODULES = set(vars(nn.Module()))  # mostly hooks
 LEAVES = {bool, int, float, complex}
 NUMBERS = bool | int | float | complex | np.generic | np.ndarray

@@ -3,7 +3,7 @@ r"""The state of one pass through a module without weights: its samples, its ran
 A weight is used in one of three ways:
 
 * *never drawn* or *drawn when needed*, whichever costs less, if it is used once, in a linear map (`maps`);
-* *kept*: drawn for the whole pass, as an ordinary leaf of torch's graph, as are orthogonal weights that must be drawn;
+* *kept*: drawn for the whole pass, as a leaf of torch's graph; so are orthogonal weights that must be drawn;
 * *rows drawn*: the rows of an embedding that are looked up.
 
 A pass begins with no weight kept. A second use, or an operation other than a linear map, raises `KeepWeightsError`, and
@@ -309,5 +309,4 @@ def row_error(weight: RandomWeight, least: int, most: int) -> InputError:
 
 
 def add_to(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
-    """Add `value` to sums[name]."""
     sums[name] = sums[name] + value if name in sums else value

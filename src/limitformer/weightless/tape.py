@@ -178,14 +178,13 @@ class Memory:
         return flat.as_strided(place.shape, place.stride, place.offset)
 
     def put(self, place: TensorView, value: Tensor) -> None:
-        """Hold a new tensor."""
         if place.whole and is_whole_storage(value):
             self.entries[place.storage] = value.detach().reshape(-1)
         else:
             self.tensor(place).copy_(value)
 
     def with_entries(self, values: Any) -> Any:
-        """Replace places by tensors."""
+        """Replace views by tensors, also in containers."""
         if isinstance(values, TensorView):
             return self.tensor(values)
         if isinstance(values, dict):

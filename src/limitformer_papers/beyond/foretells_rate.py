@@ -22,7 +22,7 @@ the rates with the lowest loss.
 **Halves** are drawn by the seed, balanced over everything that makes a case. One rule is chosen: that with the largest
 ρ (Spearman's, `ranks`) within optimisers in the choosing half, the mean over the two measured rates. For each of these
 there is a hypothesis: in the held-out half ρ within optimisers is above 0, with p < 0.025 over permutations. It is
-within them because optimisers differ by orders of magnitude, which nobody needs a prediction for.
+within them because optimisers differ by orders of magnitude, which needs no prediction.
 
 **Baselines**: one constant rate for each optimiser, and c/width with one such c. They, and the chosen rule, are
 multiplied by the median factor of the choosing half, and compared in the held-out half by |log₂| of predicted over

@@ -214,7 +214,6 @@ class Layer(nn.Module):
         )
 
     def forward(self, x: Tokens) -> Tokens:
-        """Compute the layer's output."""
         if self.attention is not None:
             attention, visible = self.attention, self.visible(x)
             x = self.add(x, lambda tokens: attention(tokens, visible), *self.strengths[0])
