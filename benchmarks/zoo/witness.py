@@ -29,19 +29,19 @@ def witness_type(kind: str) -> dict[str, Any]:
         subject = resolve(config)
         images = task == "image" and getattr(subject.kind, "main_input_name", "") == "pixel_values"
         network = weightless(config)
-        given: Any = 1 if images else TOKENS
+        batch: Any = 1 if images else TOKENS
         try:
-            inputs = settle(inputs_of(given, network.subject).with_batch_dim(0), network, 3, own_loss=True)
+            inputs = settle(inputs_of(batch, network.subject).with_batch_dim(0), network, 3, own_loss=True)
         except InputError:
             torch.manual_seed(0)
-            given = inputs_that_run(config, getattr(transformers, auto).from_config(config).eval())
-            inputs = settle(inputs_of(given, network.subject).with_batch_dim(0), network, 3, own_loss=True)
+            batch = inputs_that_run(config, getattr(transformers, auto).from_config(config).eval())
+            inputs = settle(inputs_of(batch, network.subject).with_batch_dim(0), network, 3, own_loss=True)
     except Exception as error:  # a model of transformers may raise anything  # noqa: BLE001
         return row | {"verdict": "none", "reason": one_line(error)}
     for draw in (AUTO, NEVER):
         row |= told(draw, lambda draw=draw: witness_pass(network, inputs, chosen_loss(None, task), 3, draw))
     config = small_config(kind)
-    row |= told("steps", lambda: two_steps(config, given, chosen_loss(None, task)))
+    row |= told("steps", lambda: two_steps(config, batch, chosen_loss(None, task)))
     row["verdict"] = ", ".join(row[key] for key in (AUTO, NEVER, "steps"))
     row["reason"] = "; ".join(reason for key in (AUTO, NEVER, "steps") if (reason := row[f"{key}_reason"]))
     return row | {"seconds": round(time.perf_counter() - began, 1)}

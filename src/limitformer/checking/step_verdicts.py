@@ -174,16 +174,16 @@ def step_verdicts(data: xr.Dataset) -> list[Verdict]:
     table = by_rate(data)
     bad = ~np.isfinite(data[compared_loss(data)].isel(step=0, rate=0).values)
     if 1 - bad.mean() < limit("falls"):
-        said = f"the loss is not finite before the first step, in {bad.sum()} of {len(bad)} networks"
+        sentence = f"the loss is not finite before the first step, in {bad.sum()} of {len(bad)} networks"
         share = float(bad.mean())
         why, mends = "No step can be computed from such a loss.", "See what limitformer check says about this network."
-        return [step_verdict(RATE, BROKEN, said, share, "falls", share=share, why=why, mends=mends)]
+        return [step_verdict(RATE, BROKEN, sentence, share, "falls", share=share, why=why, mends=mends)]
     place = stated_rate(table)
     at, rate = data.isel(rate=place), float(table["rate"][place])
-    found = [rate_verdict(data, table), unseen_verdict(data, table)]
-    found += [rule(at, rate) for rule in (fastest_verdict, still_verdict, logits_verdict)]
-    found.append(muon_verdict(data))
-    return [each for each in found if each is not None]
+    verdicts = [rate_verdict(data, table), unseen_verdict(data, table)]
+    verdicts += [rule(at, rate) for rule in (fastest_verdict, still_verdict, logits_verdict)]
+    verdicts.append(muon_verdict(data))
+    return [each for each in verdicts if each is not None]
 
 
 def step_verdict(name: str, grade: str, said: str, value: float, threshold: str = "", **words: Any) -> Verdict:

@@ -92,15 +92,15 @@ class TrainedNetworks:
     def caveat(self) -> str:
         """The limits of these numbers."""
         size = str(self.about.get("batch", "tokens"))
-        said = [
+        notes = [
             f"Gradients come from {'this' if size.startswith('1 ') else 'these'} {size}; a larger batch has other "
             "gradients (Adam's signs, Muon's directions), and nothing is said about later steps."
         ]
         if frozen := int(self.about.get("frozen", 0)):
-            said.append(f"{frozen_in_words(frozen)}.")
+            notes.append(f"{frozen_in_words(frozen)}.")
         if "stream" not in self.data:
-            said.append("No blocks were found in the module, so nothing is said of its stream.")
-        return " ".join(said)
+            notes.append("No blocks were found in the module, so nothing is said of its stream.")
+        return " ".join(notes)
 
     def table(self) -> xr.Dataset:
         """Return counts and medians by rate; `columns()` says what they mean."""

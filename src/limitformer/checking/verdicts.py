@@ -51,15 +51,15 @@ class Rule:
 def verdicts(curves: xr.Dataset, thresholds: Mapping[str, Threshold], skip: tuple[str, ...] = ()) -> list[Verdict]:
     """Return the verdicts of all rules but those named in `skip`, broken ones first; or the one verdict fine."""
     rules = [rule for rule in RULES if rule.name not in skip]
-    found = [(rule, one) for rule in rules if (one := verdict_of(rule, curves, thresholds))]
-    severe = {one.name for _, one in found if one.severe}
-    agree = len(severe) > 1 or ("frozen" in severe and any(rule.find is narrow for rule, _ in found))
+    pairs = [(rule, one) for rule in rules if (one := verdict_of(rule, curves, thresholds))]
+    severe = {one.name for _, one in pairs if one.severe}
+    agree = len(severe) > 1 or ("frozen" in severe and any(rule.find is narrow for rule, _ in pairs))
     result = [
         one
         # Nothing can train what has no gradient or finite number, or tokens that are equal in float32.
         if not one.severe or agree or one.name in CERTAIN or (one.name == "collapsed" and one.value >= 1 - EQUAL)
         else replace(one, grade=WATCH, why=f"{ALONE} {one.why}")
-        for _, one in found
+        for _, one in pairs
         if one.severe or one.name not in severe
     ]
     if result:

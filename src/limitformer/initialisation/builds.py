@@ -92,8 +92,8 @@ class EmptyMemory(TorchDispatchMode):
     def note(self, tensors: list[Tensor], first: bool = False) -> None:
         """Note the values of small tensors on the CPU; `first`: only of those without a note."""
         for tensor in tensors:
-            plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
-            if not plain or tensor.device.type != "cpu" or tensor.untyped_storage().nbytes() > 8 * MOST_NOTED:
+            ordinary = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
+            if not ordinary or tensor.device.type != "cpu" or tensor.untyped_storage().nbytes() > 8 * MOST_NOTED:
                 continue
             if not (first and storage(tensor) in self.history):
                 self.alive.append(tensor.untyped_storage())

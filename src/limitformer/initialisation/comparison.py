@@ -304,9 +304,9 @@ class TwoBuilds:
         a, b = self.a.tensors[name], self.b.tensors[name]
         if a.role != PARAMETER or not b.value.is_floating_point() or self.fixed(self.b, name):
             return
-        found = equal_shards(b.value)
-        if found is not None and equal_shards(a.value) != found:
-            self.note(name, "equal shards", f"{found[0]} equal slices along dimension {found[1]} in B")
+        shards = equal_shards(b.value)
+        if shards is not None and equal_shards(a.value) != shards:
+            self.note(name, "equal shards", f"{shards[0]} equal slices along dimension {shards[1]} in B")
 
     def lost_ties(self) -> list[Difference]:
         """Return what is tied, and trained random weights of like layers that begin equal, in one build only."""

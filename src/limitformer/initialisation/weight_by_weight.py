@@ -119,8 +119,8 @@ def weight_deviation(name: str, corrected: dict[str, float], weights: ModuleWeig
     path, _, leaf = name.rpartition(".")
     owner, own = weights.module.get_submodule(path), weights.parameters[name]
     every = weights.table.laws if weights.table is not None else weights.laws
-    beside = getattr(owner, "weight", None) if leaf == "bias" else own
-    shape = beside.shape if isinstance(beside, Tensor) else ()
+    neighbour = getattr(owner, "weight", None) if leaf == "bias" else own
+    shape = neighbour.shape if isinstance(neighbour, Tensor) else ()
     e = evidence_of(name, own.shape, weights.laws[name], weights.summaries[name], owner, every, shape)
     bug, detail = recognise(e)
     excluded = ("NaN", "constant", "values", "fixed rows", "dead rows", "orthogonal")

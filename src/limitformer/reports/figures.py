@@ -187,11 +187,11 @@ def axes(x: AxisScale, y: AxisScale, first: float, last: float, name: str, ticks
 
 def apart(ticks: Sequence[float], x: AxisScale) -> list[float]:
     """Return the ticks whose labels do not overlap; the last one is among them."""
-    shown: list[float] = []
+    result: list[float] = []
     for tick, position in sorted(zip(ticks, x(np.array(ticks)).tolist(), strict=True), reverse=True):
-        if not shown or float(x(np.array(shown[-1]))) - position >= LABEL:
-            shown.append(tick)
-    return shown[::-1]
+        if not result or float(x(np.array(result[-1]))) - position >= LABEL:
+            result.append(tick)
+    return result[::-1]
 
 
 def text(x: float, y: float, label: str, anchor: str) -> str:

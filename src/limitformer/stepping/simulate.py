@@ -197,9 +197,9 @@ def training_of(
         network.draw_whole({"its code": drawn})
     of_user = callable(optimizer) and bool(drawn)
     if of_user:  # it trains drawn networks itself: a simulation needs its rate and its name
-        made = made_by(optimizer, network.whole(torch_seed(seed, "optimiser")))
-        names = " and ".join(type(each).__name__ for each in made)
-        rules = StepRules({}, valid_clip(clip), factors_of(steps, warmup, schedule), base_rate(made[0]), names)
+        optimizers = made_by(optimizer, network.whole(torch_seed(seed, "optimiser")))
+        names = " and ".join(type(each).__name__ for each in optimizers)
+        rules = StepRules({}, valid_clip(clip), factors_of(steps, warmup, schedule), base_rate(optimizers[0]), names)
     else:
         rules = rules_of(network, optimizer, steps, clip, warmup, schedule)
     if factors is not None:
@@ -386,5 +386,5 @@ def vocabulary(network: Weightless) -> Tensor:
     special = [getattr(config, name, None) for name in SPECIAL]
     excluded = torch.tensor([each for each in special if isinstance(each, int)], dtype=torch.long)
     ids = torch.arange(size)
-    left = ids[~torch.isin(ids, excluded)]
-    return left if len(left) else ids
+    rest = ids[~torch.isin(ids, excluded)]
+    return rest if len(rest) else ids

@@ -176,22 +176,22 @@ class TrainedMatrix:
         return torch.cat(lefts), torch.cat(rights)
 
     def squared_gradient(self) -> float:
-        found = self.factors()
-        return 0.0 if found is None else float(squared_product(found[0][None], found[1][None]).detach())
+        factors = self.factors()
+        return 0.0 if factors is None else float(squared_product(factors[0][None], factors[1][None]).detach())
 
     def step(self, scale: float, factor: float, has_gradient: bool) -> None:
         """Change the matrix by its gradient times `scale`, if the weight of which it is a part has a gradient."""
-        found = self.factors()
+        pair = self.factors()
         self.uses = []
         if self.core is not None:
             size = len(self.initial.left.basis), len(self.initial.right.basis)
-            gradient = torch.zeros(size, dtype=self.initial.dtype) if found is None else scale * found[0].mT @ found[1]
+            gradient = torch.zeros(size, dtype=self.initial.dtype) if pair is None else scale * pair[0].mT @ pair[1]
             self.core.step(gradient if has_gradient else None, factor)
         elif self.history is not None and not has_gradient:
             self.history.add(None, None, scale, factor)
         elif self.history is not None:
             (n, p), none = self.initial.shape, torch.zeros
-            left, right = found or (none(0, n, dtype=self.initial.dtype), none(0, p, dtype=self.initial.dtype))
+            left, right = pair or (none(0, n, dtype=self.initial.dtype), none(0, p, dtype=self.initial.dtype))
             self.history.add(left, right, scale, factor)
 
     def change(self) -> tuple[float, float]:

@@ -224,10 +224,10 @@ class Maker:
             shapes.append(((self.rows, FRAMES, width), FRAMES))
         needed = [each for each in self.needed if each.endswith("mask")]
         masks = [each for each in self.names if each.endswith(SOUND_MASKS)]
-        shown = torch.zeros if name == "audio_mel" else torch.ones  # Gemma's mask marks padding
+        fill = torch.zeros if name == "audio_mel" else torch.ones  # Gemma's mask marks padding
         kind = torch.bool if name == "audio_mel" else torch.long
         return [
-            {name: noise(*shape)} | {each: shown(self.rows, length, dtype=kind) for each in named}
+            {name: noise(*shape)} | {each: fill(self.rows, length, dtype=kind) for each in named}
             for shape, length in shapes
             for named in ([needed] if set(masks) <= set(needed) else [needed, [*needed, *masks]])
         ]
@@ -238,8 +238,8 @@ class Maker:
         names = [name for name in self.needed if name not in known and not name.endswith("thw")]
         if "query_embeds" in names:
             names.append("encoder_hidden_states")
-        made = {name: self.make(name) for name in names}
-        return [{name: each for name, each in made.items() if each is not None}]
+        values = {name: self.make(name) for name in names}
+        return [{name: each for name, each in values.items() if each is not None}]
 
     def more(self) -> Named:
         """Return arguments that some classes need though their signature does not say so."""

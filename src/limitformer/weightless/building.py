@@ -151,9 +151,9 @@ def without_entries(module: nn.Module, watch: LawWatch, known: dict[str, Law]) -
     for name, parameter in module.named_parameters():
         if parameter.is_meta and id(parameter) not in computed:
             (random if known[name].random else computed)[id(parameter)] = parameter
-    found = -1
-    while found < len(computed):
-        found = len(computed)
+    count = -1
+    while count < len(computed):
+        count = len(computed)
         draws = watch.tape.draws(computed.values())
         computed |= {key: each for key, each in random.items() if watch.tape.dependent(each, draws)}
     return list(computed.values())

@@ -270,8 +270,8 @@ class Measure(TorchFunctionMode):
         """Note the stacks whose outputs the results of a function between blocks were made from."""
         if not self.stacks:
             return
-        found = [self.sources.get(each) for each in tensors_in(values)]
-        sources = frozenset().union(*(each for each in found if each))
+        sets = [self.sources.get(each) for each in tensors_in(values)]
+        sources = frozenset().union(*(each for each in sets if each))
         for each in tensors_in(out) if sources else ():
             self.sources[each] = sources | self.sources.get(each, frozenset())
 
@@ -280,11 +280,11 @@ class Measure(TorchFunctionMode):
         if self.stack is None:  # without tokens it is not a block
             return
         block, shape = self.layout.blocks[place], tuple(self.stack.shape)
-        found = stream_among(out, self.stack.shape, block.output)
+        stream = stream_among(out, self.stack.shape, block.output)
         wrong = f"{block.members[0]} receives tokens {shape} and returns none of that shape. Nearest: other blocks."
-        require(found is not None or not self.layout.certain, wrong)
-        self.unclear = self.unclear or found is None
-        self.end_block(self.stack.last if found is None else found)
+        require(stream is not None or not self.layout.certain, wrong)
+        self.unclear = self.unclear or stream is None
+        self.end_block(self.stack.last if stream is None else stream)
 
     def end_block(self, last: Tensor) -> None:
         assert self.stack is not None
@@ -363,8 +363,8 @@ class Measure(TorchFunctionMode):
             raise UnclearBlocksError
         if any(stack.changed for stack in self.stacks) and not self.layout.certain:
             raise UnclearBlocksError(measured=True)
-        found = bool(self.stacks) or not self.layout.blocks
-        require(found, "no block receives tokens. Nearest: blocks='…' with the names of its blocks.")
+        has_stacks = bool(self.stacks) or not self.layout.blocks
+        require(has_stacks, "no block receives tokens. Nearest: blocks='…' with the names of its blocks.")
         for stack in self.stacks:
             self.measure_stream(stack, stack.last)
             stack.before = None
@@ -478,12 +478,12 @@ class Measure(TorchFunctionMode):
         if not ordered:
             sequences = self.samples * self.rows
             tokens = stack.shape[:-1].numel() // sequences
-            found = [by_sequence_and_head(x, sequences, self.samples, tokens, self.heads_first) for x in tensors]
-            tensors = [each for each in found if each is not None]
+            split = [by_sequence_and_head(x, sequences, self.samples, tokens, self.heads_first) for x in tensors]
+            tensors = [each for each in split if each is not None]
         if not tensors:
             return
-        logits, weights, *given = (each.detach() for each in tensors)
-        visible = given[0] & (logits > -torch.inf) if given else visible_by_size(logits)
+        logits, weights, *masks = (each.detach() for each in tensors)
+        visible = masks[0] & (logits > -torch.inf) if masks else visible_by_size(logits)
         summary = self.by_head(logits.float(), weights.float(), visible)
         stack.heads[-1] = {key: torch.cat([heads[key], each], 1) for key, each in summary.items()} if heads else summary
         if not heads and logits.shape[1] == 1:

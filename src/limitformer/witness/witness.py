@@ -199,8 +199,8 @@ def wrong_law(module: nn.Module, network: Weightless) -> str:
         return ""
     report = check_initialisation(module, network.table, level=LEVEL)
     lawful = [each for each in report.findings if each.p <= LEVEL and network.laws[each.names[0]].random]
-    found = next((each for each in lawful if each.kind != COPIED), None)
-    return "" if found is None else f"{found.pattern} holds {found.entries}, where {found.law} was read"
+    finding = next((each for each in lawful if each.kind != COPIED), None)
+    return "" if finding is None else f"{finding.pattern} holds {finding.entries}, where {finding.law} was read"
 
 
 def fill(module: nn.Module, network: Weightless, weights: Mapping[str, Tensor | dict[int | None, Tensor]]) -> str:

@@ -108,8 +108,8 @@ def losses(report: TrainedNetworks) -> str:
                  Line("other", "loss of an unseen batch", steps, middle(other, 0)))  # fmt: skip
         shaded = own if kind == "loss" else other
         band = steps, quantile(shaded, LOW, 0), quantile(shaded, HIGH, 0)
-        gone = int((~np.isfinite(own[:, -1])).sum())
-        note = f"{gone} of {len(own)} networks diverged" if gone else ""
+        diverged = int((~np.isfinite(own[:, -1])).sum())
+        note = f"{diverged} of {len(own)} networks diverged" if diverged else ""
         panels.append(Panel(f"Loss at rate {number(float(rate))}", note, "steps done", lines, band))
     several = "the batch" if kind == "loss" else "the unseen batch"
     legend = keys([("band", f"5 to 95 % of networks, {several}"), ("law", "loss of the batch, median"),
