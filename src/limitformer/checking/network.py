@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from limitformer.checking.curves import CURVES, inside, over_heads, place_of, surprises
+from limitformer.checking.curves import CURVES, inside, kind_and_block, over_heads, surprises
 from limitformer.checking.thresholds import failing
 from limitformer.checking.verdicts import failed
 from limitformer.initialisation.recipes import RecipeComparison
@@ -200,7 +200,7 @@ def weight_changes(network: CheckedNetwork) -> list[Change]:
     for weight in network.initialisation.weights:
         law = network.laws.laws.get(weight.name)
         if law is not None and law.std > 0 and weight.std > 0:
-            ratios.setdefault(place_of(weight.name)[0], []).append(weight.std / law.std)
+            ratios.setdefault(kind_and_block(weight.name)[0], []).append(weight.std / law.std)
     medians = {kind: float(np.median(each)) for kind, each in ratios.items()}
     most = sorted(medians, key=lambda kind: -abs(math.log(medians[kind])))[:MOST_WEIGHTS]
     return [

@@ -18,7 +18,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from limitformer.checking.curves import place_of
+from limitformer.checking.curves import kind_and_block
 from limitformer.checking.thresholds import (
     FASTEST,
     LOGITS,
@@ -212,11 +212,11 @@ def rate_verdict(data: xr.Dataset, table: xr.Dataset) -> Verdict:
         sentence = (
             f"{what} does not fall {within} at a rate of {rate} in nine of ten networks, but in {networks}{open_}"
         )
-    untold = loss != "loss" and data.attrs.get("unseen") != GIVEN
+    unseen_is_drawn = loss != "loss" and data.attrs.get("unseen") != GIVEN
     share = float(table["share"][best])
     return step_verdict(
-        RATE, NOTE if untold else BROKEN, sentence, share, "falls", share=share, rate=float(table["rate"][best]),
-        why=WHY_RATE[loss], mends=OTHER_BATCH if untold else OTHER_RATES,
+        RATE, NOTE if unseen_is_drawn else BROKEN, sentence, share, "falls", share=share,
+        rate=float(table["rate"][best]), why=WHY_RATE[loss], mends=OTHER_BATCH if unseen_is_drawn else OTHER_RATES,
     )  # fmt: skip
 
 
@@ -329,7 +329,7 @@ def fastest_verdict(data: xr.Dataset, rate: float) -> Verdict | None:
     if len(known):
         widest = known[np.argmax(effects[known])]
         effect = f"; the largest effect on an output is that of {names[widest]}, {number_text(float(effects[widest]))}"
-    watch, block = ratio > limit("fastest"), place_of(str(names[most]))[1]
+    watch, block = ratio > limit("fastest"), kind_and_block(str(names[most]))[1]
     return step_verdict(
         FASTEST, WATCH if watch else NOTE,
         f"{names[most]} moves most in the first step at a rate of {number_text(rate)}: by {percent} % of its size, "
@@ -384,7 +384,7 @@ def kinds(names: Iterable[Any]) -> str:
     """Return the kinds of weight with their numbers: "h.*.c_proj.weight (12), lm_head.weight"."""
     counts: dict[str, int] = {}
     for name in names:
-        kind = place_of(str(name))[0]
+        kind = kind_and_block(str(name))[0]
         counts[kind] = counts.get(kind, 0) + 1
     every = [f"{kind} ({count})" if count > 1 else kind for kind, count in counts.items()]
     more = len(every) - NAMED

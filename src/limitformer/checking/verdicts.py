@@ -290,7 +290,7 @@ def forgets(curves: xr.Dataset, limits: Limits) -> RuleResult | None:
     return RuleResult(longest, limits["memory"] / longest, nowhere(longest))
 
 
-def deaf(curves: xr.Dataset, limits: Limits) -> RuleResult | None:
+def ignores_input(curves: xr.Dataset, limits: Limits) -> RuleResult | None:
     """Return the largest agreement of the outputs for two inputs that differ in one condition."""
     if "agreement" not in curves:
         return None
@@ -516,7 +516,7 @@ RULES = (
         "memory", BROKEN, forgets, "memory",
         "no state-space head remembers more than one token: the longest half-life, in tokens, is {value}",
     ),
-    Rule("deaf", WATCH, deaf, "deaf", "the output hardly depends on {details}"),
+    Rule("deaf", WATCH, ignores_input, "deaf", "the output hardly depends on {details}"),
     Rule("constant", WATCH, constant, "constant", "the output hardly depends on the input: {details}"),
     Rule("equal", WATCH, equal, None, "blocks begin with equal weights: {details}"),
     Rule("faint", WATCH, faint, "faint", "no branch of any block is more than {value} of the stream"),

@@ -36,7 +36,7 @@ from limitformer.weightless.implicit import Implicit
 from limitformer.weightless.layout import Chosen
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.run import ALWAYS, AUTO, NEVER, POSITIONS
-from limitformer.weightless.simulate import named_errors, provenance, settle
+from limitformer.weightless.simulate import accepted_inputs, named_errors, provenance
 
 BAR = "networks in training"
 SAME, FRESH = "same", "fresh"
@@ -197,7 +197,7 @@ def training_of(
         network.draw_whole({"its code": drawn})
     of_user = callable(optimizer) and bool(drawn)
     if of_user:  # it trains drawn networks itself: a simulation needs its rate and its name
-        optimizers = made_by(optimizer, network.whole(torch_seed(seed, "optimiser")))
+        optimizers = made_by(optimizer, network.drawn_network(torch_seed(seed, "optimiser")))
         names = " and ".join(type(each).__name__ for each in optimizers)
         rules = StepRules({}, valid_clip(clip), factors_of(steps, warmup, schedule), base_rate(optimizers[0]), names)
     else:
@@ -206,7 +206,7 @@ def training_of(
         rules = rules.with_factors(factors)
     every = [rules] if rates is None else [rules.with_rate(rate) for rate in rates]
     require(bool(every), "rates must have at least one learning rate; got none.")
-    first = settle(first, network, seed, own_loss=loss is None)
+    first = accepted_inputs(first, network, seed, own_loss=loss is None)
     named_errors(
         lambda: network.first(seed, first, AUTO) if network.foreign else network.run(seed, range(1), first, AUTO, None),
         subject, first,

@@ -31,7 +31,7 @@ from limitformer.weightless.numbers import normals
 from limitformer.weightless.products import Bases, DrawnMatrix, UndrawnMatrix
 from limitformer.weightless.run import ALWAYS, NEVER, KeepWeightsError, RandomWeight, WeightlessRun, row_error
 
-UNDRAWN, AGAIN, ROWS, ENTRIES = "undrawn", "drawn again for each product", "rows", "entries"
+UNDRAWN, REDRAWN, ROWS, ENTRIES = "undrawn", "drawn again for each product", "rows", "entries"
 MOST_FOR_SPECTRUM = 2**20  # entries of a matrix whose largest singular value is computed
 MULTIPLE = 1e-3  # relative distance at which an output counts as a multiple of another
 SMALLEST = 1e-300
@@ -71,7 +71,7 @@ class Forms:
             elif gaussian and self.draw != ALWAYS and (cheaper or self.draw == NEVER):
                 self.forms[weight.name] = UNDRAWN
             elif not self.fits(weight):
-                self.forms[weight.name] = AGAIN
+                self.forms[weight.name] = REDRAWN
             else:
                 self.require_entries(weight, "it costs less" if gaussian else f"it is {weight.law.kind}")
         return self.forms[weight.name]
@@ -361,7 +361,7 @@ class TrainedWeights:
             return weight.run.entries(weight, rows)[0].reshape(matrix)
 
         initial: UndrawnMatrix = DrawnMatrix(matrix, whole, self.dtype, self.bases)
-        assert form in (UNDRAWN, AGAIN)
+        assert form in (UNDRAWN, REDRAWN)
         if form == UNDRAWN:
             initial = UndrawnMatrix(matrix, weight.law.scale, draw, self.dtype, self.bases)
             initial.know_rows(weight.law.rows if part is None else {})

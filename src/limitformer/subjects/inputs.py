@@ -15,7 +15,7 @@ from limitformer.base.errors import InputError, first_line, require
 from limitformer.models import as_start
 from limitformer.models.text import words_of
 from limitformer.nn.drawn.simulate import TokenLaw, torch_seed
-from limitformer.subjects.choices import Choice, choices_of, parameters_of, settled
+from limitformer.subjects.choices import Choice, choices_of, first_accepted, parameters_of
 from limitformer.subjects.losses import TARGETS
 from limitformer.subjects.subject import Subject
 
@@ -77,12 +77,12 @@ class Inputs:
         require(not empty, f"attention_mask hides every token of sequence {''.join(map(str, empty[:1]))}.")
         return result
 
-    def settled(self, call: Callable[["Inputs"], Any], measure: Callable[["Inputs"], Any]) -> "Inputs":
+    def first_accepted(self, call: Callable[["Inputs"], Any], measure: Callable[["Inputs"], Any]) -> "Inputs":
         """Return the first of the proposed inputs with which the module can be called and measured."""
         if len(self.choices) < 2:
             return self
         own = partial(replace, self, choices=[])
-        choice = settled(
+        choice = first_accepted(
             self.choices, lambda each: call(own(fixed=each.fixed)), lambda each: measure(own(fixed=each.fixed))
         )
         return own(fixed=choice.fixed)

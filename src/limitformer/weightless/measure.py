@@ -50,7 +50,7 @@ from limitformer.weightless.layout import (
 from limitformer.weightless.masks import VIEWS, Visible, attention_formula, visible_by_masks, visible_by_size
 from limitformer.weightless.roots import gram
 from limitformer.weightless.run import OneSampleOnlyError
-from limitformer.weightless.tensors import Marks, marks, same_memory, tensors_in
+from limitformer.weightless.tensors import Fingerprint, fingerprint, same_memory, tensors_in
 
 ADDITIONS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__}
 SCALINGS = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__}
@@ -137,7 +137,7 @@ class Measure(TorchFunctionMode):
         self.input: Tensor = torch.empty(0)  # of the running block, or of the last one
         self.sum_after: Tensor | None = None  # the last sum of the last block's input with another tensor
         self.ended: tuple[MeasuredStack, Tensor] | None = None  # the last block's stack and input, until another begins
-        self.sum: tuple[Tensor, Marks, Tensor] | None = None  # the last sum, its marks and its covariance
+        self.sum: tuple[Tensor, Fingerprint, Tensor] | None = None  # the last sum, its fingerprint and its covariance
         self.hooks: list[Any] = []
         self.keeps = False  # whether stacks keep streams and branches
         self.used: set[Any] = set()  # parameters that were read: ids, and names of those without entries
@@ -392,7 +392,7 @@ class Measure(TorchFunctionMode):
     def measure_stream(self, stack: MeasuredStack, x: Tensor) -> None:
         """Measure V and sizes of the stream, and hook the norm of its gradient."""
         place = len(stack.covariance)
-        known = self.sum[2] if self.sum and self.sum[0] is x and self.sum[1] == marks(x) else None
+        known = self.sum[2] if self.sum and self.sum[0] is x and self.sum[1] == fingerprint(x) else None
         stack.covariance.append(self.gram(stack, x) if known is None else known)
         tokens = self.by_sample(stack, x).flatten(1)
         if stack.before is not None and stack.before.shape == tokens.shape:
@@ -432,7 +432,7 @@ class Measure(TorchFunctionMode):
         if self.keeps:
             stack.branches[-1].append(f.clone())
         stack.inside[-1].append(covariance)
-        self.stream, self.sum = [out], (out, marks(out), covariance)
+        self.stream, self.sum = [out], (out, fingerprint(out), covariance)
 
     def after_norm(self, part: nn.Module, args: Any, out: Any) -> None:
         """Count a norm of the stream as the stream: the next sum may be with it."""

@@ -158,7 +158,7 @@ class Weightless:
             free = available_memory()
             self.limit = None if free is None else int(SHARE * free / COPIES)
             reason = f"the code that makes it cannot be watched: {type(error).__name__}: {first_line(error)}"
-            module = self.whole(0)
+            module = self.drawn_network(0)
             unknown = {name: Law(UNKNOWN, reason=reason) for name, _ in module.named_parameters()}
             return Built(module, unknown, {}, dict.fromkeys(unknown, reason), 0)
 
@@ -189,7 +189,7 @@ class Weightless:
                 f"Nearest: {nearest}."
             )
 
-    def whole(self, seed: int) -> nn.Module:
+    def drawn_network(self, seed: int) -> nn.Module:
         """Let the model's own code draw a network."""
         limited = nullcontext() if self.limit is None else Limited(self.limit, self.subject.name)
         try:
@@ -209,7 +209,7 @@ class Weightless:
         self.module, self.weights = nn.Module(), []  # so that only one network is in memory
         seed, laws = torch_seed(run.seed, f"weightless build {run.samples.start}"), dict[str, Law]()
         if self.drawn:
-            module = self.whole(seed)
+            module = self.drawn_network(seed)
         else:
             module, laws = build_sample(self.subject.factory, self.dtype, seed)
         shapes = {name: tuple(one.shape) for name, one in module.named_parameters()}

@@ -22,7 +22,7 @@ from limitformer.weightless.implicit import Implicit
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.reachable import State
 from limitformer.weightless.run import AUTO, NEVER, WeightlessRun
-from limitformer.weightless.simulate import settle
+from limitformer.weightless.simulate import accepted_inputs
 from limitformer.weightless.threads import one_thread
 from limitformer.witness.compare import DELTA, DRAWN, NOT_WITNESSED, Witness, compare
 from limitformer.witness.complete import identity_error, weights_of_pass
@@ -80,7 +80,7 @@ def witness_pass(
     def compare_in(of_copy: bool, dtype: torch.dtype) -> Witness:
         if of_copy:
             copy = Weightless(resolve(reduced(config)), dtype, torch.device("cpu"))
-            others = settle(inputs_of(TOKENS, copy.subject), copy, seed, own_loss=False)
+            others = accepted_inputs(inputs_of(TOKENS, copy.subject), copy, seed, own_loss=False)
             return witness_in(copy, others, loss, seed, NEVER)
         same = dtype == network.dtype and network.device.type == "cpu"
         laws = {name: network.laws[name] for name in network.overridden}

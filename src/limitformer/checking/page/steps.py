@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from limitformer.checking.curves import place_of
+from limitformer.checking.curves import kind_and_block
 from limitformer.checking.page.page import evenly, threshold_table
 from limitformer.checking.step_verdicts import compared_loss, middle, quantile, stated_rate
 from limitformer.checking.thresholds import STEP_THRESHOLDS
@@ -238,7 +238,7 @@ def maps(data: xr.Dataset) -> str:
 
 def by_kind(names: Sequence[str], values: Any) -> tuple[list[str], Any]:
     """Return the kinds of weight, and their numbers (kind, block); those outside blocks stand in the first column."""
-    where = [place_of(name) for name in names]
+    where = [kind_and_block(name) for name in names]
     kinds = list(dict.fromkeys(kind for kind, _ in where))
     blocks = max(max((block for _, block in where), default=0), 0) + 1
     cells = np.full((len(kinds), blocks), np.nan)

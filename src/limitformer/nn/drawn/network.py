@@ -98,7 +98,7 @@ class Attention(nn.Module):
         return x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
 
 
-class Mixing(Attention):
+class MixingAttention(Attention):
     """Attention with A by a user-defined rule."""
 
     def __init__(self, part: models.Mixing, width: int, networks: tuple[int, ...] = ()) -> None:
@@ -112,7 +112,7 @@ class Mixing(Attention):
 KINDS: Mapping[type, Callable[[Any, int, tuple[int, ...]], Attention]] = {
     models.ShapedAttention: Attention,
     models.SoftmaxAttention: Attention,
-    models.Mixing: Mixing,
+    models.Mixing: MixingAttention,
 }
 
 
