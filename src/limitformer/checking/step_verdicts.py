@@ -207,7 +207,9 @@ def rate_verdict(data: xr.Dataset, table: xr.Dataset) -> Verdict:
     best, single = int(np.argmax(table["share"].values)), table.sizes["rate"] == 1
     open_ = "" if float(table["high"].max()) < limit("falls") else too_few(count)
     rate, networks = rate_text(table, best), counted(table, best, count)
-    sentence = f"{what} falls {within} at no rate in nine of ten networks, at best at {rate} in {networks}{open_}"
+    sentence = (
+        f"{what} falls {within} at no rate in nine of ten networks; the best rate is {rate}, in {networks}{open_}"
+    )
     if single:
         sentence = (
             f"{what} does not fall {within} at a rate of {rate} in nine of ten networks, but in {networks}{open_}"
@@ -293,7 +295,7 @@ def unseen_verdict(data: xr.Dataset, table: xr.Dataset) -> Verdict | None:
     before, after = (float(table[f"unseen_{when}"][place]) for when in ("first", "last"))
     return step_verdict(
         UNSEEN, NOTE if sound else WATCH,
-        f"at a rate of {rate_text(table, place)} the loss falls on the batch of the steps only: that of an unseen "
+        f"at a rate of {rate_text(table, place)} the loss falls only on the batch of the steps; the loss of an unseen "
         f"batch goes from {number_text(before)} to {number_text(after)}",
         after / before, "explosion", share=float(table["unseen_explodes"][place]) / count,
         rate=float(table["rate"][place]),

@@ -137,7 +137,7 @@ class MeasuredSizes:
         more = ""
         if others:
             several = f"{len(others)} other measures" if len(others) > 1 else "one other measure"
-            more = f" ({several} of the verdict depend{'s' * (len(others) == 1)} on it, too)"
+            more = f", and {several} of the verdict depend{'s' * (len(others) == 1)} on the {self.over}"
         hint = ""
         if each.value < 0:
             hint = ""
@@ -145,7 +145,7 @@ class MeasuredSizes:
             hint = " muP divides the head's output and the rates of hidden matrices by the width (rule mup)."
         elif self.rule == "standard" and self.over == DEPTH:
             hint = " CompleteP divides the branches by the depth (rule completep)."
-        return f"{sentence}{more}, so that the learning rate does not transfer.{hint}"
+        return f"{sentence}{more}. The learning rate does not transfer.{hint}"
 
     @property
     def heading(self) -> str:

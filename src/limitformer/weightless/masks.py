@@ -4,7 +4,7 @@ The size of a logit does not show whether it is masked: some modules have large 
 mask to the softmax is followed, with a boolean tensor that broadcasts to the logits (True: visible):
 
 * `masked_fill` and `where` with a number of −30 or less hide the entries that they fill: e⁻³⁰ = 10⁻¹³ has no weight;
-* an addition of logits (…, heads, M, M) or (·, M, M) and a mask (a tensor that is equal for all heads, or at most 0)
+* adding a mask (equal for all heads, or at most 0) to logits (…, heads, M, M) or (·, M, M)
   hides entries 30 or more below the mask's largest entry of the row; it also hides rows of −30 or less throughout;
 * other terms, such as position biases by head, hide −∞, and entries far below all logits of a fresh module;
 * products of two matrices hide nothing; casts, views and multiples preserve visibility.

@@ -84,9 +84,8 @@ class Weightless:
     """A module whose random weights have laws but no entries.
 
     If a pass could read random numbers of unknown law (a weight, a buffer, a number), the model's own code builds a
-    network for each sample from (seed, sample), in which only the matrices of known law have no entries. If such a
-    build does not have all of the randomness, or fails, each sample is a whole network that the code draws. Both are
-    slower, and as exact.
+    network for each sample from (seed, sample), in which only the matrices of known law have no entries. If this
+    cannot reproduce all random numbers, the code draws a whole network for each sample. Both are slower, and exact too.
     """
 
     def __init__(
