@@ -72,7 +72,7 @@ def test_steps_of_each_form_of_matrices_are_witnessed(model, optimizer, form, mo
     )  # fmt: skip
     found = report.witness
     assert (found.status, found.number_format) == (WITNESSED, "float64"), found.reason
-    assert {"entries": "entries", "undrawn": "undrawn"}.get(form, weights.AGAIN) in report.data.attrs["weights"]
+    assert {"entries": "entries", "undrawn": "undrawn"}.get(form, weights.REDRAWN) in report.data.attrs["weights"]
 
 
 def groups(module):
