@@ -369,11 +369,11 @@ def is_next_token(inputs: Inputs, name: str) -> bool:
 
 def tables(network: Weightless) -> list[tuple[int, int]]:
     """Return rows and columns of the tables that were looked up, without those of positions."""
-    found = {w.name: (w.shape[0], w.shape[-1]) for w in network.weights if "rows" in network.uses.get(w.name, "")}
+    lookups = {w.name: (w.shape[0], w.shape[-1]) for w in network.weights if "rows" in network.uses.get(w.name, "")}
     for name, part in network.module.named_modules():
         if isinstance(part, nn.Embedding):
-            found[f"{name}.weight"] = part.num_embeddings, part.embedding_dim
-    return [sizes for name, sizes in found.items() if not POSITIONS.search(name)]
+            lookups[f"{name}.weight"] = part.num_embeddings, part.embedding_dim
+    return [sizes for name, sizes in lookups.items() if not POSITIONS.search(name)]
 
 
 def vocabulary(network: Weightless) -> Tensor:
