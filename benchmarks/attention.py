@@ -32,8 +32,8 @@ def inputs(batch: int, length: int, width: int = WIDTH, heads: int = HEADS) -> l
     """Queries, keys, values and the gradient of the result, laid out as projections leave them."""
     generator = torch.Generator().manual_seed(0)
     shape = (batch, length, heads, width // heads)
-    made = [torch.randn(shape, generator=generator).transpose(1, 2) for _ in range(4)]
-    return [x.requires_grad_(i < 3) for i, x in enumerate(made)]
+    tensors = [torch.randn(shape, generator=generator).transpose(1, 2) for _ in range(4)]
+    return [x.requires_grad_(i < 3) for i, x in enumerate(tensors)]
 
 
 def padding_mask(batch: int, length: int) -> Tensor:
@@ -148,8 +148,8 @@ def peak(kind: str, shaped: bool, what: str) -> int:
     assert profile.profiler is not None
     assert profile.profiler.kineto_results is not None
     events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
-    held = np.cumsum([e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())])
-    return int(held.max())
+    allocated = np.cumsum([e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())])
+    return int(allocated.max())
 
 
 def long_block(kind: str, shaped: bool) -> Work:
@@ -162,8 +162,8 @@ def long_block(kind: str, shaped: bool) -> Work:
 def memory_ratio(kind: str, what: str = "block") -> dict[str, float]:
     """Return the megabytes of both (inputs included) and their ratio. `what` is "block" or "attention"."""
     inputs_held = 4 if what == "attention" else 1
-    held = inputs_held * 2 * LONG * WIDTH * 4
-    shaped, plain = (peak(kind, flag, what) + held for flag in (True, False))
+    input_bytes = inputs_held * 2 * LONG * WIDTH * 4
+    shaped, plain = (peak(kind, flag, what) + input_bytes for flag in (True, False))
     return {"shaped_MB": shaped / 1e6, "sdpa_MB": plain / 1e6, "ratio": shaped / plain}
 
 

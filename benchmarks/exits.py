@@ -1,8 +1,8 @@
 """Share of the limit's paths that leave a ball, against its exact probability: `python -m benchmarks.exits`.
 
 Antipodal tokens under attention alone have |V| = d/2, so `CovarianceLimit.explosion_probability` is exact for the ball.
-Each line has γ, τ₀, the radius over |V₀|, the horizon, the exact probability, the share of the paths at the default dt,
-the share of a tenth of them that is outside at the end of any step, and the deviations of both in standard errors.
+Each line has γ, τ₀, the radius over |V₀|, the horizon and the exact probability; then the share of the paths at the
+default dt, the share of a tenth of them that is outside at the end of any step, and both deviations in standard errors.
 """
 
 from math import sqrt

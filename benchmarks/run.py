@@ -205,11 +205,11 @@ def unlike_pairs() -> list[dict[str, Any]]:
         }
         return lambda: lf.simulate(model, samples=samples, seed=0, **options)
 
-    plain = chain(lf.StochasticTransformer(**common))
+    base = chain(lf.StochasticTransformer(**common))
     normals = alone(lambda: replica_normals((1, 2), 800, 1000), 200_000)
     kinds: dict[str, dict[str, Any]] = {"causal": {"mask": "causal"}, "drawn": {"query_key": "gaussian"}}
     for name, more in kinds.items():
-        row = compared(plain, chain(lf.StochasticTransformer(**common, **more)), units, units)
+        row = compared(base, chain(lf.StochasticTransformer(**common, **more)), units, units)
         row["slow_ns"] -= normals
         ratio = row["slow_ns"] / row["fast_ns"]
         what = f"{name}, less four normals ({normals:.0f} ns)"

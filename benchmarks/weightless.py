@@ -25,11 +25,11 @@ def measure() -> list[tuple[str, float, str]]:
     rows = []
     for gradients in (False, True):
         what = "GPT-2, states and gradients" if gradients else "GPT-2, states"
-        found = taking_turns(ways(gradients))
-        for name, seconds in found.items():
+        times = taking_turns(ways(gradients))
+        for name, seconds in times.items():
             rows.append((f"{what}: {name}", statistics.median(seconds), "s"))
-        for name in list(found)[1:]:
-            ratios = [drawn / less for drawn, less in zip(found[name], found["weightless"], strict=True)]
+        for name in list(times)[1:]:
+            ratios = [drawn / less for drawn, less in zip(times[name], times["weightless"], strict=True)]
             rows.append((f"{what}: {name} over weightless", statistics.median(ratios), ""))
     return rows
 
@@ -37,26 +37,26 @@ def measure() -> list[tuple[str, float, str]]:
 def ways(gradients: bool) -> dict[str, Callable[[int], None]]:
     """Return functions that compute the sample of a given number."""
     subject = resolve("gpt2")
-    network, given = Weightless(subject, torch.float32, torch.device("cpu")), inputs_of(TOKENS, subject)
-    loss, ids = chosen_loss(None, subject.task) if gradients else None, given.fixed["input_ids"]
+    network, inputs = Weightless(subject, torch.float32, torch.device("cpu")), inputs_of(TOKENS, subject)
+    loss, ids = chosen_loss(None, subject.task) if gradients else None, inputs.fixed["input_ids"]
 
-    def made() -> Any:
+    def build() -> Any:
         return transformers.AutoModelForCausalLM.from_config(subject.config).eval()
 
-    kept = made()
+    module = build()
 
     def weightless(sample: int) -> None:
-        network.run(0, range(sample, sample + 1), given, "auto", loss)
+        network.run(0, range(sample, sample + 1), inputs, "auto", loss)
 
     def filled(sample: int) -> None:
         with torch.no_grad():
-            for parameter in kept.parameters():
+            for parameter in module.parameters():
                 if parameter.dim() > 1:
                     parameter.normal_(std=0.02)
-        run(kept, ids, gradients)
+        run(module, ids, gradients)
 
     def initialised(sample: int) -> None:
-        run(made(), ids, gradients)
+        run(build(), ids, gradients)
 
     return {"weightless": weightless, "drawn in place": filled, "drawn by its initialisation": initialised}
 
@@ -72,13 +72,13 @@ def run(model: Any, ids: torch.Tensor, gradients: bool) -> None:
 
 def taking_turns(calls: dict[str, Callable[[int], None]]) -> dict[str, list[float]]:
     """Return each function's CPU seconds by sample, after a warm-up that does not count."""
-    found: dict[str, list[float]] = {name: [] for name in calls}
+    times: dict[str, list[float]] = {name: [] for name in calls}
     for sample in range(SAMPLES + 1):
         for name, call in calls.items():
             began = time.process_time()
             call(sample)
-            found[name].append(time.process_time() - began)
-    return {name: seconds[1:] for name, seconds in found.items()}
+            times[name].append(time.process_time() - began)
+    return {name: seconds[1:] for name, seconds in times.items()}
 
 
 def table() -> list[dict[str, Any]]:

@@ -64,7 +64,6 @@ class Encoder(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens to tokens."""
         for layer in self.layers:
             x = layer(x)
         return x
@@ -91,11 +90,11 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 def ways(factory: Callable[[], nn.Module], x: Tensor) -> dict[str, Callable[[int], None]]:
     """Return functions that compute the sample of a given number with its gradients."""
     subject = resolve(factory)
-    network, given = Weightless(subject, torch.float32, torch.device("cpu")), inputs_of(x, subject)
+    network, inputs = Weightless(subject, torch.float32, torch.device("cpu")), inputs_of(x, subject)
     loss = chosen_loss(None, subject.task)
 
     def weightless(sample: int) -> None:
-        network.run(0, range(sample, sample + 1), given, "auto", loss)
+        network.run(0, range(sample, sample + 1), inputs, "auto", loss)
 
     def drawn(sample: int) -> None:
         out = factory().eval()(x.clone().requires_grad_())
@@ -109,8 +108,8 @@ def table() -> list[dict[str, Any]]:
     rows = []
     for name, (factory, size) in CASES.items():
         x = torch.rand(size, generator=torch.Generator().manual_seed(0))
-        found = taking_turns(ways(factory, x))
-        ratios = [mine / theirs for mine, theirs in zip(found["weightless"], found["drawn"], strict=True)]
-        times = {way: 1e3 * statistics.median(seconds) for way, seconds in found.items()}
+        turns = taking_turns(ways(factory, x))
+        ratios = [mine / theirs for mine, theirs in zip(turns["weightless"], turns["drawn"], strict=True)]
+        times = {way: 1e3 * statistics.median(seconds) for way, seconds in turns.items()}
         rows.append({"what": name, **times, "weightless over drawn": statistics.median(ratios)})
     return rows

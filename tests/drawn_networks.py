@@ -11,7 +11,6 @@ def attentions_of(out):
 
 
 def blocks(model):
-    """Encoder, then decoder."""
     base = getattr(model, model.base_model_prefix, model)
     if hasattr(base, "encoder") and hasattr(base, "decoder"):
         return [*base.encoder.block, *base.decoder.block]

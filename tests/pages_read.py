@@ -58,7 +58,6 @@ class PageParser(HTMLParser):
 
     @property
     def words(self):
-        """All text, joined."""
         return " ".join(" ".join(self.text).split())
 
     def count(self, name):

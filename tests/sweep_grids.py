@@ -17,7 +17,6 @@ CELLS = 30  # of the slow sweep
 
 
 def sweep(over=GRID, base=PAIR, keep=KEEP, **simulate):
-    """Return a cheap sweep."""
     return lf.Sweep(base, over=over, simulate={"samples": 12, "horizon": 1.0, "seed": 1, **simulate}, reduce=keep)
 
 

@@ -143,7 +143,7 @@ def outer(x: Annotated[ArrayLike, "tokens"], y: Annotated[ArrayLike, "dim"]) -> 
 
 
 def test_result_of_another_shape_is_rejected():
-    checked(outer)([1.0, 2.0], [3.0, 4.0])  # not to be told apart
+    checked(outer)([1.0, 2.0], [3.0, 4.0])  # indistinguishable
     with pytest.raises(ShapeError, match=r"^the result is \(2, 3\), not \(dim tokens\)$"):
         checked(outer)([1.0, 2.0], [3.0, 4.0, 5.0])
 

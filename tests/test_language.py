@@ -74,14 +74,14 @@ def assert_at_most(limit, places):
 
 
 def test_docstrings_are_whole_sentences(trees):
-    assert_at_most(11, [f"{place} {text[:80]}" for place, text in docstrings(trees) if is_half_sentence(text)])
+    assert_at_most(1, [f"{place} {text[:80]}" for place, text in docstrings(trees) if is_half_sentence(text)])
     assert is_half_sentence("Of what it is a report.")
     assert not is_half_sentence("Return the first line.")
 
 
 def test_docstrings_and_pages_use_english_idioms(trees):
     texts = [*docstrings(trees), *((path.name, part) for path in PAGES for part in prose(path).split("\n\n"))]
-    assert_at_most(6, [f"{place}: {match[0]}" for place, text in texts if (match := NOT_ENGLISH.search(text))])
+    assert_at_most(2, [f"{place}: {match[0]}" for place, text in texts if (match := NOT_ENGLISH.search(text))])
 
 
 def prose(path):
@@ -93,7 +93,7 @@ def prose(path):
 def test_class_names_are_unique(trees):
     packages = ((path, tree) for path, tree in trees.items() if "src" in path.parts)
     names = Counter(node.name for _, tree in packages for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
-    assert_at_most(7, [name for name, count in names.items() if count > 1])
+    assert_at_most(5, [name for name, count in names.items() if count > 1])
 
 
 def test_functions_of_the_packages_are_named_by_verbs_or_nouns(trees):

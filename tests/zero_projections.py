@@ -46,7 +46,6 @@ class ZeroNetwork(nn.Module):
 
 
 def sgd(module):
-    """Momentum for every parameter."""
     return torch.optim.SGD(module.parameters(), lr=1.0, momentum=0.9)
 
 

@@ -99,8 +99,8 @@ def is_new(row: dict[str, object] | None) -> bool:
 
 
 def in_words(row: dict[str, object]) -> str:
-    found = [row["type"], row.get("verdict"), row.get("reason") or row.get("error"), row.get("p"), row.get("twin")]
-    return " ".join(f"{each:.2g}" if isinstance(each, float) else str(each) for each in found if each is not None)[:200]
+    parts = [row["type"], row.get("verdict"), row.get("reason") or row.get("error"), row.get("p"), row.get("twin")]
+    return " ".join(f"{each:.2g}" if isinstance(each, float) else str(each) for each in parts if each is not None)[:200]
 
 
 if __name__ == "__main__":

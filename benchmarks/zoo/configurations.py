@@ -123,7 +123,7 @@ def task_of(config: Any) -> tuple[str, str]:
 def small_config(kind: str) -> Any:
     """Return a small configuration of a type."""
     make, own = CONFIG_MAPPING[kind], OVERRIDES.get(kind, {})
-    values = merged(small_values(make, {}, depth_of(make, own), Tokens()), own)
+    values = merged(small_values(make, {}, depth_of(make, own), SpecialTokens()), own)
     for name in ("layer_types", "mlp_layer_types"):
         if values.get(name):
             values[name] = values[name][: values.get("num_hidden_layers")]
@@ -135,7 +135,7 @@ def depth_of(make: Any, own: Mapping[str, Any]) -> int:
     """Return the first depth at which a configuration has every kind of layer that its default has."""
     kinds = kinds_of_layers(make, {})
     for depth in DEPTHS if len(kinds) > 1 else ():
-        if kinds_of_layers(make, merged(small_values(make, {}, depth, Tokens()), own)) >= kinds:
+        if kinds_of_layers(make, merged(small_values(make, {}, depth, SpecialTokens()), own)) >= kinds:
             return depth
     return DEPTHS[0]
 
@@ -148,7 +148,7 @@ def kinds_of_layers(make: Any, values: Mapping[str, Any]) -> set[str]:
     return set(map(str, getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None) or ()))
 
 
-class Tokens:
+class SpecialTokens:
     """Special tokens at the end of the small vocabulary, a new one at each call."""
 
     def __init__(self) -> None:
@@ -169,7 +169,7 @@ def fields_of(make: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     return result | dict(given)
 
 
-def small_values(make: Any, given: Mapping[str, Any], depth: int, token: Tokens) -> dict[str, Any]:
+def small_values(make: Any, given: Mapping[str, Any], depth: int, token: SpecialTokens) -> dict[str, Any]:
     """Return smaller values for the fields of a configuration class."""
     fields, parts = fields_of(make, given), dict(make.sub_configs_defaults or {})
     result = dict(given)
@@ -198,7 +198,7 @@ def is_count(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def small_number(name: str, value: int, fields: Mapping[str, Any], depth: int, token: Tokens) -> int:
+def small_number(name: str, value: int, fields: Mapping[str, Any], depth: int, token: SpecialTokens) -> int:
     name = name.lower()
     if TOKEN.search(name) and value >= VOCABULARY and "layer" not in name:
         return token()
@@ -229,7 +229,7 @@ def small_list(name: str, values: list[int]) -> list[int]:
     return [min(each, VOCABULARY - 1) for each in values] if TOKEN.search(name) else values
 
 
-def small_part(part: Any, given: Any, depth: int, token: Tokens) -> dict[str, Any] | None:
+def small_part(part: Any, given: Any, depth: int, token: SpecialTokens) -> dict[str, Any] | None:
     """Return smaller values for a configuration inside another."""
     if part.optional and given is None:
         return None

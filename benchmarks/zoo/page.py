@@ -49,7 +49,6 @@ transformers itself runs at that size, {within} are within {seconds} s and {giga
 def page(
     rows: Mapping[str, dict[str, Any]], laws: Mapping[str, dict[str, Any]], sizes: Mapping[str, dict[str, Any]]
 ) -> str:
-    """Return the page."""
     counts = Counter(row.get("verdict", FAILS) for row in rows.values())
     runs = sum(counts.values()) - counts[ABSENT]
     lines = [line(row, laws.get(kind, {}), sizes.get(kind, {})) for kind, row in sorted(rows.items())]
@@ -99,7 +98,7 @@ def about_sizes(sizes: Mapping[str, dict[str, Any]]) -> str:
 
 def name_with_reason(row: Mapping[str, Any], verdict: str) -> str:
     reason = str(row.get("reason") or row.get("error")).rstrip(".")
-    return plain(row["type"]) + (f" ({plain(reason)})" if verdict in (REFUSED, FAILS) else "")
+    return cell_text(row["type"]) + (f" ({cell_text(reason)})" if verdict in (REFUSED, FAILS) else "")
 
 
 def level_of(laws: Mapping[str, dict[str, Any]]) -> float:
@@ -112,7 +111,7 @@ def line(row: Mapping[str, Any], law: Mapping[str, Any], size: Mapping[str, Any]
     verdict = row.get("verdict", FAILS)  # a process that was ended has none
     p = f"{law['p']:.2g}" if "p" in law else ""
     cells = (row["type"], row.get("task", ""), row.get("inputs", ""), row.get("stacks", ""))
-    return f"| {' | '.join(map(plain, (*cells, verdict + reason_of(row, verdict), p, real_size(size))))} |"
+    return f"| {' | '.join(map(cell_text, (*cells, verdict + reason_of(row, verdict), p, real_size(size))))} |"
 
 
 def reason_of(row: Mapping[str, Any], verdict: str) -> str:
@@ -130,7 +129,7 @@ def real_size(row: Mapping[str, Any]) -> str:
     return f"{billions} B, {row['seconds']:.0f} s, {row['gigabytes']:.1f} GB"
 
 
-def plain(text: str, most: int = 160) -> str:
+def cell_text(text: str, most: int = 160) -> str:
     """Return a text as a table's cell, shortened."""
     text = " ".join(str(text).split())
     text = text if len(text) <= most else text[: most - 1] + "…"

@@ -38,8 +38,8 @@ def reads_text(config_class: Any) -> bool:
 
 def takes_ids(classes: Any, config_class: Any) -> bool:
     try:
-        found = classes[config_class]
-        model = found[0] if isinstance(found, tuple) else found
+        entry = classes[config_class]
+        model = entry[0] if isinstance(entry, tuple) else entry
         return model.main_input_name == "input_ids" and "input_ids" in parameters_of(model)
     except (ImportError, ValueError):  # classes whose packages are not installed, or that do not exist
         return False

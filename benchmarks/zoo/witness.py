@@ -16,7 +16,7 @@ from limitformer.subjects.losses import chosen_loss
 from limitformer.subjects.subject import resolve
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.run import AUTO, NEVER
-from limitformer.weightless.simulate import settle
+from limitformer.weightless.simulate import accepted_inputs
 from limitformer.witness import witness_pass
 
 
@@ -29,19 +29,19 @@ def witness_type(kind: str) -> dict[str, Any]:
         subject = resolve(config)
         images = task == "image" and getattr(subject.kind, "main_input_name", "") == "pixel_values"
         network = weightless(config)
-        given: Any = 1 if images else TOKENS
+        batch: Any = 1 if images else TOKENS
         try:
-            inputs = settle(inputs_of(given, network.subject).with_batch_dim(0), network, 3, own_loss=True)
+            inputs = accepted_inputs(inputs_of(batch, network.subject).with_batch_dim(0), network, 3, own_loss=True)
         except InputError:
             torch.manual_seed(0)
-            given = inputs_that_run(config, getattr(transformers, auto).from_config(config).eval())
-            inputs = settle(inputs_of(given, network.subject).with_batch_dim(0), network, 3, own_loss=True)
+            batch = inputs_that_run(config, getattr(transformers, auto).from_config(config).eval())
+            inputs = accepted_inputs(inputs_of(batch, network.subject).with_batch_dim(0), network, 3, own_loss=True)
     except Exception as error:  # a model of transformers may raise anything  # noqa: BLE001
         return row | {"verdict": "none", "reason": one_line(error)}
     for draw in (AUTO, NEVER):
-        row |= told(draw, lambda draw=draw: witness_pass(network, inputs, chosen_loss(None, task), 3, draw))
+        row |= status_of(draw, lambda draw=draw: witness_pass(network, inputs, chosen_loss(None, task), 3, draw))
     config = small_config(kind)
-    row |= told("steps", lambda: two_steps(config, given, chosen_loss(None, task)))
+    row |= status_of("steps", lambda: two_steps(config, batch, chosen_loss(None, task)))
     row["verdict"] = ", ".join(row[key] for key in (AUTO, NEVER, "steps"))
     row["reason"] = "; ".join(reason for key in (AUTO, NEVER, "steps") if (reason := row[f"{key}_reason"]))
     return row | {"seconds": round(time.perf_counter() - began, 1)}
@@ -57,7 +57,7 @@ def weightless(config: Any) -> Weightless:
     return Weightless(resolve(config), torch.float32, torch.device("cpu"))
 
 
-def told(key: str, call: Any) -> dict[str, Any]:
+def status_of(key: str, call: Any) -> dict[str, Any]:
     """Return the status of a comparison, its reason, its format and its largest ratio to the tolerance."""
     try:
         result = call()

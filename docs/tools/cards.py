@@ -91,12 +91,12 @@ def description_of(name: str) -> str:
 
 def verdict(record: dict[str, Any]) -> str:
     """Return how many of the paper's statements hold."""
-    judged = [claim["holds"] for claim in record.get("claims", []) if claim["holds"] is not None]
+    verdicts = [claim["holds"] for claim in record.get("claims", []) if claim["holds"] is not None]
     if not record:
         return "Not at the paper's size: its page has the results."
-    holding = sum(judged)
-    word = "not-held" if holding < len(judged) else "holds"
-    return f'<span class="{word}">Holds: {holding} of {len(judged)}</span>, {len(record["claims"])} numbers'
+    holding = sum(verdicts)
+    word = "not-held" if holding < len(verdicts) else "holds"
+    return f'<span class="{word}">Holds: {holding} of {len(verdicts)}</span>, {len(record["claims"])} numbers'
 
 
 def stamp(record: dict[str, Any]) -> str:

@@ -23,8 +23,8 @@ def page() -> str:
     from limitformer.cli.app import COMMANDS, command_of
 
     # The list of `limitformer --help` holds stand-ins without options; each command is imported here.
-    found = [each for name in COMMANDS for each in commands(f"limitformer {name}", command_of(name))]
-    return OPENING + "".join(section(name, command) for name, command in found)
+    pairs = [each for name in COMMANDS for each in commands(f"limitformer {name}", command_of(name))]
+    return OPENING + "".join(section(name, command) for name, command in pairs)
 
 
 def commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
@@ -39,8 +39,8 @@ def commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
 
 def section(name: str, command: Any) -> str:
     """Return a command's description and a row for each argument and option."""
-    shown = [each for each in command.params if not getattr(each, "hidden", False) and each.name != "help"]
-    rows = "".join(row(parameter) for parameter in shown)
+    visible = [each for each in command.params if not getattr(each, "hidden", False) and each.name != "help"]
+    rows = "".join(row(parameter) for parameter in visible)
     text = re.sub(r"\\(\[model\](\n.+)+)", r"```toml\n\1\n```", inspect.cleandoc(command.help or ""))  # Rich needs \\[
     return f"\n## {name}\n\n{text}\n\n| | meaning | default |\n|---|---|---|\n{rows}"
 
@@ -58,9 +58,9 @@ def default(parameter: Any) -> str:
     """Return the default value as the help shows it."""
     if parameter.required:
         return "needed"
-    shown = getattr(parameter, "show_default", None)
-    if isinstance(shown, str):
-        return cell(shown)
+    text = getattr(parameter, "show_default", None)
+    if isinstance(text, str):
+        return cell(text)
     value = parameter.default
     return "" if value is None or callable(value) or value in ((), []) else f"`{cell(str(value))}`"
 

@@ -99,6 +99,6 @@ def read(source: str, display: str) -> str:
     """Convert the formula to MathML. Raise an error for input that the converter would skip."""
     # The converter knows `align*` alone, which readers of the source on other sites do not take inside of `$$`.
     formula = convert(source.replace("{aligned}", "{align*}"), display=display)
-    if left := re.findall(r"\\[A-Za-z]+", html.unescape(formula)):
-        raise ValueError(f"No such command in a formula: {', '.join(left)}, in {source}")
+    if unknown := re.findall(r"\\[A-Za-z]+", html.unescape(formula)):
+        raise ValueError(f"No such command in a formula: {', '.join(unknown)}, in {source}")
     return formula

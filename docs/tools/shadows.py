@@ -15,8 +15,8 @@ class Shadows(Extension):
     def on_package(self, *, pkg: Module, loader: GriffeLoader, **_: object) -> None:
         """Restore the names after griffe has read the package."""
         loader.resolve_aliases(implicit=True, external=False)
-        found = [(place, name, file) for place in packages(pkg) for name, file in shadowing(place)]
-        for place, name, file in found:
+        hidden = [(place, name, file) for place in packages(pkg) for name, file in shadowing(place)]
+        for place, name, file in hidden:
             place.members[name] = Alias(name, file.members[name], parent=place)
         for place in packages(pkg):
             for name, member in place.members.items():
@@ -32,7 +32,7 @@ class Shadows(Extension):
 def packages(place: Module) -> list[Module]:
     """Yield the package and all packages in it."""
     inner = [each for each in place.members.values() if not each.is_alias and each.is_module and each.is_init_module]
-    return [place, *(found for each in inner for found in packages(each))]
+    return [place, *(package for each in inner for package in packages(each))]
 
 
 def shadowing(place: Module) -> list[tuple[str, Module]]:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import limitformer as lf
 from limitformer.checking import THRESHOLDS
-from limitformer.checking.curves import band, by_kind, curves, inside, place_of, surprises
+from limitformer.checking.curves import band, by_kind, curves, inside, kind_and_block, surprises
 from limitformer.checking.module import measure_module
 from limitformer.checking.thresholds import VERDICTS, WAITS, failing, thresholds_with
 from limitformer.checking.verdicts import CERTAIN, RULES, WORDS, failed, verdicts
@@ -428,7 +428,7 @@ def test_kinds_join_weights_of_like_blocks():
     assert float(result.sel(kind="h.*.a.w", block=2)[0]) == 2.0
     assert np.isnan(result.sel(kind="h.*.experts.*.w", block=2)).all()
     assert rest["outside"].values.tolist() == ["wte.w"]
-    assert place_of("model.layers.11.mlp.w") == ("model.layers.*.mlp.w", 11)
+    assert kind_and_block("model.layers.11.mlp.w") == ("model.layers.*.mlp.w", 11)
 
 
 class Poisoned(nn.Module):

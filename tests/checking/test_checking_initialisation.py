@@ -82,7 +82,7 @@ def initialised_otherwise(monkeypatch, family, ending, operation):
 
 
 def fan_out_uniform(weight):
-    """Draw torch.nn.Linear's default."""
+    """Draw as `torch.nn.Linear` does by default."""
     nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
 
 
@@ -233,7 +233,7 @@ def test_trained_model_is_recognised(family, steps):
 
 
 def test_no_bug_is_named_by_its_size_once_norms_and_biases_moved():
-    """A std may pass the value of a known bug in training; memory that nobody wrote to is a fault at any time."""
+    """A std may pass the value of a known bug in training; uninitialised memory is a fault at any time."""
     model = built("gpt2")
     for ending in ("bias", "ln_1.weight", "ln_2.weight", "ln_f.weight"):
         change(model, ending, lambda w: w.add_(1e-3 * torch.linspace(-1, 1, len(w))))

@@ -155,7 +155,7 @@ def test_rate_verdict_says_whether_the_networks_are_enough(samples, falls, said)
 def test_rate_at_which_no_loss_falls_is_broken():
     one = verdict(dataset(falls=(3, 9, 6, 0)), "rate")
     assert (one.grade, one.rate, one.share) == ("broken", 1e-3, 0.45)
-    assert "at no rate in nine of ten networks, at best at 0.001 in 9 of 20 networks" in one.said
+    assert "at no rate in nine of ten networks; the best rate is 0.001, in 9 of 20 networks" in one.said
     one = verdict(dataset(falls=(2,), rates=[0.1]), "rate")
     assert (one.grade, one.rate) == ("broken", 0.1)
     assert "does not fall within 3 steps at a rate of 0.1 in nine of ten networks, but in 2 of 20" in one.said
@@ -207,7 +207,7 @@ def test_rate_that_ruins_an_unseen_batch_is_not_sound():
     one = verdict(data, "unseen")
     assert (one.grade, one.rate, one.share) == ("note", 1e-2, 0.15)
     data = changed(data, "loss_unseen", np.s_[2, :, -1], 9.0)
-    assert "at a rate of 0.01 the loss falls on the batch of the steps only" in verdict(data, "unseen").said
+    assert "at a rate of 0.01 the loss falls only on the batch of the steps" in verdict(data, "unseen").said
     assert "goes from 4 to 9" in verdict(data, "unseen").said
     assert verdict(data, "rate").value == 1e-3
     assert verdict(data, "fastest").rate == 1e-3

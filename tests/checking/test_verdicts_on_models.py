@@ -76,7 +76,6 @@ def zero(*names):
 
 
 def verdicts_on(what, inputs=IDS, **options):
-    """Verdicts by name."""
     report = lf.check(what, inputs, samples=3, progress=False, **options)
     return {one.name: one for one in report.verdicts}
 

@@ -265,7 +265,7 @@ def test_aligned_tokens_leave_a_ball_before_their_distance_does():
 
 @pytest.mark.slow
 def test_euler_maruyama_does_not_hide_explosions():
-    """As many paths as explode leave the ball or lose resolution, rather than leave the cone."""
+    """The paths that leave the ball or lose resolution are as many as explode; they do not leave the cone."""
     limit = limit_of(0.4, 0.5, 0.5)
     start = lf.equicorrelated(2, -0.4, 3.0)
     causes = causes_of(limit, start, 1000, step="euler-maruyama", radius=1e30)

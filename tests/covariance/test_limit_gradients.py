@@ -29,7 +29,7 @@ def coefficients(**parts):
 
 
 def layers(kind, width, samples, mask=None, batch=1000):
-    """One layer in batches."""
+    """Yield a layer and the gradients below, in batches of samples."""
     seen = np.tril(np.ones((3, 3), bool)) if mask else None
     for first in range(0, samples, batch):
         layer = Layer(width, GAMMA, V, M, PSI, min(batch, samples - first), [width, first], seen)

@@ -119,7 +119,7 @@ def is_a_number(a):
 
 
 def test_compiler_keeps_infinities_and_nan():
-    """For infinite or NaN x, x·0 and x − x are not 0, and x/x is not 1; explosions are detected by this."""
+    """Explosions are detected by this: x·0 and x − x are not 0 and x/x is not 1 for infinite or NaN x."""
     zero = np.where(np.isfinite(STRANGE), 0, np.nan)
     np.testing.assert_array_equal(answer(times_nothing, STRANGE), zero)
     np.testing.assert_array_equal(answer(less_itself, STRANGE), zero)
@@ -145,7 +145,7 @@ def test_square_roots_agree_with_numpy():
 
 @pytest.mark.parametrize(("kernels", "comparison"), [(LARGER, operator.gt), (SMALLER, operator.lt)], ids=["max", "min"])
 def test_the_left_value_is_taken_only_where_the_comparison_holds(kernels, comparison):
-    """With NaN on either side it does not hold: the right value comes, not NumPy's NaN."""
+    """A comparison with NaN does not hold: the right value comes, not NumPy's NaN."""
     for shift in range(LANES):
         left, right = STRANGE, np.roll(STRANGE, shift)
         expected = np.where(comparison(left, right), left, right)

@@ -152,7 +152,7 @@ def test_trajectories_equal_the_chain():
     (model,) = sphere.models(config, "stochastic")
     for run, tokens in enumerate(sphere.trajectories(config, model, make.SEED)):
         stored = cell_of(data, data["sphere"]["sets"][0], beta=2.0, sigma=2.0, tokens=2, run=run + 1)
-        assert np.abs(np.array(stored) - np.array(sphere.whole(tokens))).max() <= 1
+        assert np.abs(np.array(stored) - np.array(sphere.thousandths(tokens))).max() <= 1
 
 
 def test_stock_shapes_equal_check():

@@ -163,7 +163,7 @@ def test_an_unreached_radius_changes_nothing():
 
 
 def test_euler_maruyama_that_leaves_the_cone_keeps_the_last_covariance():
-    """With steps of 0.25 from correlation 0.94 many paths leave; every recorded value is a covariance matrix."""
+    """Many paths leave with steps of 0.25 from correlation 0.94; every recorded value is a covariance matrix."""
     model = limit(Transformer(width=20, depth=20, gamma=1.0, attention=ShapedAttention(tau0=0.7)))
     start = np.array([[1.0, 1.33], [1.33, 2.0]])
     data = run(model, start, dt=0.25, step="euler-maruyama")

@@ -119,7 +119,7 @@ def test_limit_of_two_tokens_uses_the_averages():
 
 
 def test_heads_with_shared_values_divide_the_averages():
-    """A layer with one V sees ΣA_k/√h: C/h and q̃/h replace C and q̃, and K has a factor h besides.
+    """A layer with one V sees ΣA_k/√h: C/h and q̃/h replace C and q̃, and K has one more factor h.
 
     The wrong twins are the averages of one head, and those without the factor h.
     """

@@ -1,6 +1,6 @@
-"""The errata of [CT] in docs/errata.md: what is right passes its test, and what is printed, its wrong twin, fails it.
+"""The errata of [CT] in docs/errata.md: the correction passes its test; the printed formula, its wrong twin, fails.
 
-Self-contained on purpose: NumPy and SciPy alone, so that nobody has to trust this library to check them.
+This file needs only NumPy and SciPy, so that checking them does not require trust in this library.
 """
 
 from itertools import pairwise

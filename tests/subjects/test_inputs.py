@@ -276,7 +276,7 @@ def test_text_has_as_many_placeholders_as_the_image_has_features():
     config = llava()
     subject, network = resolve(config), network_of(config)
     inputs = inputs_of(6, subject)
-    chosen = inputs.settled(lambda each: network.shapes(0, 0, each, "auto"), lambda each: None)
+    chosen = inputs.first_accepted(lambda each: network.shapes(0, 0, each, "auto"), lambda each: None)
     ids = chosen.fixed["input_ids"][0].tolist()
     assert ids.count(60) == 16  # (32/8)², without the class token
     assert len(ids) == 22

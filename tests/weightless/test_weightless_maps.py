@@ -175,7 +175,7 @@ def test_roots_reproduce_tokens_and_repeats(root):
 
 
 def pivoted_root(z):
-    """The largest token first."""
+    """Return a root that takes the largest token first."""
     g = gram(z).numpy()[0]
     lower, order, _, _ = dpstrf(g, lower=1)
     root = np.zeros_like(g)

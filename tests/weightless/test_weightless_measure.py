@@ -212,7 +212,6 @@ def onto_the_branch(x, f):
 
 
 def measured(end):
-    """Simulate three blocks."""
 
     def stack():
         return nn.Sequential(*(nn.Sequential(nn.Identity(), Changed(end)) for _ in range(3)))

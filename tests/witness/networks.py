@@ -12,7 +12,7 @@ from limitformer.subjects.inputs import inputs_of
 from limitformer.subjects.losses import chosen_loss
 from limitformer.subjects.subject import resolve
 from limitformer.weightless.network import Weightless
-from limitformer.weightless.simulate import settle
+from limitformer.weightless.simulate import accepted_inputs
 from limitformer.witness import Witness, witness, witness_pass, witness_steps
 from limitformer.witness.real import LOSS, Quantity
 
@@ -148,7 +148,7 @@ def witness_of(entry: dict[str, Any]) -> tuple[Witness, list[float]]:
     model, (inputs, loss) = partial(Network, entry["model"]), given(entry)
     if entry["stage"] == "pass":
         network = Weightless(resolve(model), torch.float32, torch.device("cpu"))
-        inputs = settle(inputs_of(inputs, network.subject).with_batch_dim(0), network, SEED, own_loss=False)
+        inputs = accepted_inputs(inputs_of(inputs, network.subject).with_batch_dim(0), network, SEED, own_loss=False)
         function = chosen_loss(loss, network.subject.task)
         most = 0 if entry.get("dtype") == "float32" else witness.MOST_IN_FLOAT64
         with patch.object(witness, "MOST_IN_FLOAT64", most):  # 0: as a model that is too large for float64

@@ -14,7 +14,7 @@ from limitformer.subjects.subject import resolve
 from limitformer.weightless.building import drawn_module
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.run import ALWAYS, NEVER
-from limitformer.weightless.simulate import settle
+from limitformer.weightless.simulate import accepted_inputs
 from limitformer.witness import DRAWN, WITNESSED, witness_pass
 from training_networks import BATCHES, MODELS, OPTIMIZERS, UNSEEN, Custom, next_token
 
@@ -31,7 +31,7 @@ def loss(out, inputs):
 def test_module_is_witnessed(name, draw):
     build, given = CASES[name]
     network = Weightless(resolve(build), torch.float32, torch.device("cpu"))
-    inputs = settle(inputs_of(given, network.subject).with_batch_dim(0), network, SEED, own_loss=False)
+    inputs = accepted_inputs(inputs_of(given, network.subject).with_batch_dim(0), network, SEED, own_loss=False)
     found = witness_pass(network, inputs, loss, SEED, draw)
     assert found.status == WITNESSED, found.reason
     assert (found.number_format, found.hidden) == ("float64", 0)
@@ -72,7 +72,7 @@ def test_steps_of_each_form_of_matrices_are_witnessed(model, optimizer, form, mo
     )  # fmt: skip
     found = report.witness
     assert (found.status, found.number_format) == (WITNESSED, "float64"), found.reason
-    assert {"entries": "entries", "undrawn": "undrawn"}.get(form, weights.AGAIN) in report.data.attrs["weights"]
+    assert {"entries": "entries", "undrawn": "undrawn"}.get(form, weights.REDRAWN) in report.data.attrs["weights"]
 
 
 def groups(module):

@@ -53,7 +53,7 @@ def file_in(folder: Path, name: object) -> Path:
     """Return the path of the regular file of this name in `folder`.
 
     Raises:
-        InputError: the name is a path, or there is no regular file of this name that lies in the folder.
+        InputError: the name is a path, or does not belong to a regular file that lies in the folder.
     """
     is_name = isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\\0")
     require(is_name, f"{folder} names the file {name!r}; only names of files in the folder itself are read.")

@@ -102,16 +102,16 @@ class Bar:
             self.estimated = True
             if whole > LONG:
                 print_line(f"{task.description}: {duration(whole)} in all; {SUGGESTION}")
-        left = f"{duration(whole - seconds)} left" if whole else ""
-        left = ", ".join(filter(None, (self.part, left)))
-        self.progress.update(task.id, completed=done, left=left)
+        remaining = f"{duration(whole - seconds)} left" if whole else ""
+        remaining = ", ".join(filter(None, (self.part, remaining)))
+        self.progress.update(task.id, completed=done, left=remaining)
         if not self.progress.disable:
             if not self.visible and seconds > PATIENCE:
                 self.visible = True
                 self.progress.start()
         elif now - self.printed >= MINUTE and not math.isinf(PATIENCE):
             self.printed = now
-            print_line(f"{task.description}: {int(done):,} of {int(total):,}, {left}".removesuffix(", "))
+            print_line(f"{task.description}: {int(done):,} of {int(total):,}, {remaining}".removesuffix(", "))
 
 
 def duration(seconds: float) -> str:
@@ -141,7 +141,7 @@ def progress_bar(description: str, total: int, first: float | None = None) -> Ba
 
 @dataclass
 class PartOfBar:
-    """A part of longer work, shown on its bar: `count` pieces of the part are `size` pieces of the whole."""
+    """A phase of a longer bar: its `count` steps fill `size` steps of the bar."""
 
     whole: Bar | None
     first: float

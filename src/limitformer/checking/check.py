@@ -15,7 +15,7 @@ from torch import nn
 
 from limitformer.base.errors import require, require_count
 from limitformer.checking.conditions import agreement, size_by_group
-from limitformer.checking.curves import band, curves, place_of
+from limitformer.checking.curves import band, curves, kind_and_block
 from limitformer.checking.module import measure_module, settle_module
 from limitformer.checking.report import CheckedNetwork, Report
 from limitformer.checking.thresholds import thresholds_with
@@ -38,7 +38,7 @@ from limitformer.weightless.law import LawTable
 from limitformer.weightless.laws import CONSTANT
 from limitformer.weightless.layout import Chosen
 from limitformer.weightless.network import Weightless
-from limitformer.weightless.simulate import run_passes, settle
+from limitformer.weightless.simulate import accepted_inputs, run_passes
 from limitformer.witness import DRAWN, FULL, Witness, witness_pass
 
 NO_LAW = (
@@ -218,7 +218,7 @@ def measure(subject: Subject, options: Options) -> Measured:
             result.recipe = compare_law(options.recipe, network.module, network.table, subject.config)
         if module is not None:  # before any pass: a module may change its buffers as it runs
             result.weights = check_initialisation(module, network.table, reference=network.module)
-        inputs = settle(inputs, network, options.seed, own_loss)
+        inputs = accepted_inputs(inputs, network, options.seed, own_loss)
         if options.witness and module is None:
             result.witness = witness_pass(network, inputs, loss, options.seed, how=options.witness)
             if result.witness is not None and result.witness.status == DRAWN and not network.drawn:
@@ -337,12 +337,12 @@ def zeros_of(data: xr.Dataset, zeros: list[str], measure_moved: Callable[[list[s
         measure_moved: measures a network in which these parameters are not zero.
     """
     norms = norms_by_name(data)
-    silent = {place_of(name)[0] for name, norm in norms.items() if norm == 0}
+    silent = {kind_and_block(name)[0] for name, norm in norms.items() if norm == 0}
     moved, stages, waiting = list[str](), list[str](), set[str]()
     while silent - waiting and (alive := [name for name in zeros if name not in moved and norms.get(name, 0.0) > 0]):
         moved += alive
         norms = norms_by_name(measure_moved(moved))
-        woken = silent & {place_of(name)[0] for name, norm in norms.items() if norm > 0}
+        woken = silent & {kind_and_block(name)[0] for name, norm in norms.items() if norm > 0}
         stages += [in_words(alive)] if woken - waiting else []
         waiting |= woken
     result = {"zero_weights": ", then ".join(stages), "behind_zero": "\n".join(sorted(waiting))} if waiting else {}

@@ -94,17 +94,17 @@ class Comparison(AnyReport):
 
     def failed(self, names: str | None = "any") -> dict[str, list[Verdict]]:
         """Return the verdicts of each network that fail a check for `names`, as `Report.failed`."""
-        return {model: found for model, report in self.reports.items() if (found := report.failed(names))}
+        return {model: failures for model, report in self.reports.items() if (failures := report.failed(names))}
 
     def __str__(self) -> str:
         """Return one line for each network, then its verdicts."""
-        shown = ("blocks", "loss", "stream", "correlation", "rank", "logit_std", "effective_tokens", "gradient_ratio")
-        head = ["", "grade", *(short(name) for name in shown)]
+        columns = ("blocks", "loss", "stream", "correlation", "rank", "logit_std", "effective_tokens", "gradient_ratio")
+        head = ["", "grade", *(short(name) for name in columns)]
         body = [
             [
                 f"{report.verdicts[0].sign} {name}",
                 str(row["grade"]),
-                *(in_units(key, row[key], report) for key in shown),
+                *(in_units(key, row[key], report) for key in columns),
             ]
             for (name, report), row in zip(self.reports.items(), self.rows().values(), strict=True)
         ]
@@ -116,17 +116,17 @@ class Comparison(AnyReport):
                 for k, (cell, width) in enumerate(zip(row, widths, strict=True))
             ]
             lines.append("  ".join(cells).rstrip())
-        lines += ["", *wrap("; ".join(f"{short(name)}: {COLUMNS[name]}" for name in shown[2:]), WIDTH)]
+        lines += ["", *wrap("; ".join(f"{short(name)}: {COLUMNS[name]}" for name in columns[2:]), WIDTH)]
         for name, report in self.reports.items():
-            said = [one for one in report.verdicts if one.name != FINE]
-            lines += ["", name, *(f"  {one.sign} {one.said}" for one in said)] if said else []
+            faults = [one for one in report.verdicts if one.name != FINE]
+            lines += ["", name, *(f"  {one.sign} {one.said}" for one in faults)] if faults else []
         return "\n".join(lines)
 
     def page(self) -> str:
         """Return the comparison as one HTML page that needs no other file."""
         head = ["model", *(short(name) for name in COLUMNS)]
         rows = [[name, *(text_of(value) for value in row.values())] for name, row in self.rows().items()]
-        said = "".join(
+        verdicts = "".join(
             f"<h3>{escape(name)}</h3>" + "".join(paragraph(f"{one.sign} {one.said}") for one in report.verdicts)
             for name, report in self.reports.items()
         )
@@ -137,7 +137,7 @@ class Comparison(AnyReport):
         body = (
             f"<header><h1>{title}</h1>{paragraph(ABOUT)}</header>"
             + section("Table", "table", region("Table of networks", rows_as_html(head, rows)))
-            + section("Verdicts", "verdict", said)
+            + section("Verdicts", "verdict", verdicts)
             + section("By depth", "curves", f'<ul class="legend">{legend}</ul><div class="plots">{plots}</div>')
             + section("Columns", "columns", region("Meaning of the columns", meaning))
         )

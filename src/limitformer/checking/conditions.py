@@ -35,7 +35,7 @@ def agreement(inputs: Inputs, config: Any, measure: Callable[[Inputs], xr.Datase
         config: of transformers, with a vocabulary; None: ids are changed only together with all inputs.
         measure: measures one network for any inputs.
     """
-    found = dict[str, float]()
+    result = dict[str, float]()
     changes = {name: [name] for name in candidates(inputs, config)}
     fixed = {name: each.narrow(inputs.batch_dim, 0, 1) for name, each in inputs.fixed.items()}
     first = replace(inputs, fixed=fixed, rows=1, choices=[])  # the first sequence alone
@@ -49,11 +49,11 @@ def agreement(inputs: Inputs, config: Any, measure: Callable[[Inputs], xr.Datase
             continue
         value = agreement_of(list(split_stacks(data).values())[-1]["covariance"].values[0], whole)
         if value is not None:
-            found[name] = value
-    if not found:
+            result[name] = value
+    if not result:
         return None
-    names = [name or "the first input" for name in found]
-    return xr.DataArray(list(found.values()), {"condition": names}, ("condition",))
+    names = [name or "the first input" for name in result]
+    return xr.DataArray(list(result.values()), {"condition": names}, ("condition",))
 
 
 def conditions(inputs: Inputs) -> list[str]:
@@ -120,8 +120,8 @@ def other_ids(ids: Tensor, config: Any, chance: np.random.Generator) -> Tensor:
     size = vocabulary(config)
     assert size is not None  # else ids are no candidates
     names = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
-    found = [lookup(config, (name,)) for name in (*names, *(each for part in PLACEHOLDERS.values() for each in part))]
-    flat = [one for each in found for one in (each if isinstance(each, list | tuple) else [each])]
+    entries = [lookup(config, (name,)) for name in (*names, *(each for part in PLACEHOLDERS.values() for each in part))]
+    flat = [one for each in entries for one in (each if isinstance(each, list | tuple) else [each])]
     fixed = {one for one in flat if isinstance(one, int)}  # ids that stand for something else than a word
     present = set(ids.unique().tolist())
     free = [k for k in range(size) if k not in fixed and k not in present] or [k for k in range(size) if k not in fixed]

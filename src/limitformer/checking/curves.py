@@ -6,7 +6,7 @@ Pairs are of different tokens of one sequence, and means are over sequences.
   stable_rank      tr V/λ₁: |X|²_F/|X|₂², the number of directions that matter
   effective_rank   exp of the entropy of λ/tr V
   size             √(tr V/m), the root mean square of a coordinate
-  relative_branch  by sublayer: size of the branch over that of the stream it is added to
+  relative_branch  by sublayer: size of the branch over that of the stream it is added to;
   group_size       `size` of words and of what stands among them, such as an image (group)
   agreement        of the outputs for two inputs that differ in one condition (`conditions`)
   gradient         |∂L/∂W| by kind of weight and block; several of one kind in a block (experts) count as one matrix
@@ -173,7 +173,7 @@ def relative_branch(data: xr.Dataset) -> xr.DataArray:
 
 def by_kind(gradient: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:
     """Split norms (sample, weight) into (sample, kind, block), and those of weights outside the blocks."""
-    places = [place_of(str(name)) for name in gradient["weight"].values]
+    places = [kind_and_block(str(name)) for name in gradient["weight"].values]
     kinds = list(dict.fromkeys(kind for kind, block in places if block >= 0))
     blocks = max((block for _, block in places), default=-1) + 1
     squared = np.full((gradient.sizes["sample"], len(kinds), blocks), np.nan)
@@ -217,7 +217,7 @@ def gradient_ratio(norms: Array) -> tuple[Array, NDArray[Any], NDArray[Any]]:
     return np.where(known, ratio[samples, worst], np.nan), worst, least
 
 
-def place_of(name: str) -> tuple[str, int]:
+def kind_and_block(name: str) -> tuple[str, int]:
     """Return the kind and the block of a weight: `h.3.attn.c_proj.weight` is `h.*.attn.c_proj.weight` of block 3."""
     parts = name.split(".")
     numbers = [k for k, part in enumerate(parts) if re.fullmatch(r"\d+", part)]

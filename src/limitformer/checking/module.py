@@ -68,7 +68,7 @@ def measure_module(module: nn.Module, inputs: Inputs, loss: Loss | None, blocks:
         try:
             if not hasattr(getattr(module, "config", None), "to_dict"):
                 passes.check(inputs)
-            out, measure = passes.one(inputs, arguments, gradients=loss is not None)
+            out, measure = passes.call_once(inputs, arguments, gradients=loss is not None)
             with torch.set_grad_enabled(loss is not None):
                 arrays = output_arrays(out, 1)
                 if loss is not None:
@@ -104,7 +104,7 @@ def settle_module(module: nn.Module, inputs: Inputs, own_loss: bool, blocks: Cho
             call_with(module, placed(each, module))
 
     try:
-        return inputs.settled(call, lambda each: measure_module(module, each, None, blocks))
+        return inputs.first_accepted(call, lambda each: measure_module(module, each, None, blocks))
     finally:
         state.restore()
 
@@ -124,7 +124,7 @@ class Passes:
     axes: dict[int, int] | None = None
     heads_first: bool | None = None
 
-    def one(self, inputs: Inputs, arguments: dict[str, Any], gradients: bool) -> tuple[Any, Measure]:
+    def call_once(self, inputs: Inputs, arguments: dict[str, Any], gradients: bool) -> tuple[Any, Measure]:
         """Call the module once; return its output and the measurement. The first call finds blocks and axes."""
         try:
             if needs_search(self.layout, self.module):
@@ -142,7 +142,7 @@ class Passes:
             with torch.no_grad(), AttentionWeights() as weights:
                 called(self.module, placed(twice, self.module))
             self.heads_first = heads_come_first(weights.results, twice.rows)
-        return self.one(inputs, placed(inputs, self.module), gradients)
+        return self.call_once(inputs, placed(inputs, self.module), gradients)
 
     def shapes(self, inputs: Inputs) -> list[Entry]:
         """Return the shapes of the streams that enter the blocks."""
@@ -175,10 +175,10 @@ class Passes:
             InputError: sequences influence each other, or the calls differ.
         """
         several = inputs.rows > 1
-        out, first = self.one(inputs, placed(inputs, self.module), gradients=several)
+        out, first = self.call_once(inputs, placed(inputs, self.module), gradients=several)
         if several and first.mixes():
             raise mixed_sequences(self.name, inputs.batch_dim)
-        out_again, again = self.one(inputs, placed(inputs, self.module), gradients=False)
+        out_again, again = self.call_once(inputs, placed(inputs, self.module), gradients=False)
         before, after = ([*covariances(one), output_sizes(each)] for each, one in ((out, first), (out_again, again)))
         alike = [
             equal_up_to_rounding(a.cpu().numpy(), b.cpu().numpy(), REPEATS) for a, b in zip(before, after, strict=True)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from limitformer.checking.curves import CURVES, inside, over_heads, place_of, surprises
+from limitformer.checking.curves import CURVES, inside, kind_and_block, over_heads, surprises
 from limitformer.checking.thresholds import failing
 from limitformer.checking.verdicts import failed
 from limitformer.initialisation.recipes import RecipeComparison
@@ -85,12 +85,12 @@ class CheckedNetwork:
         """Return the verdicts that fail a check for `names`.
 
         Args:
-            names: verdicts and grades with commas between. A verdict fails at its worst grade: `collapsed` at broken,
+            names: verdicts and grades, separated by commas. A verdict fails at its worst grade: `collapsed` at broken,
                 `swamped`, which is never broken, at watch. `broken` is any verdict of that grade, `watch` or `any` is
                 every verdict.
 
         Raises:
-            InputError: there is no verdict or grade of that name.
+            InputError: a name is neither a verdict nor a grade.
         """
         return failed(self.verdicts, failing(names))
 
@@ -200,7 +200,7 @@ def weight_changes(network: CheckedNetwork) -> list[Change]:
     for weight in network.initialisation.weights:
         law = network.laws.laws.get(weight.name)
         if law is not None and law.std > 0 and weight.std > 0:
-            ratios.setdefault(place_of(weight.name)[0], []).append(weight.std / law.std)
+            ratios.setdefault(kind_and_block(weight.name)[0], []).append(weight.std / law.std)
     medians = {kind: float(np.median(each)) for kind, each in ratios.items()}
     most = sorted(medians, key=lambda kind: -abs(math.log(medians[kind])))[:MOST_WEIGHTS]
     return [

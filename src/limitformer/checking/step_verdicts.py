@@ -18,7 +18,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from limitformer.checking.curves import place_of
+from limitformer.checking.curves import kind_and_block
 from limitformer.checking.thresholds import (
     FASTEST,
     LOGITS,
@@ -114,7 +114,7 @@ def middle(values: Array, axis: int = 1) -> Array:
 
 
 def quantile(values: Array, share: float, axis: int = 1) -> Array:
-    """Return a quantile over samples, one of the values, with the conventions of `middle`."""
+    """Return a quantile that is one of the samples; NaN is treated as in `middle`."""
     numbers = np.where(np.isnan(values), np.inf, values)
     ends = np.quantile(numbers, share, axis=axis, method="inverted_cdf")
     return np.where(np.isnan(values).all(axis), np.nan, ends)
@@ -174,16 +174,16 @@ def step_verdicts(data: xr.Dataset) -> list[Verdict]:
     table = by_rate(data)
     bad = ~np.isfinite(data[compared_loss(data)].isel(step=0, rate=0).values)
     if 1 - bad.mean() < limit("falls"):
-        said = f"the loss is not finite before the first step, in {bad.sum()} of {len(bad)} networks"
+        sentence = f"the loss is not finite before the first step, in {bad.sum()} of {len(bad)} networks"
         share = float(bad.mean())
         why, mends = "No step can be computed from such a loss.", "See what limitformer check says about this network."
-        return [step_verdict(RATE, BROKEN, said, share, "falls", share=share, why=why, mends=mends)]
+        return [step_verdict(RATE, BROKEN, sentence, share, "falls", share=share, why=why, mends=mends)]
     place = stated_rate(table)
     at, rate = data.isel(rate=place), float(table["rate"][place])
-    found = [rate_verdict(data, table), unseen_verdict(data, table)]
-    found += [rule(at, rate) for rule in (fastest_verdict, still_verdict, logits_verdict)]
-    found.append(muon_verdict(data))
-    return [each for each in found if each is not None]
+    verdicts = [rate_verdict(data, table), unseen_verdict(data, table)]
+    verdicts += [rule(at, rate) for rule in (fastest_verdict, still_verdict, logits_verdict)]
+    verdicts.append(muon_verdict(data))
+    return [each for each in verdicts if each is not None]
 
 
 def step_verdict(name: str, grade: str, said: str, value: float, threshold: str = "", **words: Any) -> Verdict:
@@ -207,16 +207,18 @@ def rate_verdict(data: xr.Dataset, table: xr.Dataset) -> Verdict:
     best, single = int(np.argmax(table["share"].values)), table.sizes["rate"] == 1
     open_ = "" if float(table["high"].max()) < limit("falls") else too_few(count)
     rate, networks = rate_text(table, best), counted(table, best, count)
-    sentence = f"{what} falls {within} at no rate in nine of ten networks, at best at {rate} in {networks}{open_}"
+    sentence = (
+        f"{what} falls {within} at no rate in nine of ten networks; the best rate is {rate}, in {networks}{open_}"
+    )
     if single:
         sentence = (
             f"{what} does not fall {within} at a rate of {rate} in nine of ten networks, but in {networks}{open_}"
         )
-    untold = loss != "loss" and data.attrs.get("unseen") != GIVEN
+    unseen_is_drawn = loss != "loss" and data.attrs.get("unseen") != GIVEN
     share = float(table["share"][best])
     return step_verdict(
-        RATE, NOTE if untold else BROKEN, sentence, share, "falls", share=share, rate=float(table["rate"][best]),
-        why=WHY_RATE[loss], mends=OTHER_BATCH if untold else OTHER_RATES,
+        RATE, NOTE if unseen_is_drawn else BROKEN, sentence, share, "falls", share=share,
+        rate=float(table["rate"][best]), why=WHY_RATE[loss], mends=OTHER_BATCH if unseen_is_drawn else OTHER_RATES,
     )  # fmt: skip
 
 
@@ -234,7 +236,7 @@ def sound_verdict(table: xr.Dataset, place: int, count: int, what: str, why: str
         parts.append(f"there the stream changes by {change} times its size")
     parts += [
         f"at {rate_text(table, k)} in {int(table['falls'][k])} of {count}"
-        + (f" (in {more} more that of an unseen batch explodes)" if more else "")
+        + (f" (in {more} more it falls, but the loss of an unseen batch explodes)" if more else "")
         for k in (*above, *below)
         for more in (int(table["falls_alone"][k] - table["falls"][k]),)
     ]
@@ -293,7 +295,7 @@ def unseen_verdict(data: xr.Dataset, table: xr.Dataset) -> Verdict | None:
     before, after = (float(table[f"unseen_{when}"][place]) for when in ("first", "last"))
     return step_verdict(
         UNSEEN, NOTE if sound else WATCH,
-        f"at a rate of {rate_text(table, place)} the loss falls on the batch of the steps only: that of an unseen "
+        f"at a rate of {rate_text(table, place)} the loss falls only on the batch of the steps; the loss of an unseen "
         f"batch goes from {number_text(before)} to {number_text(after)}",
         after / before, "explosion", share=float(table["unseen_explodes"][place]) / count,
         rate=float(table["rate"][place]),
@@ -329,7 +331,7 @@ def fastest_verdict(data: xr.Dataset, rate: float) -> Verdict | None:
     if len(known):
         widest = known[np.argmax(effects[known])]
         effect = f"; the largest effect on an output is that of {names[widest]}, {number_text(float(effects[widest]))}"
-    watch, block = ratio > limit("fastest"), place_of(str(names[most]))[1]
+    watch, block = ratio > limit("fastest"), kind_and_block(str(names[most]))[1]
     return step_verdict(
         FASTEST, WATCH if watch else NOTE,
         f"{names[most]} moves most in the first step at a rate of {number_text(rate)}: by {percent} % of its size, "
@@ -384,7 +386,7 @@ def kinds(names: Iterable[Any]) -> str:
     """Return the kinds of weight with their numbers: "h.*.c_proj.weight (12), lm_head.weight"."""
     counts: dict[str, int] = {}
     for name in names:
-        kind = place_of(str(name))[0]
+        kind = kind_and_block(str(name))[0]
         counts[kind] = counts.get(kind, 0) + 1
     every = [f"{kind} ({count})" if count > 1 else kind for kind, count in counts.items()]
     more = len(every) - NAMED

@@ -52,13 +52,13 @@ class StepsReport(TrainedNetworks, AnyReport):
             lines += wrapped(f"  {one.sign} {one.grade}: {one.said}", "    ")
             lines += wrapped(f"    why: {one.why}", "      ") if one.why else []
             lines += wrapped(f"    fix: {one.mends}", "      ") if one.mends else []
-        shown = [name for name in SHOWN if name in self.table()]
-        head = f"{'rate':>8}" + "".join(f"{COLUMNS[name][0]:>9}" for name in shown)
+        columns = [name for name in SHOWN if name in self.table()]
+        head = f"{'rate':>8}" + "".join(f"{COLUMNS[name][0]:>9}" for name in columns)
         # Each is over its columns: explosions on both batches, losses before and after.
         above = f"{'batch/unseen':>26}{'loss of the batch':>18}{'of an unseen one':>18}"
         rows = [
             f"{number_text(row['rate']):>8}"
-            + "".join(f"{cell(row[name])}{unseen(row) if name == 'explodes' else ''}".rjust(9) for name in shown)
+            + "".join(f"{cell(row[name])}{unseen(row) if name == 'explodes' else ''}".rjust(9) for name in columns)
             for row in self.rows()
         ]
         return "\n".join([*lines, "", above, head, *(row.rstrip() for row in rows), "", *wrapped(self.caveat, "")])

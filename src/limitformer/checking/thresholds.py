@@ -27,8 +27,8 @@ class Threshold:
     """The numbers at which a verdict of each grade begins, and their source.
 
     Attributes:
-        watch: the number for the grade watch; None: there is no such verdict.
-        broken: the number for the grade broken; None: there is no such verdict.
+        watch: the number for the grade watch; None if the verdict is never at watch.
+        broken: the number for the grade broken; None if the verdict is never broken.
         source: where the numbers come from.
     """
 
@@ -113,10 +113,10 @@ def thresholds_with(changes: Mapping[str, Any] | None) -> dict[str, Threshold]:
     """Return the thresholds, some of them changed by the user.
 
     Args:
-        changes: by name one number, for `broken` if it exists and else for `watch`; or two, for `watch` and `broken`.
+        changes: a number by name, which replaces `broken` (`watch` if it is never broken), or a pair (watch, broken).
 
     Raises:
-        InputError: there is no threshold of that name, or a value is out of range.
+        InputError: a name is not a threshold, or a value is out of range.
     """
     valid = changes is None or isinstance(changes, Mapping)
     require(valid, f'thresholds must be a dict, such as {{"collapse": 0.99}}; got {changes!r}.')
@@ -171,10 +171,10 @@ def valid_rate(name: str, value: Any) -> float:
 
 
 def failing(text: str | None, verdicts: tuple[str, ...] = VERDICTS) -> tuple[str, ...]:
-    """Return the names in "collapsed,frozen", "broken", "watch" or "any".
+    """Return names of verdicts or grades from a text that separates them by commas, such as "collapsed,frozen".
 
     Raises:
-        InputError: there is no verdict or grade of that name.
+        InputError: a name is neither a verdict nor a grade.
     """
     require(text is None or isinstance(text, str), f'names must be a text, such as "broken"; got {text!r}.')
     names = () if text is None else tuple(name.strip() for name in text.split(","))

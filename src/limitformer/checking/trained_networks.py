@@ -92,15 +92,15 @@ class TrainedNetworks:
     def caveat(self) -> str:
         """The limits of these numbers."""
         size = str(self.about.get("batch", "tokens"))
-        said = [
+        notes = [
             f"Gradients come from {'this' if size.startswith('1 ') else 'these'} {size}; a larger batch has other "
             "gradients (Adam's signs, Muon's directions), and nothing is said about later steps."
         ]
         if frozen := int(self.about.get("frozen", 0)):
-            said.append(f"{frozen_in_words(frozen)}.")
+            notes.append(f"{frozen_in_words(frozen)}.")
         if "stream" not in self.data:
-            said.append("No blocks were found in the module, so nothing is said of its stream.")
-        return " ".join(said)
+            notes.append("No blocks were found in the module, so nothing is said of its stream.")
+        return " ".join(notes)
 
     def table(self) -> xr.Dataset:
         """Return counts and medians by rate; `columns()` says what they mean."""
@@ -118,10 +118,10 @@ class TrainedNetworks:
         return {name: meaning for name, (_, meaning) in COLUMNS.items()}
 
     def failed(self, names: str | None = "any") -> list[Verdict]:
-        """Return the verdicts of the grade watch or broken that have these names or grades, with commas between.
+        """Return the verdicts of the grade watch or broken that have these names or grades, separated by commas.
 
         Raises:
-            InputError: there is no verdict or grade of that name.
+            InputError: a name is neither a verdict nor a grade.
         """
         wanted = set(failing(names, STEP_VERDICTS))
         every = bool(wanted & {WATCH, ANY})

@@ -51,15 +51,15 @@ class Rule:
 def verdicts(curves: xr.Dataset, thresholds: Mapping[str, Threshold], skip: tuple[str, ...] = ()) -> list[Verdict]:
     """Return the verdicts of all rules but those named in `skip`, broken ones first; or the one verdict fine."""
     rules = [rule for rule in RULES if rule.name not in skip]
-    found = [(rule, one) for rule in rules if (one := verdict_of(rule, curves, thresholds))]
-    severe = {one.name for _, one in found if one.severe}
-    agree = len(severe) > 1 or ("frozen" in severe and any(rule.find is narrow for rule, _ in found))
+    pairs = [(rule, one) for rule in rules if (one := verdict_of(rule, curves, thresholds))]
+    severe = {one.name for _, one in pairs if one.severe}
+    agree = len(severe) > 1 or ("frozen" in severe and any(rule.find is narrow for rule, _ in pairs))
     result = [
         one
         # Nothing can train what has no gradient or finite number, or tokens that are equal in float32.
         if not one.severe or agree or one.name in CERTAIN or (one.name == "collapsed" and one.value >= 1 - EQUAL)
         else replace(one, grade=WATCH, why=f"{ALONE} {one.why}")
-        for _, one in found
+        for _, one in pairs
         if one.severe or one.name not in severe
     ]
     if result:
@@ -290,7 +290,7 @@ def forgets(curves: xr.Dataset, limits: Limits) -> RuleResult | None:
     return RuleResult(longest, limits["memory"] / longest, nowhere(longest))
 
 
-def deaf(curves: xr.Dataset, limits: Limits) -> RuleResult | None:
+def ignores_input(curves: xr.Dataset, limits: Limits) -> RuleResult | None:
     """Return the largest agreement of the outputs for two inputs that differ in one condition."""
     if "agreement" not in curves:
         return None
@@ -516,7 +516,7 @@ RULES = (
         "memory", BROKEN, forgets, "memory",
         "no state-space head remembers more than one token: the longest half-life, in tokens, is {value}",
     ),
-    Rule("deaf", WATCH, deaf, "deaf", "the output hardly depends on {details}"),
+    Rule("deaf", WATCH, ignores_input, "deaf", "the output hardly depends on {details}"),
     Rule("constant", WATCH, constant, "constant", "the output hardly depends on the input: {details}"),
     Rule("equal", WATCH, equal, None, "blocks begin with equal weights: {details}"),
     Rule("faint", WATCH, faint, "faint", "no branch of any block is more than {value} of the stream"),

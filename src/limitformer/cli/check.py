@@ -125,16 +125,16 @@ def check(
             options["shaping"] = shaping_of(options["shaping"])
         begin_work()
         with suggest_quicker(quicker("--samples", samples)):
-            given = text if inputs is None else user_inputs(inputs)
+            batch = text if inputs is None else user_inputs(inputs)
             options |= {"gradients": gradients, "seed": seed, "trust_remote_code": trust_remote_code}
             options |= {"blocks": blocks or None, "recipe": published, "loss": user_loss(loss)}
             options["witness"] = not no_witness and witness_of(witness)
             if several or len(what) > 1:
-                comparison = check_several(what, several, given, options, place)
+                comparison = check_several(what, several, batch, options, place)
                 if fail_on and comparison.failed(fail_on):
                     raise typer.Exit(FAILED)
                 return
-            report = run_check(what[0], given, against=against, **options)
+            report = run_check(what[0], batch, against=against, **options)
         written = [] if place is None else report.save(place)
         print_report(report)
         blind = {"frozen", "uniform"} & set(names) if fail_on != "any" and "logit_std" not in report.curves else ()

@@ -128,7 +128,6 @@ def band_of(name: str, text: str) -> Any:
 
 
 def values_of(name: str, values: Any) -> list[float]:
-    """Read V1,V2,… as numbers."""
     try:
         return [float(value) for value in str(values).split(",")]
     except ValueError as error:

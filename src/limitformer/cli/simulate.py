@@ -298,11 +298,11 @@ def start_of(path: Path | None, width: int, options: Mapping[str, Any]) -> "Star
     from limitformer.models.text import words_of
 
     tokens, equal = options["tokens"], {name: options[name] for name in ("correlation", "variance")}
-    given = {name: value for name, value in equal.items() if value is not None}
+    values = {name: value for name, value in equal.items() if value is not None}
     if path is None:
         require(not options["positions"], "--positions would change nothing: there is no --text.")
-        return equicorrelated(**{"tokens": 2 if tokens is None else tokens, "correlation": 0.2, **given})
-    require(not given, f"--{', --'.join(given)} would change nothing: --text is the start.")
+        return equicorrelated(**{"tokens": 2 if tokens is None else tokens, "correlation": 0.2, **values})
+    require(not values, f"--{', --'.join(values)} would change nothing: --text is the start.")
     if tokens is None:
         few = len(words_of(path, LONGEST_TEXT + 1)) <= LONGEST_TEXT
         require(few, f"{path} has more than {LONGEST_TEXT} tokens; give a number, e.g. --tokens {LONGEST_TEXT}.")

@@ -138,12 +138,10 @@ def steps(
         options["loss"] = user_loss(loss)
         if isinstance(rule, str):
             rule = user_object(rule, "--optimizer")
-        given = text if inputs is None else user_inputs(inputs)
+        data = text if inputs is None else user_inputs(inputs)
         changes = options.pop("settings")
         subject = resolve(what, changes, trust_remote_code=options.pop("trust_remote_code"))
-        batch = inputs_for(
-            subject, None if isinstance(given, int) else given, given if isinstance(given, int) else tokens
-        )
+        batch = inputs_for(subject, None if isinstance(data, int) else data, data if isinstance(data, int) else tokens)
         name_and_rates = f"{samples} networks at {len(every)} rates" if every else f"{samples} networks"
         quicker = f"{name_and_rates}; --samples {samples // 2} takes about half." if samples > 1 else name_and_rates
         try:
@@ -231,23 +229,23 @@ def one_batch(text: str) -> str:
 
 def optimizer_of(name: str, options: dict[str, Any]) -> Any:
     """Return the optimiser as a dictionary of its options, or the text that names a user's function."""
-    given = {key: value for key, value in options.items() if value is not None}
+    values = {key: value for key, value in options.items() if value is not None}
     if names_code(name):
-        used = ", ".join(f"--{key.replace('_', '-')}" for key in given)
-        require(not given, f"{used}: a function sets its options itself; {name} is one.")
+        used = ", ".join(f"--{key.replace('_', '-')}" for key in values)
+        require(not values, f"{used}: a function sets its options itself; {name} is one.")
         return name
     near = get_close_matches(name.lower(), OPTIMIZERS, 1, 0.4) or [ALSO.get(name.lower(), "adamw")]
     known = f"{', '.join(OPTIMIZERS)}, or FILE.py:NAME"
     require(name in OPTIMIZERS, f"--optimizer has no {name!r}; there are {known}. Nearest: {near[0]}.")
-    if "betas" in given:
+    if "betas" in values:
         require(name != "sgd", "--betas is for adam, adamw, lion and muon; sgd has --momentum.")
-        given["betas"] = betas_of(given["betas"])
-    if "momentum" in given:
+        values["betas"] = betas_of(values["betas"])
+    if "momentum" in values:
         require(name in ("sgd", "muon"), f"--momentum is for sgd and muon; {name} has --betas.")
-        require(0 <= given["momentum"] < 1, f"--momentum must lie in [0, 1); got {given['momentum']:g}.")
-    decay = given.get("weight_decay", 0.0)
+        require(0 <= values["momentum"] < 1, f"--momentum must lie in [0, 1); got {values['momentum']:g}.")
+    decay = values.get("weight_decay", 0.0)
     require(0 <= decay < math.inf, f"--weight-decay must be 0 or above, and finite; got {decay:g}.")
-    return {"name": name, **given}
+    return {"name": name, **values}
 
 
 def betas_of(text: str) -> tuple[float, float]:

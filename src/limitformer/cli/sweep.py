@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     import xarray as xr
 
-    from limitformer.sweep import Report
+    from limitformer.sweep import SweepReport
 
 ROWS = 40  # of a table, at most
 FAILED_CODE = 1  # exit code if cells have failed
@@ -54,7 +54,7 @@ def run(
         print_report(report)
 
 
-def print_report(report: "Report") -> None:
+def print_report(report: "SweepReport") -> None:
     """Print the result of a run; exit with code 1 if cells have failed."""
     before = f", {report.skipped} of them before" if report.skipped else ""
     screen.print(

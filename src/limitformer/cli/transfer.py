@@ -116,7 +116,7 @@ def transfer(
 
         begin_work()
         model = model_of(what, changes)
-        made = user_object(optimizer, "--optimizer") if named else optimizer
+        method = user_object(optimizer, "--optimizer") if named else optimizer
         function = user_loss(loss)
         began = time.monotonic()
         networks = f"{samples} network{'s' * (samples > 1)} at each of {len(next(iter(sizes.values())))} sizes"
@@ -124,7 +124,7 @@ def transfer(
         try:
             with suggest_quicker(networks + half):
                 result = run_transfer(
-                    model, sizes, text or tokens, optimizer=made, rate=rate, rule=rule, base=base, steps=steps,
+                    model, sizes, text or tokens, optimizer=method, rate=rate, rule=rule, base=base, steps=steps,
                     samples=samples, seed=seed, clip=clip, loss=function, witness=proof,
                 )  # fmt: skip
         except TransferInterrupted as interrupt:
@@ -149,13 +149,13 @@ def finish(result: "Transfer", place: Path | None) -> None:
 
 def sizes_of(widths: str | None, depths: str | None, over: str | None) -> dict[str, list[int]]:
     """Read the sizes of exactly one of the three options."""
-    given = [(name, each) for name, each in (("width", widths), ("depth", depths)) if each is not None]
+    lists = [(name, each) for name, each in (("width", widths), ("depth", depths)) if each is not None]
     if over is not None:
         name, equals, values = over.partition("=")
         require(bool(name and equals), f"--over takes NAME=N,N,…; got {over!r}.")
-        given.append((name, values))
-    require(len(given) == 1, "give sizes by one of --widths, --depths and --over. Nearest: --widths 256,512,1024.")
-    ((name, values),) = given
+        lists.append((name, values))
+    require(len(lists) == 1, "give sizes by one of --widths, --depths and --over. Nearest: --widths 256,512,1024.")
+    ((name, values),) = lists
     try:
         return {name: [int(value) for value in values.split(",")]}
     except ValueError as error:

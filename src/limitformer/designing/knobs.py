@@ -1,9 +1,9 @@
 r"""Knobs: what can be set before training, and which weights or fields of a family it concerns.
 
   initializer_range   the field of the configuration by which its code draws weights (T5's is initializer_factor), or
-                      the argument of a function of that name
-  embedding           × the std of the tables of tokens and positions, outside the blocks
-  output              × the std of what writes to the stream: the last matrix of each branch
+                      the argument of a function of that name;
+  embedding           × the std of the tables of tokens and positions, outside the blocks;
+  output              × the std of what writes to the stream: the last matrix of each branch;
   logits              × the std of attention logits: queries and keys each by its root; not a knob if these share a
                       matrix with the values
   a pattern           × the std of the weights of these names, such as "*.mlp.up_proj.weight"
@@ -166,7 +166,7 @@ def shaped_knobs(names: Iterable[str], model: Transformer) -> list[Knob]:
     """Return γ and τ₀ of a Transformer.
 
     Raises:
-        InputError: the name is another, or there is no attention to have a τ₀.
+        InputError: the name is another, or a τ₀ is asked of a model without attention.
     """
     knobs = []
     for name in distinct(names):

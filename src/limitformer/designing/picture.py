@@ -60,7 +60,7 @@ def draw_map(panel: Axes, region: xr.Dataset, present: Outcome, chosen: Outcome,
     mesh = panel.pcolormesh(data["probability"].values, cmap="Blues", vmin=0, vmax=1)
     y, x = np.nonzero(data["safe"].values)
     panel.plot(x + 0.5, y + 0.5, ".", color=BLACK, markersize=2)
-    places = [(place_of(outcome, data[across]), place_of(outcome, data[up])) for outcome in (present, chosen)]
+    places = [(index_of(outcome, data[across]), index_of(outcome, data[up])) for outcome in (present, chosen)]
     mark(panel, places[0], places[1], label)
     panel.set(xlabel=LABELS.get(across, across), ylabel=LABELS.get(up, up))
     for axis, dim in ((panel.xaxis, across), (panel.yaxis, up)):
@@ -69,7 +69,7 @@ def draw_map(panel: Axes, region: xr.Dataset, present: Outcome, chosen: Outcome,
     panel.figure.colorbar(mesh, ax=panel)
 
 
-def place_of(outcome: Outcome, axis: xr.DataArray) -> float:
+def index_of(outcome: Outcome, axis: xr.DataArray) -> float:
     """Return where a setting is on an axis whose values have equal distances."""
     value = outcome.setting[str(axis.name)]
     return float(np.interp(np.log(value), np.log(axis.values), np.arange(axis.size) + 0.5))

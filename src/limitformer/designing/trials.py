@@ -37,11 +37,11 @@ from limitformer.weightless.arrays import Arrays, dataset
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.simulate import (
     SideBySide,
+    accepted_inputs,
     check_scratch,
     largest_layer,
     named_errors,
     require_recordings,
-    settle,
     side_by_side,
     token_count,
 )
@@ -61,7 +61,7 @@ class StockTrials:
         self.gradients = objective.gradient is not None
         self.built: dict[float | None, Weightless] = {}
         first = weightless_of(subject)
-        self.inputs = settle(self.inputs, first, 0, own_loss=False)
+        self.inputs = accepted_inputs(self.inputs, first, 0, own_loss=False)
         self.first_pass = first_pass(first, self.inputs)
         self.knobs = knobs_of(knobs, first)
         self.field = next((knob for knob in self.knobs if knob.field), None)
@@ -87,7 +87,7 @@ class StockTrials:
         network = self.network(setting)
         loss = chosen_loss(None, network.subject.task, readout(seed)) if self.gradients else None
 
-        def one(part: range) -> Arrays:
+        def one_range(part: range) -> Arrays:
             return named_errors(
                 lambda: network.run(seed, part, self.inputs, "auto", loss), network.subject, self.inputs
             )
@@ -95,7 +95,7 @@ class StockTrials:
         tokens = self.inputs.rows * token_count(self.inputs)
         check_scratch(largest_layer(network, tokens, self.gradients), "One layer of it", "fewer tokens")
         size = network.width_of_activations() * tokens * network.dtype.itemsize
-        together = SideBySide(one, side_by_side(one, network, samples, size))
+        together = SideBySide(one_range, side_by_side(one_range, network, samples, size))
         parts = [arrays for _, arrays in together.parts(range(samples))]
         data = dataset(parts, network.trained, network.read_where, network.stacks, self.inputs, {})
         return values_of_stacks(data)

@@ -47,7 +47,7 @@ def load_shaped(
         options: options of `from_pretrained` (dtype, device_map, num_labels, ignore_mismatched_sizes, revision, …).
 
     Raises:
-        InputError: there is no such folder, the model is not shaped, or weights are missing, unexpected or do not fit.
+        InputError: the folder is missing, the model is not shaped, or weights are missing, unexpected or do not fit.
             Weights of the head may, with another `model_class` or `ignore_mismatched_sizes`.
     """
     config, options = read_config(folder, {"trust_remote_code": False} | options)

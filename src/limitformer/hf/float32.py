@@ -32,7 +32,7 @@ class Float32LayerNorm(nn.LayerNorm):
     """LayerNorm in float32 or finer."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002, the name in torch
-        """Normalise tokens (*, n)."""
+        """Normalise tokens (*, n) in float32 or finer."""
         dtype = at_least_float32(input.dtype)
         weight, bias = (None if x is None else x.to(dtype) for x in (self.weight, self.bias))
         return functional.layer_norm(input.to(dtype), self.normalized_shape, weight, bias, self.eps)

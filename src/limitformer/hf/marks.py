@@ -38,7 +38,7 @@ def mark(config: PreTrainedConfig, model_class: type[PreTrainedModel], activatio
 
 
 def unmark(config: PreTrainedConfig) -> None:
-    """Restore the activation's name."""
+    """Restore the activation's name in the configuration."""
     for name in ACTIVATION_NAMES:
         match = MARKED.fullmatch(str(getattr(config, name, "")))
         if match:
@@ -49,7 +49,7 @@ def recorded_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     """Return the class of a saved model, a user's or the library's.
 
     Raises:
-        InputError: there is no class of that name, or its module has not been imported.
+        InputError: the class is unknown, or its module has not been imported.
     """
     named = (config.architectures or [""])[0]
     module, _, path = str(getattr(config, "shaped_class", "")).partition(":")

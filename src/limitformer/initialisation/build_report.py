@@ -117,7 +117,7 @@ class BuildComparison:
 
     @property
     def summary(self) -> str:
-        """One line of text."""
+        """The result in one line of text."""
         number = f"{len(self.tensors)} tensors"
         if not self.findings:
             return f"all {number} agree"
@@ -190,8 +190,8 @@ def joined(group: list[Difference]) -> Difference:
     names = tuple(dict.fromkeys(name for each in group for name in each.names))
     count = Counter(pattern(each.pattern) for each in group)
     titles = {pattern(each.pattern): each.pattern for each in group}
-    shown = [f"{short} ×{number}" if number > 1 else titles[short] for short, number in count.items()]
-    title = ", ".join(shown[:NAMED]) + f" and {len(shown) - NAMED} more" * (len(shown) > NAMED)
+    parts = [f"{short} ×{number}" if number > 1 else titles[short] for short, number in count.items()]
+    title = ", ".join(parts[:NAMED]) + f" and {len(parts) - NAMED} more" * (len(parts) > NAMED)
     one = len({(each.in_a, each.in_b) for each in group}) == 1 or len(count) == 1
     in_b = first.in_b if one else f"{first.in_b} (the first of them)"
     return Difference(title, names, first.kind, first.in_a, in_b, first.p, first.detail)

@@ -92,8 +92,8 @@ class EmptyMemory(TorchDispatchMode):
     def note(self, tensors: list[Tensor], first: bool = False) -> None:
         """Note the values of small tensors on the CPU; `first`: only of those without a note."""
         for tensor in tensors:
-            plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
-            if not plain or tensor.device.type != "cpu" or tensor.untyped_storage().nbytes() > 8 * MOST_NOTED:
+            ordinary = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
+            if not ordinary or tensor.device.type != "cpu" or tensor.untyped_storage().nbytes() > 8 * MOST_NOTED:
                 continue
             if not (first and storage(tensor) in self.history):
                 self.alive.append(tensor.untyped_storage())
@@ -245,7 +245,7 @@ def build_of_ranks(ranks: Sequence[Any], reference: Build) -> Build:
 def build_of_numbers(name: str, tensors: dict[str, Tensor]) -> Build:
     """Return the build of a state dict."""
     built = {
-        plain_name(key): BuiltTensor(whole(each.detach()), PARAMETER, tuple(each.shape), each.requires_grad, True, None)
+        plain_name(key): BuiltTensor(full(each.detach()), PARAMETER, tuple(each.shape), each.requires_grad, True, None)
         for key, each in tensors.items()
     }
     return Build(name, built, tied({key: each.value for key, each in built.items()}), module=False)
@@ -352,7 +352,7 @@ def tensors_of(module: nn.Module) -> dict[str, BuiltTensor]:
     for name, each in stray_tensors(module):
         if isinstance(each, Tensor) and not isinstance(each, nn.Parameter) and plain_name(name) not in result:
             result[plain_name(name)] = BuiltTensor(
-                whole(each.detach()), ATTRIBUTE, tuple(each.shape), each.requires_grad, False, None
+                full(each.detach()), ATTRIBUTE, tuple(each.shape), each.requires_grad, False, None
             )
     return result
 
@@ -361,7 +361,7 @@ def built_tensor(module: nn.Module, name: str, tensor: Tensor, role: str) -> Bui
     path, _, leaf = name.rpartition(".")
     owner = module.get_submodule(path)
     persistent = role == PARAMETER or leaf not in owner._non_persistent_buffers_set
-    return BuiltTensor(whole(tensor.detach()), role, tuple(tensor.shape), tensor.requires_grad, persistent, owner)
+    return BuiltTensor(full(tensor.detach()), role, tuple(tensor.shape), tensor.requires_grad, persistent, owner)
 
 
 def plain_name(name: str) -> str:
@@ -372,7 +372,7 @@ def is_distributed(tensor: Tensor) -> bool:
     return hasattr(tensor, "device_mesh") and hasattr(tensor, "to_local")
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full(tensor: Tensor) -> Tensor:
     """Return a distributed tensor gathered, or what this process holds of it if no other process runs."""
     if not is_distributed(tensor):
         return tensor

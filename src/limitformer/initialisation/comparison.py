@@ -1,6 +1,6 @@
 r"""`compare`: two builds of one model, such as one on the CPU and one on the meta device, `to_empty` and initialised.
 
-The first build is the reference. Laws that the code tells are compared exactly, and so are fixed numbers, ties, shapes,
+The first build is the reference. Laws read from the code are compared exactly, and so are fixed numbers, ties, shapes,
 types and flags: two sound builds cannot differ in them. Only tensors that are random, and whose law is not known on
 both sides, need tests (`two_builds`, `weight_tests`). Their p-values are corrected together (Holm), so that two builds
 of one law have *any* finding with probability at most `level`.
@@ -304,9 +304,9 @@ class TwoBuilds:
         a, b = self.a.tensors[name], self.b.tensors[name]
         if a.role != PARAMETER or not b.value.is_floating_point() or self.fixed(self.b, name):
             return
-        found = equal_shards(b.value)
-        if found is not None and equal_shards(a.value) != found:
-            self.note(name, "equal shards", f"{found[0]} equal slices along dimension {found[1]} in B")
+        shards = equal_shards(b.value)
+        if shards is not None and equal_shards(a.value) != shards:
+            self.note(name, "equal shards", f"{shards[0]} equal slices along dimension {shards[1]} in B")
 
     def lost_ties(self) -> list[Difference]:
         """Return what is tied, and trained random weights of like layers that begin equal, in one build only."""

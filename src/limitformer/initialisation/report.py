@@ -117,7 +117,7 @@ class InitialisationReport:
 
     @property
     def summary(self) -> str:
-        """One line of text."""
+        """The result in one line of text."""
         number = f"{len(self.weights)} weights"
         if self.trained:
             most = "all" if self.differing == len(self.weights) else self.differing

@@ -60,7 +60,7 @@ def shards_of(shape: tuple[int, ...], std: Estimate, other: Estimate) -> list[Sh
     sides = (shape[0] * math.prod(shape[2:]), math.prod(shape[1:]))
     numbers = [(n, d) for d in (1, 0) for n in range(2, min(MOST, shape[d] // NARROWEST) + 1)]
     slicings = [(number, dimension) for number, dimension in numbers if shape[dimension] % number == 0]
-    found = []
+    formulas = []
     whole = variances(*sides) | {f"{text}, exchanged": each for text, each in variances(*sides[::-1]).items()}
     others = frozenset(text for text, variance in whole.items() if other.holds(variance))
     for formula, variance in variances(*sides).items():
@@ -70,8 +70,8 @@ def shards_of(shape: tuple[int, ...], std: Estimate, other: Estimate) -> list[Sh
             parts = [side / (number if dimension == k else 1) for k, side in enumerate(sides)]
             here = variances(*parts)[formula]
             if here > variance and other.holds(here):
-                found.append((other.off(here), Shards(number, dimension, formula, others)))
-    return [each for _, each in sorted(found, key=lambda pair: pair[0])]
+                formulas.append((other.off(here), Shards(number, dimension, formula, others)))
+    return [each for _, each in sorted(formulas, key=lambda pair: pair[0])]
 
 
 def slice_of(part: tuple[int, ...], full: tuple[int, ...]) -> tuple[int, int] | None:

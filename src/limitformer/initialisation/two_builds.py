@@ -12,8 +12,8 @@ row or a column of n entries, minus the law's mean, divided by its length. Of K 
 
   T = Σ_{i<j} (n c_ij − 1),   c_ij the squared cosine of lines i and j.
 
-For lines of independent directions, N = K(K − 1)/2 pairs, E c = 1/n and pairs are uncorrelated: T has mean 0, variance
-2N(n − 1)/(n + 2), and third moment N μ₃ + K(K − 1)(K − 2) · 4(n − 1)/(n + 2)², the last from triangles, with
+For lines of independent directions, N = K(K − 1)/2 pairs, E c = 1/n and pairs are uncorrelated: T has mean 0,
+variance 2N(n − 1)/(n + 2), and third moment N μ₃ + K(K − 1)(K − 2) · 4(n − 1)/(n + 2)², from triangles. Here
 μ₃ = 15n²/((n + 2)(n + 4)) − 9n/(n + 2) + 2. The p-value is the upper tail of the Pearson law of type III with these
 moments: at rank r < n the mean of n c is n/r, and with m copies of each of n/m columns it is m. Rows and columns are
 both tested, because a few equal rows are seldom both among K rows, but change all columns.
@@ -86,7 +86,7 @@ def any_equal(lines: Tensor) -> bool:
 
 
 def p_of_angles(lines: Tensor, mean: float) -> float:
-    """Return P(T is as large) for lines fixed_choice by a fixed generator; 1 if there are too few or too short ones."""
+    """Return P(T ≥ its value) on lines that a fixed generator chooses; 1 if they are too few or too short."""
     some, entries = fixed_choice(len(lines), MOST), fixed_choice(lines.shape[1], ENTRIES)
     x = lines[some.to(lines.device)][:, entries.to(lines.device)].to("cpu", torch.float64) - mean
     x = x[(x + mean != 0).any(1)]  # a dead line is another finding

@@ -68,7 +68,7 @@ class ModuleWeights:
 
 
 def measure_weights(module: nn.Module, table: LawTable | None, reference: nn.Module | None) -> ModuleWeights:
-    """Summarise every parameter once."""
+    """Summarise every parameter, a shared one once."""
     parameters = dict(module.named_parameters(remove_duplicate=False))
     meta = next((name for name, parameter in parameters.items() if parameter.is_meta), None)
     require(meta is None, f"the module has no numbers: {meta} is on the meta device. Load or draw its weights first.")
@@ -119,8 +119,8 @@ def weight_deviation(name: str, corrected: dict[str, float], weights: ModuleWeig
     path, _, leaf = name.rpartition(".")
     owner, own = weights.module.get_submodule(path), weights.parameters[name]
     every = weights.table.laws if weights.table is not None else weights.laws
-    beside = getattr(owner, "weight", None) if leaf == "bias" else own
-    shape = beside.shape if isinstance(beside, Tensor) else ()
+    neighbour = getattr(owner, "weight", None) if leaf == "bias" else own
+    shape = neighbour.shape if isinstance(neighbour, Tensor) else ()
     e = evidence_of(name, own.shape, weights.laws[name], weights.summaries[name], owner, every, shape)
     bug, detail = recognise(e)
     excluded = ("NaN", "constant", "values", "fixed rows", "dead rows", "orthogonal")

@@ -21,7 +21,6 @@ def silu(x: float) -> float:
 
 
 def hyperbolic_tangent(x: float) -> float:
-    """Return tanh x."""
     return tanh(x)
 
 

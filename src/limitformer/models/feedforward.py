@@ -70,7 +70,6 @@ class ReLU(Feedforward):
     """σ(x) = max(x, 0)."""
 
     def slopes(self, width: int) -> tuple[float, float]:
-        """Return (1, 0)."""
         return 1.0, 0.0
 
     def gain_at(self, width: int) -> float:

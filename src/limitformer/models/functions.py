@@ -2,7 +2,7 @@
 
 Gain, chain and network of a part are made at different times and must use one function. So a part has a copy of it with
 the globals and closure variables that it reads, and the copy is compiled at once: a later change of a number, text or
-array has no effect. Helpers, modules and containers are not copied; nobody may change what the function reads there.
+array has no effect. Helpers, modules and containers are not copied, so do not change what the function reads there.
 
 A path is "package.module:function". JSON has only the paths of functions: no code is stored, and none is evaluated.
 Reading JSON imports the modules that it names, and importing a module runs its code.

@@ -48,7 +48,7 @@ def of_kind(part: object, table: Mapping[type, T]) -> T:
     """Return the entry of `table` for the class of `part`.
 
     Raises:
-        InputError: there is no entry; the message lists the kinds of the table.
+        InputError: the class has no entry; the message lists the kinds of the table.
 
     >>> of_kind(True, {int: "a number"})
     Traceback (most recent call last):

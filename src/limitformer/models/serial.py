@@ -53,8 +53,8 @@ def as_record(part: Any, written: Callable[[Function], str] = path_or_refusal) -
     kind = type(part).__name__
     if KINDS.get(kind) is not type(part):
         raise InputError(f"JSON takes only {', '.join(all_kinds())}; got {part!r}.")
-    shown = [one for one in fields(part) if one.metadata != LATER or getattr(part, one.name) != one.default]
-    return {"kind": kind} | {one.name: as_record(getattr(part, one.name), written) for one in shown}
+    entries = [one for one in fields(part) if one.metadata != LATER or getattr(part, one.name) != one.default]
+    return {"kind": kind} | {one.name: as_record(getattr(part, one.name), written) for one in entries}
 
 
 def from_json(text: str) -> Any:

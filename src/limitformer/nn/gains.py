@@ -83,7 +83,7 @@ class Recover:
         return max(0, self.steps - step) / self.steps
 
     def prepare(self, model: nn.Module) -> None:
-        """Take the gradient of every gain of `model` away. Call it before the optimiser is made."""
+        """Freeze every gain of `model`. Call it before the optimiser is made."""
         for gain in gains(model):
             gain.value.requires_grad_(False)
 
@@ -115,7 +115,6 @@ class TrainableShapedReLU(nn.Module):
         self.negative = Gain(require_real("negative", negative), trained=trained)
 
     def forward(self, x: Annotated[Tensor, "*shape"]) -> Annotated[Tensor, "*shape"]:
-        """Compute σ(x)."""
         return torch.where(x > 0, self.positive * x, (self.negative() * x).to(x.dtype))
 
     def extra_repr(self) -> str:

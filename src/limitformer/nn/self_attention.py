@@ -131,7 +131,7 @@ class ShapedSelfAttention(nn.Module):
         return self(x, mask, is_causal, cache=append), grown[0]
 
     def matrix(self, x: Tokens, mask: Mask | None = None, is_causal: bool = False) -> Annotated[Tensor, "b h m m"]:
-        """Return A, for inspection."""
+        """Return the attention matrix A, for inspection."""
         query, key, _ = self.projections(x)
         return attention_matrix(query, key, **self.gains(), scale=self.scale, mask=mask, is_causal=is_causal)
 

@@ -108,7 +108,7 @@ def visibility(
         is_causal: whether, in addition to the mask, a query sees no key after its own position.
         queries, keys: q and k.
         positions: (q,) or (b, q), places of the queries among the keys; None: they are the last.
-        device: of the tensors, if there is no mask.
+        device: device of the tensors; unused with a mask.
     """
     mask = None if mask is None else as_four_axes(mask, queries, keys)
     if not is_causal or (queries == 1 and positions is None):

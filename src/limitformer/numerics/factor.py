@@ -62,7 +62,6 @@ def copy(a, out):
 
 @kernel
 def add_multiple(scale, a, out):
-    """out += `scale` a."""
     for i in range(out.shape[0]):
         for k in range(out.shape[1]):
             store(out, i, k, load(out, i, k) + scale * load(a, i, k))
@@ -70,7 +69,6 @@ def add_multiple(scale, a, out):
 
 @kernel
 def multiply(a, b, out):
-    """out = a b."""
     multiply_into(a, b, b.shape[1], out, FIRST)
 
 
@@ -159,7 +157,6 @@ def inner(a, i, b, j, first, last):
 
 @kernel
 def multiply_transposed(a, b, out):
-    """out = a bᵀ."""
     for i in range(0, a.shape[0], 2):
         transposed_rows(a, i, b, b.shape[0], out)
 

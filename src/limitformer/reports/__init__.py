@@ -1,1 +1,1 @@
-"""What a command returns: `report` saves it, `verdict` is a statement, `page` and `figures` are its HTML."""
+"""The result of a command: `report` saves it, `verdict` is a statement, `page` and `figures` are its HTML."""

@@ -42,7 +42,7 @@ class Panel:
     The axis of y is logarithmic if the values span much, but never if it is `linear`; that of x only if it is `log`.
     `limits` are grades and the numbers at which they begin; those within the drawing have a line. `ticks` are the
     places of x with a label, by default round numbers. `least_span` above 0 makes the axis of y logarithmic, with at
-    least this ratio of its ends, so that what hardly changes looks flat.
+    least this ratio of its ends, so that small changes look flat.
     """
 
     title: str
@@ -187,11 +187,11 @@ def axes(x: AxisScale, y: AxisScale, first: float, last: float, name: str, ticks
 
 def apart(ticks: Sequence[float], x: AxisScale) -> list[float]:
     """Return the ticks whose labels do not overlap; the last one is among them."""
-    shown: list[float] = []
+    result: list[float] = []
     for tick, position in sorted(zip(ticks, x(np.array(ticks)).tolist(), strict=True), reverse=True):
-        if not shown or float(x(np.array(shown[-1]))) - position >= LABEL:
-            shown.append(tick)
-    return shown[::-1]
+        if not result or float(x(np.array(result[-1]))) - position >= LABEL:
+            result.append(tick)
+    return result[::-1]
 
 
 def text(x: float, y: float, label: str, anchor: str) -> str:

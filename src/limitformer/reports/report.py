@@ -1,4 +1,4 @@
-"""What every command returns: one object whose text, page, table, picture and data say the same, with one `save`."""
+"""The result of every command: one object whose text, page, table, picture and data say the same, with one `save`."""
 
 import csv
 import io

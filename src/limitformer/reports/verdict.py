@@ -20,7 +20,7 @@ class Verdict:
     Attributes:
         name: fine, or what is wrong: loss, dead, collapsed, grows, dies, frozen, uniform, swamped, vanishing,
             exploding, range, not finite, …; waits for zeros, which is not a fault; or trained, for a network whose
-            weights are no longer its initial ones. On training steps: rate, unseen, fastest, still, logits, muon.
+            weights have moved from its initialisation. On training steps: rate, unseen, fastest, still, logits, muon.
         grade: fine, note (it describes only), watch (outside what `design` calls safe) or broken.
         said: the sentence.
         value: the median over samples of what was measured.
@@ -57,7 +57,7 @@ class Verdict:
 
 
 def grade_of(verdicts: list[Verdict]) -> str:
-    """Return the worst grade."""
+    """Return the worst grade of the verdicts."""
     return max((one.grade for one in verdicts), key=GRADES.index)
 
 

@@ -53,8 +53,8 @@ def write_netcdf(dataset: xr.Dataset, path: Path) -> None:
     largest = max((variable.nbytes for variable in dataset.variables.values()), default=0)
     require(largest <= NETCDF3_LIMIT, f"A variable of {largest:,} bytes does not fit NetCDF; save it as .zarr.")
     attributes = {name: netcdf_attribute(value) for name, value in dataset.attrs.items()}
-    described = dataset.drop_attrs(deep=False).assign_attrs(attributes)
-    signed(described).to_netcdf(path, engine="scipy", format="NETCDF3_64BIT")
+    copy = dataset.drop_attrs(deep=False).assign_attrs(attributes)
+    signed(copy).to_netcdf(path, engine="scipy", format="NETCDF3_64BIT")
 
 
 def netcdf_attribute(value: Any) -> Any:

@@ -2,15 +2,15 @@ r"""`exponent`: the power of the size with which a measure grows, with its inter
 
 For sample i and size n_j let y_ij = log of the measure and x_j = log n_j. The exponent of a sample is its least-squares
 slope, b_i = Σ_j c_j y_ij with c_j = (x_j − x̄)/Σ(x − x̄)². The answer is the mean of the b_i, and its interval that of
-Student with samples − 1 degrees of freedom. This is exact for logs that are jointly normal, whatever their variances,
-and whether sizes share seeds (which correlates them) or not; weights by variances would be estimates, and spoil that.
+Student with samples − 1 degrees of freedom. This is exact for logs that are jointly normal, for any variances, with
+shared seeds (which correlate sizes) or separate ones. Weighted least squares would have to estimate its weights.
 
 Logs of samples, not the log of their mean: few rare networks dominate a mean, and its log is biased at few samples.
 The exponent is that of the typical (geometric mean) network.
 
 If the measure is a power, the samples' residuals have mean zero. Each polynomial contrast of degree 2 and more in x is
-tested by Student's test, at level `CURVED`, shared by the contrasts. If one fails there is no one exponent, and the
-interval includes those between all neighbouring sizes, each with its own interval.
+tested by Student's test, at level `CURVED`, shared by the contrasts. If one fails, the exponent is not constant, and
+the interval includes those between all neighbouring sizes, each with its own interval.
 """
 
 from dataclasses import dataclass

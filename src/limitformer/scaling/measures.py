@@ -1,4 +1,4 @@
-"""What `transfer` measures at each size, and the conclusion: which effects of the steps depend on the size."""
+"""The measures of `transfer` at each size, and its conclusion: which effects of the steps depend on the size."""
 
 import json
 import math
@@ -61,8 +61,8 @@ class MeasuredSizes:
         """The sentence of the witness; empty without one."""
         if self.witness is None:
             return ""
-        said = self.witness.in_words(sum(each.sizes["sample"] for each in self.data.values()))
-        return said.replace("witnessed:", f"witnessed at {self.over} {self.sizes[0]}:", 1)
+        words = self.witness.in_words(sum(each.sizes["sample"] for each in self.data.values()))
+        return words.replace("witnessed:", f"witnessed at {self.over} {self.sizes[0]}:", 1)
 
     @property
     def deciding(self) -> dict[str, Exponent]:
@@ -91,17 +91,17 @@ class MeasuredSizes:
     @property
     def not_finite(self) -> dict[int, int]:
         """The number of networks at each size whose loss or stream is not finite after the steps; {} without any."""
-        found = {}
+        counts = {}
         for size, data in self.data.items():
             each = measures_at(data)
-            found[size] = int((~np.isfinite(each.get(STREAM, each[OUTPUT]) + each[FALL])).sum())
-        return {size: count for size, count in found.items() if count}
+            counts[size] = int((~np.isfinite(each.get(STREAM, each[OUTPUT]) + each[FALL])).sum())
+        return {size: count for size, count in counts.items() if count}
 
     def depending(self) -> dict[str, Exponent]:
         """Return the deciding measures that depend on the size, the head first, then by their exponents."""
         beyond = {name: each for name, each in self.deciding.items() if each.low > GROWS or each.high < -GROWS}
-        found = {name: each for name, each in beyond.items() if self.is_known(name)}
-        return dict(sorted(found.items(), key=lambda item: ("head" not in item[0], -abs(item[1].value))))
+        effects = {name: each for name, each in beyond.items() if self.is_known(name)}
+        return dict(sorted(effects.items(), key=lambda item: ("head" not in item[0], -abs(item[1].value))))
 
     @property
     def conclusion(self) -> str:
@@ -123,7 +123,7 @@ class MeasuredSizes:
             )
         if self.transfers is None:
             return (
-                f"These networks do not tell whether the learning rate transfers over the {self.over}. "
+                f"These networks do not decide whether the learning rate transfers over the {self.over}. "
                 f"Nearest: more networks at each {self.over}, or sizes further apart."
             )
         if self.transfers:
@@ -133,11 +133,11 @@ class MeasuredSizes:
             )
         (name, each), *others = self.depending().items()
         grows = "grows" if each.value > 0 else "falls"
-        said = f"The {name} {grows} like {self.over}^({each})"
+        sentence = f"The {name} {grows} like {self.over}^({each})"
         more = ""
         if others:
             several = f"{len(others)} other measures" if len(others) > 1 else "one other measure"
-            more = f" ({several} of the verdict depend{'s' * (len(others) == 1)} on it, too)"
+            more = f", and {several} of the verdict depend{'s' * (len(others) == 1)} on the {self.over}"
         hint = ""
         if each.value < 0:
             hint = ""
@@ -145,7 +145,7 @@ class MeasuredSizes:
             hint = " muP divides the head's output and the rates of hidden matrices by the width (rule mup)."
         elif self.rule == "standard" and self.over == DEPTH:
             hint = " CompleteP divides the branches by the depth (rule completep)."
-        return f"{said}{more}, so that the learning rate does not transfer.{hint}"
+        return f"{sentence}{more}. The learning rate does not transfer.{hint}"
 
     @property
     def heading(self) -> str:
@@ -200,10 +200,10 @@ class MeasuredSizes:
         for row in self.rows():
             each, name = self.exponents.get(row["measure"]), row["measure"]
             values = [row[str(size)] for size in self.sizes]
-            shown = [f"{value:.3g}" if math.isfinite(value) else "–" for value in values]
+            texts = [f"{value:.3g}" if math.isfinite(value) else "–" for value in values]
             some = each is not None and row["networks"] < len(self.measures[name])
             count = f" ({row['networks']} of {len(self.measures[name])} networks)" if some else ""
-            result.append([name, *shown, "–" if each is None else str(each), self.word(name) + count])
+            result.append([name, *texts, "–" if each is None else str(each), self.word(name) + count])
         return result
 
     def rows(self) -> list[dict[str, Any]]:

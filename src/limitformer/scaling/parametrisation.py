@@ -77,7 +77,7 @@ def parametrise(
         optimizer_kind: sgd, adam, adamw, lion or muon; or one for each trained parameter, by its name.
 
     Raises:
-        InputError: there is no such rule or size, or the rule has no entry for the optimiser.
+        InputError: the rule or size is unknown, or the rule has no entry for the optimiser.
     """
     table, at = rule_of(rule), at_size(model, over, size)
     subject = at.model

@@ -204,8 +204,8 @@ def factory_at(factory: Callable[..., Any], over: str, size: int) -> Sized:
         raise InputError(f"{printable(name)} has no argument {over!r}; {has}.{nearest(over, known) or hint}")
     at = called_with(factory, {over: size})
     with one_line(f"{printable(name)} cannot be called with {over} {size}"), torch.device("meta"):
-        made = at()
-    return Sized(resolve(made if is_config(made) else at), {over: (known.get(over), size)})
+        result = at()
+    return Sized(resolve(result if is_config(result) else at), {over: (known.get(over), size)})
 
 
 def config_at(config: Any, over: str, size: int) -> tuple[Any, Changes]:
@@ -390,7 +390,7 @@ def fields_that_stay(config: Any, changes: Changes, old: Shapes, new: Shapes) ->
     """Return numbers of heads that stay, and sizes that a side of a matrix keeps while its other side grows."""
     if old == new:
         return ()
-    kept = {
+    unchanged = {
         a for key, shape in old.items() if shape != new[key] for a, b in zip(shape, new[key], strict=True) if a == b
     }
     every = [(f"{prefix}{name}", v) for prefix, part in parts_that_grow(config) for name, v in vars(part).items()]
@@ -400,5 +400,5 @@ def fields_that_stay(config: Any, changes: Changes, old: Shapes, new: Shapes) ->
         if name not in changes
         and type(value) is int
         and value > 1
-        and ("heads" in name or (value in kept and IS_SIZE.search(name) and not IS_FIXED.search(name)))
+        and ("heads" in name or (value in unchanged and IS_SIZE.search(name) and not IS_FIXED.search(name)))
     )

@@ -127,8 +127,8 @@ def simulate(
         (`results.datasets.sphere_dataset`). With gradients also `loss` (sample,) and the norms `stream_gradient`
         (sample, depth), of ∂loss/∂X of all tokens at once, and `weight_gradient` (sample, weight), of ∂loss/∂W for
         weights with N(0, 1) entries; NaN for a path that left the ball. The gradients of an SDE are in units of the
-        width n: `loss` over n, `stream_gradient` (sample, time) over n, `weight_gradient` (sample, time, weight), of
-        one weight of the layer at that time, over n (over √n of queries and keys), and `tangent_kernel` (sample,), the
+        width n: `loss` over n; `stream_gradient` (sample, time) over n; `weight_gradient` (sample, time, weight), of
+        one weight of the layer at that time, over n (over √n of queries and keys); and `tangent_kernel` (sample,), the
         sum of |∂loss/∂W|² over all weights, over n³.
 
     Raises:

@@ -60,12 +60,11 @@ class SpherePaths(ABC):
 
     @property
     def points(self) -> NDArray[np.float64]:
-        """The times to record."""
+        """The times at which to record."""
         return np.asarray(self.step_numbers * self.time_of_step)
 
     @property
     def tokens(self) -> int:
-        """The number of tokens."""
         return self.model.tokens
 
     @property

@@ -85,7 +85,7 @@ class EntrywiseHistory:
             return
         recursion = self.recursion(dtype)
 
-        def one(place: slice) -> float:
+        def one_block(place: slice) -> float:
             factors = [(a, b[:, place]) if side else (a[:, place], b) for a, b in self.gradients]
             gradients = torch.stack([a.mT @ b for a, b in factors])
             block = gradients.new_empty(gradients.shape[1:])
@@ -93,7 +93,7 @@ class EntrywiseHistory:
             use(block, place)
             return square
 
-        self.square = math.fsum(each_of(blocks_of(self.shape[side], self.shape[1 - side], dtype), one))
+        self.square = math.fsum(each_of(blocks_of(self.shape[side], self.shape[1 - side], dtype), one_block))
 
     def recursion(self, dtype: torch.dtype) -> NDArray[Any]:
         """Return the numbers of each step (t, 8): c, β₁, β₂, what m, v, ε and U are multiplied by, and the rule."""
@@ -127,11 +127,11 @@ class StoredUpdates(EntrywiseHistory):
             self.state = [first, second, updates]
         step = self.recursion(left.dtype)[-1]
 
-        def one(rows: slice) -> float:
+        def one_block(rows: slice) -> float:
             gradient = left[:, rows].mT @ right
             return float(step_block(step, gradient.numpy(), *(each[rows].numpy() for each in self.state)))
 
-        self.square = math.fsum(each_of(blocks_of(*self.shape, left.dtype), one))
+        self.square = math.fsum(each_of(blocks_of(*self.shape, left.dtype), one_block))
 
     def times(self, z: Tensor) -> Tensor:
         """Return Z U (m, p) of Z (m, n)."""

@@ -79,13 +79,13 @@ def read_optimizer(
         "torch.optim.AdamW(module.parameters(), lr=1e-3).",
     )
     try:
-        made = made_by(optimizer, module)
-        rules = rules_of_optimizers(made, module)
+        several = made_by(optimizer, module)
+        rules = rules_of_optimizers(several, module)
     except UsersError:
         raise
     except InputError as error:
         raise NotUnderstoodError(str(error)) from error
-    return StepRules(rules, clip, factors, base_rate(made[0]), " and ".join(type(each).__name__ for each in made))
+    return StepRules(rules, clip, factors, base_rate(several[0]), " and ".join(type(each).__name__ for each in several))
 
 
 class NotUnderstoodError(InputError):
@@ -108,13 +108,13 @@ def made_by(optimizer: Callable[[nn.Module], Any], module: nn.Module) -> list[to
         InputError: it fails, or returns something else.
     """
     try:
-        made = optimizer(module)
+        optimizers = optimizer(module)
     except InputError:
         raise
     except Exception as error:  # the user's own code, which may raise anything
         what = f"{type(error).__name__}: {first_line(error)}"
         raise InputError(f"the function for the optimizer fails: {what}.") from error
-    every = list(made) if isinstance(made, tuple | list) else [made]
+    every = list(optimizers) if isinstance(optimizers, tuple | list) else [optimizers]
     other = next((type(each).__name__ for each in every if not isinstance(each, torch.optim.Optimizer)), None)
     returned = "nothing" if not every else other
     require(
@@ -146,7 +146,7 @@ def rules_of_optimizers(every: Sequence[torch.optim.Optimizer], module: nn.Modul
             "a state already": optimizer.state,
         }
         strange |= {f"{flag}=True": any(group.get(flag) for group in optimizer.param_groups) for flag in FLAGS}
-        has = next((what for what, found in strange.items() if found), None)
+        has = next((what for what, present in strange.items() if present), None)
         require(has is None, f"{kind} has {has}, which is not understood. Nearest: without it.")
         for group in optimizer.param_groups:
             known = (*LABELS, *inspect.signature(type(optimizer)).parameters, "decoupled_weight_decay")
@@ -217,17 +217,17 @@ def by_name(given: dict[str, Any], module: nn.Module, clip: float | None, factor
             f"{name} has no option {key!r}; it has {', '.join(DEFAULTS[name])}.{nearest(key, DEFAULTS[name])}",
         )
     options = {**DEFAULTS[name], **given}
-    plain = options.get("nesterov") and name == "sgd" and (not options["momentum"] or options["dampening"])
-    require(not plain, "sgd has nesterov, which needs momentum and no dampening, as in torch. Nearest: momentum=0.9.")
+    useless = options.get("nesterov") and name == "sgd" and (not options["momentum"] or options["dampening"])
+    require(not useless, "sgd has nesterov, which needs momentum and no dampening, as in torch. Nearest: momentum=0.9.")
     kind = {"adamw": ADAM}.get(name, name)
     rule = rule_of(kind, options, name, decoupled=name in ("adamw", "lion", "muon"))
     trained = {key: parameter for key, parameter in module.named_parameters() if parameter.requires_grad}
     require(bool(trained), "the module has no parameters that are trained.")
     rules = dict.fromkeys(trained, rule)
     if name == "muon":
-        beside = rule_of(ADAM, options | {"lr": options["adam_lr"]}, "muon's AdamW", decoupled=True)
+        adamw = rule_of(ADAM, options | {"lr": options["adam_lr"]}, "muon's AdamW", decoupled=True)
         hidden = hidden_matrices(module)
-        rules = {key: rule if key in hidden else beside for key in trained}
+        rules = {key: rule if key in hidden else adamw for key in trained}
     return StepRules(rules, clip, factors, rule.lr, name)
 
 
@@ -297,5 +297,5 @@ def number_in(options: Mapping[str, Any], key: str, name: str, default: float | 
     value = options.get(key, default)
     one = isinstance(value, Tensor) and value.numel() == 1 and not value.is_meta
     value = float(value) if one or isinstance(value, np.floating) else value
-    require(is_number(value), f"{name} has {key}={value!r}, which is no number.")
+    require(is_number(value), f"{name} has {key}={value!r}, which is not a number.")
     return float(value)

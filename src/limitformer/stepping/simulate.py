@@ -36,7 +36,7 @@ from limitformer.weightless.implicit import Implicit
 from limitformer.weightless.layout import Chosen
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.run import ALWAYS, AUTO, NEVER, POSITIONS
-from limitformer.weightless.simulate import named_errors, provenance, settle
+from limitformer.weightless.simulate import accepted_inputs, named_errors, provenance
 
 BAR = "networks in training"
 SAME, FRESH = "same", "fresh"
@@ -98,7 +98,7 @@ def simulate_steps(
         `entropy`, `logit_std`, `largest_logit`, … of attention by head; `output` and `output_change`, the root mean
         squares of the output and of its difference from the start. By weight: `weight_gradient`, `weight_change` |W_t −
         a W_0| with a the factor of weight decay, relative to `weight_size`, the norm |W_0| in root mean square over
-        networks (infinite for a weight that was zero and moves), and its largest singular value `weight_spectral` where
+        networks (infinite for a weight that was zero and moves); its largest singular value `weight_spectral` where
         the change has low rank, relative to the same; `update_effect`, the root mean square of what the change adds to
         the output of the weight's linear map, times a multiplier between the head and the module's output. The
         coordinates `matrix` and `table` say which weights have two dimensions or more, and which are those of an
@@ -197,16 +197,16 @@ def training_of(
         network.draw_whole({"its code": drawn})
     of_user = callable(optimizer) and bool(drawn)
     if of_user:  # it trains drawn networks itself: a simulation needs its rate and its name
-        made = made_by(optimizer, network.whole(torch_seed(seed, "optimiser")))
-        names = " and ".join(type(each).__name__ for each in made)
-        rules = StepRules({}, valid_clip(clip), factors_of(steps, warmup, schedule), base_rate(made[0]), names)
+        optimizers = made_by(optimizer, network.drawn_network(torch_seed(seed, "optimiser")))
+        names = " and ".join(type(each).__name__ for each in optimizers)
+        rules = StepRules({}, valid_clip(clip), factors_of(steps, warmup, schedule), base_rate(optimizers[0]), names)
     else:
         rules = rules_of(network, optimizer, steps, clip, warmup, schedule)
     if factors is not None:
         rules = rules.with_factors(factors)
     every = [rules] if rates is None else [rules.with_rate(rate) for rate in rates]
     require(bool(every), "rates must have at least one learning rate; got none.")
-    first = settle(first, network, seed, own_loss=loss is None)
+    first = accepted_inputs(first, network, seed, own_loss=loss is None)
     named_errors(
         lambda: network.first(seed, first, AUTO) if network.foreign else network.run(seed, range(1), first, AUTO, None),
         subject, first,
@@ -369,11 +369,11 @@ def is_next_token(inputs: Inputs, name: str) -> bool:
 
 def tables(network: Weightless) -> list[tuple[int, int]]:
     """Return rows and columns of the tables that were looked up, without those of positions."""
-    found = {w.name: (w.shape[0], w.shape[-1]) for w in network.weights if "rows" in network.uses.get(w.name, "")}
+    lookups = {w.name: (w.shape[0], w.shape[-1]) for w in network.weights if "rows" in network.uses.get(w.name, "")}
     for name, part in network.module.named_modules():
         if isinstance(part, nn.Embedding):
-            found[f"{name}.weight"] = part.num_embeddings, part.embedding_dim
-    return [sizes for name, sizes in found.items() if not POSITIONS.search(name)]
+            lookups[f"{name}.weight"] = part.num_embeddings, part.embedding_dim
+    return [sizes for name, sizes in lookups.items() if not POSITIONS.search(name)]
 
 
 def vocabulary(network: Weightless) -> Tensor:
@@ -386,5 +386,5 @@ def vocabulary(network: Weightless) -> Tensor:
     special = [getattr(config, name, None) for name in SPECIAL]
     excluded = torch.tensor([each for each in special if isinstance(each, int)], dtype=torch.long)
     ids = torch.arange(size)
-    left = ids[~torch.isin(ids, excluded)]
-    return left if len(left) else ids
+    rest = ids[~torch.isin(ids, excluded)]
+    return rest if len(rest) else ids

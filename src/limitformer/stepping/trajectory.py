@@ -113,7 +113,7 @@ class Trajectory:
                 self.weights.release()
 
     def train(self) -> Arrays:
-        """Take the steps; where the loss or a gradient is no longer finite, the rest is NaN."""
+        """Take the steps; once the loss or a gradient is not finite, the rest is NaN."""
         first, steps = self.batches.of_steps[0], len(self.batches.of_steps) - 1
         measures: list[Arrays] = []
         start: Pass | None = None

@@ -31,7 +31,7 @@ from limitformer.weightless.numbers import normals
 from limitformer.weightless.products import Bases, DrawnMatrix, UndrawnMatrix
 from limitformer.weightless.run import ALWAYS, NEVER, KeepWeightsError, RandomWeight, WeightlessRun, row_error
 
-UNDRAWN, AGAIN, ROWS, ENTRIES = "undrawn", "drawn again for each product", "rows", "entries"
+UNDRAWN, REDRAWN, ROWS, ENTRIES = "undrawn", "drawn again for each product", "rows", "entries"
 MOST_FOR_SPECTRUM = 2**20  # entries of a matrix whose largest singular value is computed
 MULTIPLE = 1e-3  # relative distance at which an output counts as a multiple of another
 SMALLEST = 1e-300
@@ -71,7 +71,7 @@ class Forms:
             elif gaussian and self.draw != ALWAYS and (cheaper or self.draw == NEVER):
                 self.forms[weight.name] = UNDRAWN
             elif not self.fits(weight):
-                self.forms[weight.name] = AGAIN
+                self.forms[weight.name] = REDRAWN
             else:
                 self.require_entries(weight, "it costs less" if gaussian else f"it is {weight.law.kind}")
         return self.forms[weight.name]
@@ -87,7 +87,7 @@ class Forms:
     def stores(self, weight: RandomWeight) -> bool:
         """Whether updates by Adam or Lion are kept: those of the first matrices that take no more than `STORED_BYTES`.
 
-        The free memory has no say, since results would depend on it in their last digits.
+        This does not depend on free memory: results would differ in their last digits.
         """
         if weight.name not in self.stored:
             size = self.stored_bytes + 3 * math.prod(weight.shape) * weight.run.dtype.itemsize
@@ -176,22 +176,22 @@ class TrainedMatrix:
         return torch.cat(lefts), torch.cat(rights)
 
     def squared_gradient(self) -> float:
-        found = self.factors()
-        return 0.0 if found is None else float(squared_product(found[0][None], found[1][None]).detach())
+        factors = self.factors()
+        return 0.0 if factors is None else float(squared_product(factors[0][None], factors[1][None]).detach())
 
     def step(self, scale: float, factor: float, has_gradient: bool) -> None:
         """Change the matrix by its gradient times `scale`, if the weight of which it is a part has a gradient."""
-        found = self.factors()
+        pair = self.factors()
         self.uses = []
         if self.core is not None:
             size = len(self.initial.left.basis), len(self.initial.right.basis)
-            gradient = torch.zeros(size, dtype=self.initial.dtype) if found is None else scale * found[0].mT @ found[1]
+            gradient = torch.zeros(size, dtype=self.initial.dtype) if pair is None else scale * pair[0].mT @ pair[1]
             self.core.step(gradient if has_gradient else None, factor)
         elif self.history is not None and not has_gradient:
             self.history.add(None, None, scale, factor)
         elif self.history is not None:
             (n, p), none = self.initial.shape, torch.zeros
-            left, right = found or (none(0, n, dtype=self.initial.dtype), none(0, p, dtype=self.initial.dtype))
+            left, right = pair or (none(0, n, dtype=self.initial.dtype), none(0, p, dtype=self.initial.dtype))
             self.history.add(left, right, scale, factor)
 
     def change(self) -> tuple[float, float]:
@@ -361,7 +361,7 @@ class TrainedWeights:
             return weight.run.entries(weight, rows)[0].reshape(matrix)
 
         initial: UndrawnMatrix = DrawnMatrix(matrix, whole, self.dtype, self.bases)
-        assert form in (UNDRAWN, AGAIN)
+        assert form in (UNDRAWN, REDRAWN)
         if form == UNDRAWN:
             initial = UndrawnMatrix(matrix, weight.law.scale, draw, self.dtype, self.bases)
             initial.know_rows(weight.law.rows if part is None else {})

@@ -1,4 +1,4 @@
-"""What a command is asked about, and what it is called with: `resolve(what) -> Subject`.
+"""The model that a command is asked about, and its inputs: `resolve(what) -> Subject`.
 
 * `subject` resolves a name, folder, JSON, configuration (`configurations`, `classes`), function (`user_code`) or
   module; `shapes` are the public names, `folder` and `checkpoints` load weights, `size` builds on the meta device;

@@ -1,7 +1,7 @@
 """Inputs for a class of transformers, by the signature of its `forward` and its configuration.
 
 A class may read text, images, sound or several of them. `choices_of` proposes named tensors, the most complete first;
-`settled` returns the first that the module's own code accepts. Images and sounds are noise.
+`first_accepted` returns the first that the module's own code accepts. Images and sounds are noise.
 """
 
 import re
@@ -68,9 +68,10 @@ def choices_of(kind: Any, config: Any, ids: Tensor | None, rows: int, decodes: b
         rows: number of images or sounds, if there is no text.
         decodes: whether a decoder reads the text one token later.
     """
-    maker = Maker(config, parameters_of(kind), getattr(kind, "main_input_name", "input_ids"), ids, rows, decodes)
+    main = getattr(kind, "main_input_name", "input_ids")
+    builder = InputBuilder(config, parameters_of(kind), main, ids, rows, decodes)
     seen, result = set[str](), list[Choice]()
-    for each in islice(maker.choices(), MOST_TRIED):
+    for each in islice(builder.choices(), MOST_TRIED):
         key = str({name: (tuple(one.shape), one.dtype) for name, one in each.fixed.items()})
         if key not in seen:
             seen.add(key)
@@ -78,8 +79,8 @@ def choices_of(kind: Any, config: Any, ids: Tensor | None, rows: int, decodes: b
     return result
 
 
-class Maker:
-    """Makes the tensors of a class's arguments."""
+class InputBuilder:
+    """Builds a tensor for each argument of a `forward`."""
 
     def __init__(
         self, config: Any, parameters: dict[str, Parameter], main: str, ids: Tensor | None, rows: int, decodes: bool
@@ -224,10 +225,10 @@ class Maker:
             shapes.append(((self.rows, FRAMES, width), FRAMES))
         needed = [each for each in self.needed if each.endswith("mask")]
         masks = [each for each in self.names if each.endswith(SOUND_MASKS)]
-        shown = torch.zeros if name == "audio_mel" else torch.ones  # Gemma's mask marks padding
+        fill = torch.zeros if name == "audio_mel" else torch.ones  # Gemma's mask marks padding
         kind = torch.bool if name == "audio_mel" else torch.long
         return [
-            {name: noise(*shape)} | {each: shown(self.rows, length, dtype=kind) for each in named}
+            {name: noise(*shape)} | {each: fill(self.rows, length, dtype=kind) for each in named}
             for shape, length in shapes
             for named in ([needed] if set(masks) <= set(needed) else [needed, [*needed, *masks]])
         ]
@@ -238,8 +239,8 @@ class Maker:
         names = [name for name in self.needed if name not in known and not name.endswith("thw")]
         if "query_embeds" in names:
             names.append("encoder_hidden_states")
-        made = {name: self.make(name) for name in names}
-        return [{name: each for name, each in made.items() if each is not None}]
+        values = {name: self.make(name) for name in names}
+        return [{name: each for name, each in values.items() if each is not None}]
 
     def more(self) -> Named:
         """Return arguments that some classes need though their signature does not say so."""
@@ -292,7 +293,7 @@ def noise(*shape: int) -> Tensor:
     return torch.tensor(np.random.Generator(np.random.Philox(0)).standard_normal(shape))
 
 
-def settled(choices: list[Choice], call: Callable[[Choice], Any], measure: Callable[[Choice], Any]) -> Choice:
+def first_accepted(choices: list[Choice], call: Callable[[Choice], Any], measure: Callable[[Choice], Any]) -> Choice:
     """Return the first choice that the module accepts and that can be measured, else the first that it accepts.
 
     The first choice of all is returned if it accepts none, so that its error is the one that is raised.
@@ -331,11 +332,11 @@ def accepted_form(choice: Choice, call: Callable[[Choice], Any]) -> Choice | Non
                 waiting += [choice.with_placeholders(each) for each in sorted(numbers, reverse=True) if each > 0]
                 tried |= numbers
         else:
-            return choice if tried or choice.placeholder is None or not ignored(choice, call) else None
+            return choice if tried or choice.placeholder is None or not ignores_image(choice, call) else None
     return None
 
 
-def ignored(choice: Choice, call: Callable[[Choice], Any]) -> bool:
+def ignores_image(choice: Choice, call: Callable[[Choice], Any]) -> bool:
     """Whether a module also accepts another number of placeholders, and so does not read what they stand for."""
     try:
         call(choice.with_placeholders(2))

@@ -15,7 +15,7 @@ from limitformer.base.errors import InputError, first_line, require
 from limitformer.models import as_start
 from limitformer.models.text import words_of
 from limitformer.nn.drawn.simulate import TokenLaw, torch_seed
-from limitformer.subjects.choices import Choice, choices_of, parameters_of, settled
+from limitformer.subjects.choices import Choice, choices_of, first_accepted, parameters_of
 from limitformer.subjects.losses import TARGETS
 from limitformer.subjects.subject import Subject
 
@@ -77,12 +77,12 @@ class Inputs:
         require(not empty, f"attention_mask hides every token of sequence {''.join(map(str, empty[:1]))}.")
         return result
 
-    def settled(self, call: Callable[["Inputs"], Any], measure: Callable[["Inputs"], Any]) -> "Inputs":
+    def first_accepted(self, call: Callable[["Inputs"], Any], measure: Callable[["Inputs"], Any]) -> "Inputs":
         """Return the first of the proposed inputs with which the module can be called and measured."""
         if len(self.choices) < 2:
             return self
         own = partial(replace, self, choices=[])
-        choice = settled(
+        choice = first_accepted(
             self.choices, lambda each: call(own(fixed=each.fixed)), lambda each: measure(own(fixed=each.fixed))
         )
         return own(fixed=choice.fixed)
@@ -133,8 +133,8 @@ def inputs_of(inputs: Any, subject: Subject) -> Inputs:
     if subject.transformer is not None:
         start = as_start(inputs)
         return Inputs({}, {}, 1, start.labels or (), TokenLaw(start, subject.transformer))
-    given = inputs if isinstance(inputs, tuple) else ()  # one of numbers or texts is one argument
-    if isinstance(inputs, Mapping) or any(each is None or isinstance(each, Tensor | Mapping) for each in given):
+    arguments = inputs if isinstance(inputs, tuple) else ()  # one of numbers or texts is one argument
+    if isinstance(inputs, Mapping) or any(each is None or isinstance(each, Tensor | Mapping) for each in arguments):
         return inputs_by_name(named_values(inputs), options_of(subject))
     return inputs_of_factory(inputs) if subject.kind is None else inputs_of_class(inputs, subject)
 
@@ -147,7 +147,7 @@ def options_of(subject: Subject) -> dict[str, Any]:
 def named_values(inputs: Any) -> dict[str, Any]:
     """Return arguments by name; positional ones have names that no argument can have. A mapping at the end is named.
 
-    A dictionary for one argument counts as its entries: `call_with` makes it again.
+    The entries of a dictionary argument are listed by name; `call_with` rebuilds the dictionary.
 
     Raises:
         InputError: more than one dictionary is an argument.
@@ -298,10 +298,10 @@ def inputs_of_class(inputs: Any, subject: Subject) -> Inputs:
         return Inputs({"input_ids": tokens}, options_of(subject), len(tokens), words)
     reads_text = bool({"input_ids", "decoder_input_ids"} & names.keys())
     array = None if isinstance(inputs, int | str | Path) else tensor_of(inputs)
-    given = array is not None and array.is_floating_point() and main != "input_ids"
+    is_real = array is not None and array.is_floating_point() and main != "input_ids"
     ids: Tensor | None = None
     labels, rows = tuple[str, ...](), 1
-    if array is not None and given:
+    if array is not None and is_real:
         require(main in names, f"{subject.name} must have its inputs by name, such as {next(iter(names), 'x')!r}.")
         rows = len(array)
     elif subject.task == "image" and main == "pixel_values" and isinstance(inputs, int):
@@ -311,7 +311,7 @@ def inputs_of_class(inputs: Any, subject: Subject) -> Inputs:
     elif not isinstance(inputs, int):
         raise InputError(f"{subject.name} reads no text. Nearest: an array for its argument {main!r}.")
     choices = choices_of(kind, config, ids, rows, subject.task == "seq2seq")
-    if array is not None and given:
+    if array is not None and is_real:
         size = next((tuple(each.fixed[main].shape[1:]) for each in choices if main in each.fixed), ())
         fits = subject.task != "image" or tuple(array.shape[1:]) == size
         require(fits, f"images must be (number, {', '.join(map(str, size))}); got {tuple(array.shape)}.")

@@ -30,7 +30,7 @@ def output_of(out: Any) -> Tensor:
     """Return the output proper: logits, the last hidden state, or the first tensor of two dimensions or more.
 
     Raises:
-        InputError: there is no tensor of real numbers in the output.
+        InputError: the output has no tensor of real numbers.
     """
     if isinstance(out, Tensor):
         return out
@@ -129,7 +129,7 @@ def chosen_loss(loss: Loss | str | None, task: str, otherwise: Choice | None = N
         batch_dim: the dimension of the inputs that counts sequences.
 
     Raises:
-        InputError: there is no loss of this name.
+        InputError: the name is not a loss.
     """
     if loss is not None:
         named: dict[str, tuple[str, Loss]] = {
@@ -236,22 +236,22 @@ def require_own(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
 
 def mean_square_error(out: Any, inputs: Mapping[str, Tensor], batch_dim: int = 0) -> Tensor:
     """Return the mean square of output minus targets (sequences,)."""
-    x, given = output_of(out), target_in(inputs)
-    if given is None or given[1].shape != x.shape:
-        got = "no targets" if given is None else f"{given[0]} {tuple(given[1].shape)}"
+    x, target = output_of(out), target_in(inputs)
+    if target is None or target[1].shape != x.shape:
+        got = "no targets" if target is None else f"{target[0]} {tuple(target[1].shape)}"
         raise InputError(
             "the loss mse needs targets or labels in the inputs, of the shape of the output, "
             f'{tuple(x.shape)}; got {got}. Nearest: inputs={{"x": …, "targets": …}}.'
         )
-    each = (x - given[1].detach().to(x)).square().movedim(batch_dim if x.dim() > 1 else 0, 0)
+    each = (x - target[1].detach().to(x)).square().movedim(batch_dim if x.dim() > 1 else 0, 0)
     return each.reshape(len(each), -1).mean(1)
 
 
 def cross_entropy_of_targets(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
     """Return the mean cross-entropy of all targets, a single number, without those that torch ignores."""
-    given = target_in(inputs)
-    assert given is not None  # or this loss would not have been chosen
-    return functional.cross_entropy(output_of(out).flatten(0, -2), given[1].flatten().long(), ignore_index=IGNORED)
+    target = target_in(inputs)
+    assert target is not None  # or this loss would not have been chosen
+    return functional.cross_entropy(output_of(out).flatten(0, -2), target[1].flatten().long(), ignore_index=IGNORED)
 
 
 def next_token(out: Any, inputs: Mapping[str, Tensor], batch_dim: int = 0) -> Tensor:

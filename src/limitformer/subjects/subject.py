@@ -116,7 +116,7 @@ def model_of(what: Any, settings: Mapping[str, Any] | None = None) -> Any:
     """Return the configuration, `Transformer`, function or module that a text means, with other settings.
 
     Raises:
-        InputError: there is no such model, or it has no such setting.
+        InputError: the model or one of the settings is unknown.
     """
     if isinstance(what, str) and names_code(what):
         what = user_object(what)

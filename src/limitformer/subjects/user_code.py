@@ -36,12 +36,12 @@ def user_object(text: str, option: str = "") -> Any:
     match = NAMED.fullmatch(text)
     assert match is not None  # `names_code` was asked
     place, name = match["place"], match["name"]
-    given = f"{option}: " if option else ""
-    with restored_surroundings(), one_line(f"{given}{place} cannot be imported"):
+    prefix = f"{option}: " if option else ""
+    with restored_surroundings(), one_line(f"{prefix}{place} cannot be imported"):
         module = imported_file(Path(place)) if place.endswith(".py") else imported_module(place)
     known = [key for key, each in vars(module).items() if callable(each) and not key.startswith("_")]
     if not hasattr(module, name):
-        raise InputError(f"{given}{place} has no {name!r}.{nearest(name, known)}")
+        raise InputError(f"{prefix}{place} has no {name!r}.{nearest(name, known)}")
     return getattr(module, name)
 
 

@@ -2,8 +2,8 @@
 
 from limitformer.sweep.describe import Sweep as Sweep
 from limitformer.sweep.file import read_sweep as read_sweep
-from limitformer.sweep.run import Report as Report
 from limitformer.sweep.run import SweepInterrupted as SweepInterrupted
+from limitformer.sweep.run import SweepReport as SweepReport
 from limitformer.sweep.run import compute_sweep as compute_sweep
 from limitformer.sweep.run import run_sweep as run_sweep
 from limitformer.sweep.store import OtherSweepError as OtherSweepError

@@ -35,7 +35,7 @@ Outcomes = Generator[tuple[Index, str], None, None]  # of cells as they end: the
 
 
 @dataclass(frozen=True)
-class Report:
+class SweepReport:
     """The result of a run.
 
     Attributes:
@@ -75,7 +75,7 @@ def run_sweep(
     extend: bool = False,
     retry_failed: bool = True,
     progress: bool = True,
-) -> Report:
+) -> SweepReport:
     """Compute the cells of `sweep` that its store does not have yet.
 
     Args:
@@ -100,7 +100,7 @@ def run_sweep(
     if not there.is_described():
         check_some_cell_runs(sweep)
     elif (there.status() == DONE).all():  # perhaps on a disk that is read-only
-        return Report(there.path, cells := prod(there.shape), cells, 0, cells, {})
+        return SweepReport(there.path, cells := prod(there.shape), cells, 0, cells, {})
     with engine(workers, dask) as (parallel, died), there.locked():
         there = store_for(sweep, store, extend=extend)  # another run may have ended meanwhile
         there.describe()
@@ -120,7 +120,7 @@ def run_sweep(
         except KeyboardInterrupt as interrupt:
             raise SweepInterrupted(there.path, int((there.status() == DONE).sum()), status.size) from interrupt
     done, failed = int((status == DONE).sum()), int((status == FAILED).sum())
-    return Report(there.path, status.size, done, failed, skipped, dict(sorted(errors.items())))
+    return SweepReport(there.path, status.size, done, failed, skipped, dict(sorted(errors.items())))
 
 
 def check_some_cell_runs(sweep: Sweep) -> None:

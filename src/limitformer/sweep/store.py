@@ -129,7 +129,7 @@ class Store:
         require(data.attrs["cell"] == name, "the file of another cell")
         origins.add(printable(data.attrs["origin"]))
         variables = {each: data[each] for each in data.attrs["results"].split()}  # NetCDF has another order
-        results = {each: Reduced(found.values, tuple(map(str, found.dims))) for each, found in variables.items()}
+        results = {each: Reduced(array.values, tuple(map(str, array.dims))) for each, array in variables.items()}
         return results | {"seconds": Reduced(np.array(data.attrs["seconds"], np.float32), ())}
 
     def fail(self, name: str, message: str) -> None:
@@ -291,10 +291,10 @@ def load_sweep(store: str | Path) -> xr.Dataset:
     data = gathered(there.record, done())
     names = ", ".join(damaged)
     require(not damaged, f"{there.path} has damaged cells. Nearest: delete them and run the sweep again: {names}.")
-    made = "; ".join(sorted(origins))
+    codes = "; ".join(sorted(origins))
     if len(origins) > 1:
-        warnings.warn(f"{len(origins)} different codes made the cells of {there.path}: {made}.", stacklevel=2)
-    return data.assign(status=(tuple(there.record["over"]), status)).assign_attrs(origins=made)
+        warnings.warn(f"{len(origins)} different codes made the cells of {there.path}: {codes}.", stacklevel=2)
+    return data.assign(status=(tuple(there.record["over"]), status)).assign_attrs(origins=codes)
 
 
 def gathered(record: Mapping[str, Any], cells: Iterable[tuple[Index, Mapping[str, Reduced]]]) -> xr.Dataset:

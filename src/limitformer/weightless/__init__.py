@@ -2,7 +2,8 @@
 
 A pass through a module, in the order in which it is computed:
 
-* `building` and `watching` read the law of each parameter from the module's own code; `law` is their table;
+* `building` and `watching` read the law of each parameter from the module's own code; `law` is their table, `tape`
+  records how each matrix was computed, and `reachable` yields what else a module holds;
 * `network` replaces random weights by tensors without entries (`implicit`), and runs passes (`run`: the state of one);
 * `maps` has the formulas: U = R N forward, D Wᵀ backward, |∂W|², and `orthogonal` those of orthogonal weights; `roots`
   factorises tokens, `numbers` draws N;

@@ -91,8 +91,8 @@ def stack_arrays(stack: MeasuredStack, gradients: bool) -> Arrays:
             arrays[key] = torch.stack([each.get(key, none).cpu().double() for each in stack.of_block], 1).numpy()
     if gradients:
         none = torch.full((len(like),), torch.nan)
-        found = [stack.gradient.get(place, none) for place in range(len(stack.covariance))]
-        arrays["stream_gradient"] = np.stack([each.cpu().numpy() for each in found], -1)
+        parts = [stack.gradient.get(place, none) for place in range(len(stack.covariance))]
+        arrays["stream_gradient"] = np.stack([each.cpu().numpy() for each in parts], -1)
     return arrays
 
 
@@ -271,5 +271,5 @@ def split_stacks(data: xr.Dataset) -> dict[str, xr.Dataset]:
 
 def places(own: NDArray[np.bool_]) -> slice:
     """Return the consecutive places that are true as a slice, which copies nothing."""
-    found = np.flatnonzero(own)
-    return slice(int(found[0]), int(found[-1]) + 1)
+    indices = np.flatnonzero(own)
+    return slice(int(indices[0]), int(indices[-1]) + 1)

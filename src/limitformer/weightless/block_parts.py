@@ -82,8 +82,8 @@ def unrelated_experts(tokens: int, experts: int, chosen: int) -> float:
 
 def half_lives(parts: Iterable[nn.Module]) -> Tensor | None:
     """Return the half-life in tokens of each head (or channel and state) of a block; None without state-space heads."""
-    found = [half_life(inner) for part in parts for inner in part.modules()]
-    known = [each.flatten() for each in found if each is not None]
+    every = [half_life(inner) for part in parts for inner in part.modules()]
+    known = [each.flatten() for each in every if each is not None]
     return torch.cat(known) if known else None
 
 

@@ -110,9 +110,9 @@ def tokens_among(args: Any, kwargs: Any, argument: Argument | None = None) -> Te
 
     If tensors come in lists, tuples or dictionaries only, as images of several sizes do, it is the first of one.
     """
-    given = dict(enumerate(args)) | kwargs
-    if isinstance(given.get(argument), Tensor):
-        return given[argument]
+    arguments = dict(enumerate(args)) | kwargs
+    if isinstance(arguments.get(argument), Tensor):
+        return arguments[argument]
     named = [kwargs[name] for name in STREAMS if name in kwargs]
     every = [*args, *named, *(each for name, each in kwargs.items() if name not in STREAMS)]
     nested = [next(iter(each.values() if isinstance(each, dict) else each), None)

@@ -72,12 +72,12 @@ def build_twice(factory: Callable[[], nn.Module], dtype: torch.dtype) -> Built:
     require(other is not module, same)
     twins = dict(other.named_parameters())
     known = {}
-    explains = False  # whether a parameter holds the numbers drawn from NumPy or Python
+    has_known_law = False  # whether a parameter holds the numbers drawn from NumPy or Python
     for name, parameter in module.named_parameters():
         law = law_of(parameter, watch)
         if name not in twins or not same_in_both(name, parameter, law, watch, twins[name], watch_of_other):
             seen = watch.law_of(parameter) or law
-            explains = explains or seen.kind != laws.UNKNOWN
+            has_known_law = has_known_law or seen.kind != laws.UNKNOWN
             law = Law(laws.UNKNOWN, reason=seen.reason or RANDOM_VALUE, source=seen.source)
         known[name] = law
     known |= views(module, known, watch)
@@ -85,7 +85,7 @@ def build_twice(factory: Callable[[], nn.Module], dtype: torch.dtype) -> Built:
     set_values(other, watch_of_other, known)
     rebuilt, doubts = other_randomness(module, other, watch)
     reasons = watch.doubts | watch_of_other.doubts
-    reasons -= {OTHER_CHANCE} if explains else set()
+    reasons -= {OTHER_CHANCE} if has_known_law else set()
     for kinds, group in ((reasons & IN_EACH_BUILD, rebuilt), (reasons - IN_EACH_BUILD, doubts)):
         if kinds:
             group["the code that makes it"] = "; ".join(sorted(kinds))
@@ -151,9 +151,9 @@ def without_entries(module: nn.Module, watch: LawWatch, known: dict[str, Law]) -
     for name, parameter in module.named_parameters():
         if parameter.is_meta and id(parameter) not in computed:
             (random if known[name].random else computed)[id(parameter)] = parameter
-    found = -1
-    while found < len(computed):
-        found = len(computed)
+    count = -1
+    while count < len(computed):
+        count = len(computed)
         draws = watch.tape.draws(computed.values())
         computed |= {key: each for key, each in random.items() if watch.tape.dependent(each, draws)}
     return list(computed.values())
@@ -162,7 +162,7 @@ def without_entries(module: nn.Module, watch: LawWatch, known: dict[str, Law]) -
 def views(module: nn.Module, known: dict[str, Law], watch: LawWatch) -> dict[str, Law]:
     """Return unknown laws for parameters that are a part of a random matrix, or share it in another form."""
     forms: dict[int, dict[Any, list[str]]] = {}
-    odd = set()
+    unknown_sources = set()
     for name, parameter in module.named_parameters():
         law = known[name]
         if parameter.layout != torch.strided or law.source < 0:
@@ -173,10 +173,10 @@ def views(module: nn.Module, known: dict[str, Law], watch: LawWatch) -> dict[str
         rows = not law.rows or (is_whole_storage(parameter) and parameter.stride(0) == watch.widths[law.source])
         other = law.kind == laws.ORTHOGONAL and stored_matrix(parameter) != law.matrix
         if not covers_storage(parameter) or not rows or other:
-            odd.add(law.source)
+            unknown_sources.add(law.source)
     unknown: dict[str, Law] = {}
     for source, names in forms.items():
-        for same in names.values() if source in odd or len(names) > 1 else ():
+        for same in names.values() if source in unknown_sources or len(names) > 1 else ():
             watch.draws += 1  # a separate source, so that overrides do not make them copies
             reasons = {name: known[name].reason or VIEW for name in same}
             unknown |= {name: Law(laws.UNKNOWN, reason=reasons[name], source=watch.draws) for name in same}
@@ -186,7 +186,7 @@ def views(module: nn.Module, known: dict[str, Law], watch: LawWatch) -> dict[str
 def other_randomness(module: nn.Module, other: nn.Module, watch: LawWatch) -> tuple[dict[str, str], dict[str, str]]:
     """Return reasons, by name, why tensors and numbers other than parameters differ from module to module.
 
-    The first ones are about things that a build has, the second ones about all others.
+    The first dictionary has what a build for one sample draws again, the second what it cannot.
     """
     reasons, doubts, twins = dict[str, str](), dict[str, str](), dict(other.named_buffers())
     for name, buffer in module.named_buffers():

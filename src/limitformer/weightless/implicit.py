@@ -181,8 +181,8 @@ class WeightNumbers:
 
     def note_product(self, backward: bool, factor: Tensor, answer: Tensor) -> None:
         if self.run.products is not None:  # by the stored matrix S: a map that is turned is Z Sᵀ
-            side, found = backward != self.turned, (factor.detach()[0].clone(), answer.detach()[0].clone())
-            self.run.products.setdefault((self.tensor.weight.name, self.tensor.part), {})[side] = found
+            side, pair = backward != self.turned, (factor.detach()[0].clone(), answer.detach()[0].clone())
+            self.run.products.setdefault((self.tensor.weight.name, self.tensor.part), {})[side] = pair
 
 
 def as_matrix(stored: Tensor, turned: bool) -> Tensor:

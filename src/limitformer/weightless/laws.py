@@ -137,7 +137,7 @@ def truncated_normal(mean: float, std: float, low: float, high: float) -> Law:
     """Return the law N(mean, std²) between `low` and `high`; it is unknown where its probability underflows.
 
     Raises:
-        InputError: there is no such law.
+        InputError: the law does not exist.
     """
     require(std > 0, f"a truncated normal law needs a positive standard deviation; got {std!r}.")
     require(low < high, f"the bounds of a truncated normal law must ascend; got {low!r} and {high!r}.")

@@ -87,24 +87,24 @@ def chosen_layout(module: nn.Module, blocks: Chosen) -> Layout:
     """Return the blocks that the user chose.
 
     Raises:
-        InputError: there is no such module.
+        InputError: a module is missing.
     """
     names = {id(part): name for name, part in module.named_modules()}
     if callable(blocks):
         parts = list(blocks(module))
         known = all(isinstance(part, nn.Module) and id(part) in names for part in parts)
         require(known, f"blocks must return modules of {type(module).__name__}; got {parts!r:.80}.")
-        found = [names[id(part)] for part in parts]
+        chosen = [names[id(part)] for part in parts]
     else:
         patterns = [blocks] if isinstance(blocks, str) else list(blocks)
         valid = all(isinstance(pattern, str) for pattern in patterns)
         require(valid, f"blocks must be a pattern of names such as 'h.*', or a function; got {blocks!r:.80}.")
-        found = [name for name in names.values() if any(fnmatchcase(name, pattern) for pattern in patterns)]
-        inside = {name for name in found if any(name.startswith(f"{outer}.") for outer in found)}
-        found = [name for name in found if name not in inside]  # `h.*` matches `h.0.mlp` too
+        chosen = [name for name in names.values() if any(fnmatchcase(name, pattern) for pattern in patterns)]
+        inside = {name for name in chosen if any(name.startswith(f"{outer}.") for outer in chosen)}
+        chosen = [name for name in chosen if name not in inside]  # `h.*` matches `h.0.mlp` too
     lists = ", ".join(f"{name}.*" for name, part in module.named_modules() if is_list(part)) or "none"
-    require(bool(found), f"blocks: no module of {type(module).__name__} fits {blocks!r:.60}. Its lists: {lists:.200}.")
-    return Layout(tuple(BlockModules(name.rpartition(".")[0], (name,)) for name in found), certain=True)
+    require(bool(chosen), f"blocks: no module of {type(module).__name__} fits {blocks!r:.60}. Its lists: {lists:.200}.")
+    return Layout(tuple(BlockModules(name.rpartition(".")[0], (name,)) for name in chosen), certain=True)
 
 
 def is_list(part: nn.Module) -> bool:
@@ -205,8 +205,8 @@ class Origins(TorchFunctionMode):
         return out
 
     def of(self, values: Any) -> frozenset[str]:
-        found = (self.known.get(each) for each in tensors_in(values))
-        return frozenset[str]().union(*(each for each in found if each))
+        sets = (self.known.get(each) for each in tensors_in(values))
+        return frozenset[str]().union(*(each for each in sets if each))
 
     def add(self, values: Any, origins: frozenset[str]) -> None:
         for each in tensors_in(values):
@@ -245,8 +245,8 @@ class Recorder:
 
     def before(self, name: str) -> Callable[..., None]:
         def hook(part: nn.Module, args: Any, kwargs: Any) -> None:
-            x, given = tokens_among(args, kwargs), [*enumerate(args), *kwargs.items()]
-            sources = {key: self.sources_of(each) for key, each in given if is_wide(each)}
+            x, arguments = tokens_among(args, kwargs), [*enumerate(args), *kwargs.items()]
+            sources = {key: self.sources_of(each) for key, each in arguments if is_wide(each)}
             form = "" if x is None else form_of(x, part, None, None)
             shape = torch.Size() if x is None else x.shape
             made_of, partners = self.origins.of((args, kwargs)), self.partners_of(name, x)
@@ -307,10 +307,10 @@ def search(module: nn.Module, calls: dict[str, list[Call]], otherwise: Layout | 
     """Find the blocks of a network by the calls of one pass, or return the other layout if there are none.
 
     Raises:
-        InputError: no module receives a stream and returns it, and there is no other layout.
+        InputError: no module receives a stream and returns it, and no other layout is given.
     """
-    found = Search(module, calls)
-    stacks = found.inside("", module) or list(found.attributes())
+    finder = Search(module, calls)
+    stacks = finder.inside("", module) or list(finder.attributes())
     if not stacks and otherwise is not None:
         return replace(otherwise, certain=True)
     if not stacks:
@@ -318,8 +318,8 @@ def search(module: nn.Module, calls: dict[str, list[Call]], otherwise: Layout | 
             f"{type(module).__name__} has no blocks: no module of a list receives tokens and returns as many. "
             "Nearest: blocks='…' with the names of its blocks."
         )
-    stacks = found.joined(stacks)
-    # Beside stacks of tokens, pixels of a convolutional backbone and lists of single layers are no stacks.
+    stacks = finder.joined(stacks)
+    # If there are stacks of tokens, ignore convolutional stacks and lists of single layers.
     stacks = [stack for stack in stacks if calls[stack[0].members[0]][0].form != CHANNELS_FIRST] or stacks
     stacks = [
         stack
@@ -327,7 +327,7 @@ def search(module: nn.Module, calls: dict[str, list[Call]], otherwise: Layout | 
         if any(len(block.members) > 1 or list(module.get_submodule(block.members[0]).children()) for block in stack)
     ] or stacks
     blocks = [block for stack in stacks for block in stack]
-    streams = [found.stream_of(block.members[0]) if len(block.members) == 1 else (None, None) for block in blocks]
+    streams = [finder.stream_of(block.members[0]) if len(block.members) == 1 else (None, None) for block in blocks]
     pairs = zip(blocks, streams, strict=True)
     return Layout(tuple(replace(block, argument=a, output=b) for block, (a, b) in pairs), certain=True)
 

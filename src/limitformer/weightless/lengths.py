@@ -96,7 +96,7 @@ def attention_by_length(
     for part in {id(each): each for each in (config, config.get_text_config())}.values():
         part._attn_implementation = ROWS
     network = Weightless(subject, torch.float32, torch.device(resolve_device(None)), {}, None)
-    found = []
+    results = []
     bar = progress_bar("lengths", len(lengths) * samples, 0.0) if progress else None
     try:
         for sample in range(samples):
@@ -104,12 +104,12 @@ def attention_by_length(
             for k, length in enumerate(lengths):
                 each.append(one_length(network, subject, length, rows, seed, sample))
                 advance(bar, sample * len(lengths) + k + 1)
-            found.append(each)
+            results.append(each)
     finally:
         advance(bar, -1)
     data = {
-        name: (("sample", "length", "head"), np.array([[one[name].numpy() for one in each] for each in found]))
-        for name in found[0][0]
+        name: (("sample", "length", "head"), np.array([[one[name].numpy() for one in each] for each in results]))
+        for name in results[0][0]
     }
     seen = data["tokens_seen"][1].max((0, 2))
     threshold = ("length", np.sqrt(2 * np.log(np.maximum(seen, 2))))

@@ -4,8 +4,8 @@ The size of a logit does not show whether it is masked: some modules have large 
 mask to the softmax is followed, with a boolean tensor that broadcasts to the logits (True: visible):
 
 * `masked_fill` and `where` with a number of −30 or less hide the entries that they fill: e⁻³⁰ = 10⁻¹³ has no weight;
-* an addition of logits (…, heads, M, M) or (·, M, M) and a mask (a tensor that is equal for all heads, or at most 0)
-  hides entries 30 or more below the mask's largest entry of the row, and rows that are −30 or less throughout;
+* adding a mask (equal for all heads, or at most 0) to logits (…, heads, M, M) or (·, M, M)
+  hides entries 30 or more below the mask's largest entry of the row; it also hides rows of −30 or less throughout;
 * other terms, such as position biases by head, hide −∞, and entries far below all logits of a fresh module;
 * products of two matrices hide nothing; casts, views and multiples preserve visibility.
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from limitformer.weightless.tensors import Marks, marks
+from limitformer.weightless.tensors import Fingerprint, fingerprint
 
 WEIGHTLESS = 30.0  # logits that much below the others have no weight
 FAR, BELOW = -9e3, 1e3  # a mask of unknown kind is below FAR, and this much below its row's largest
@@ -34,7 +34,7 @@ class Visible:
 
     def of(self, x: Any) -> Tensor | None:
         """Return the visibility of x, None where it is not known."""
-        entry: tuple[Tensor, Marks] | None = self.known.get(x) if isinstance(x, Tensor) else None
+        entry: tuple[Tensor, Fingerprint] | None = self.known.get(x) if isinstance(x, Tensor) else None
         return entry[0] if entry is not None and entry[1] == state(x) else None
 
     def before(self, func: Any, args: Any, kwargs: Any) -> Tensor | None:
@@ -63,9 +63,9 @@ class Visible:
         self.known[out] = visible, state(out)
 
 
-def state(x: Tensor) -> Marks:
+def state(x: Tensor) -> Fingerprint:
     """Return numbers that differ after a change in place."""
-    return marks(x) if x.is_inference() else (float(x._version),)
+    return fingerprint(x) if x.is_inference() else (float(x._version),)
 
 
 def everything(x: Tensor) -> Tensor:

@@ -5,14 +5,14 @@ r"""`Measure`, which watches the stream, its branches and the heads while tokens
 sublayer, whose branch is f. The sum, or a norm of it, is the new stream; λx counts as x. A softmax of logits
 (B, heads, M, ·) is attention; only summaries by head are stored.
 
-  covariance   V = X Xᵀ/n of the stream before each block and after the last (S, layers + 1, T, T),
-  inside       V after each sublayer (S, layers, sublayers, T, T),
-  branch       √(|f|²/(T n)) (S, layers, sublayers),
-  step         |X' − X|/|X| from block to block (S, layers),
-  largest      largest |x| of the stream, and typical: its median (S, layers + 1),
-  entropy      of a row of attention, mean over those that see two tokens or more (S, layers, heads),
-  seen         number of tokens that such a row sees,
-  spread       √ of the mean variance of a row's logits, and the largest logit of a visible pair,
+  covariance   V = X Xᵀ/n of the stream before each block and after the last (S, layers + 1, T, T);
+  inside       V after each sublayer (S, layers, sublayers, T, T);
+  branch       √(|f|²/(T n)) (S, layers, sublayers);
+  step         |X' − X|/|X| from block to block (S, layers);
+  largest      largest |x| of the stream, and typical: its median (S, layers + 1);
+  entropy      of a row of attention, mean over those that see two tokens or more (S, layers, heads);
+  seen         number of tokens that such a row sees;
+  spread       √ of the mean variance of a row's logits, and the largest logit of a visible pair;
   of_block     the load of a block's experts, and the memory of its state-space heads (`block_parts`).
 
 All by stack. S samples; T tokens of all sequences of a sample, without padding. A stream (M, B, n) is transposed first.
@@ -50,7 +50,7 @@ from limitformer.weightless.layout import (
 from limitformer.weightless.masks import VIEWS, Visible, attention_formula, visible_by_masks, visible_by_size
 from limitformer.weightless.roots import gram
 from limitformer.weightless.run import OneSampleOnlyError
-from limitformer.weightless.tensors import Marks, marks, same_memory, tensors_in
+from limitformer.weightless.tensors import Fingerprint, fingerprint, same_memory, tensors_in
 
 ADDITIONS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__}
 SCALINGS = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__}
@@ -137,7 +137,7 @@ class Measure(TorchFunctionMode):
         self.input: Tensor = torch.empty(0)  # of the running block, or of the last one
         self.sum_after: Tensor | None = None  # the last sum of the last block's input with another tensor
         self.ended: tuple[MeasuredStack, Tensor] | None = None  # the last block's stack and input, until another begins
-        self.sum: tuple[Tensor, Marks, Tensor] | None = None  # the last sum, its marks and its covariance
+        self.sum: tuple[Tensor, Fingerprint, Tensor] | None = None  # the last sum, its fingerprint and its covariance
         self.hooks: list[Any] = []
         self.keeps = False  # whether stacks keep streams and branches
         self.used: set[Any] = set()  # parameters that were read: ids, and names of those without entries
@@ -238,7 +238,7 @@ class Measure(TorchFunctionMode):
     def stack_of(self, place: int, part: nn.Module, x: Tensor) -> MeasuredStack:
         """Return the stack of a block that receives the stream `x`.
 
-        A block that runs again continues the stack whose output x was made from. If there is none, as in a network
+        If a block runs again, its stack is the one that produced x. If there is none, as in a network
         that sends two inputs through the same blocks, a new stack begins.
         """
         block, sources = self.layout.blocks[place], self.sources.get(x, frozenset())
@@ -270,8 +270,8 @@ class Measure(TorchFunctionMode):
         """Note the stacks whose outputs the results of a function between blocks were made from."""
         if not self.stacks:
             return
-        found = [self.sources.get(each) for each in tensors_in(values)]
-        sources = frozenset().union(*(each for each in found if each))
+        sets = [self.sources.get(each) for each in tensors_in(values)]
+        sources = frozenset().union(*(each for each in sets if each))
         for each in tensors_in(out) if sources else ():
             self.sources[each] = sources | self.sources.get(each, frozenset())
 
@@ -280,11 +280,11 @@ class Measure(TorchFunctionMode):
         if self.stack is None:  # without tokens it is not a block
             return
         block, shape = self.layout.blocks[place], tuple(self.stack.shape)
-        found = stream_among(out, self.stack.shape, block.output)
+        stream = stream_among(out, self.stack.shape, block.output)
         wrong = f"{block.members[0]} receives tokens {shape} and returns none of that shape. Nearest: other blocks."
-        require(found is not None or not self.layout.certain, wrong)
-        self.unclear = self.unclear or found is None
-        self.end_block(self.stack.last if found is None else found)
+        require(stream is not None or not self.layout.certain, wrong)
+        self.unclear = self.unclear or stream is None
+        self.end_block(self.stack.last if stream is None else stream)
 
     def end_block(self, last: Tensor) -> None:
         assert self.stack is not None
@@ -363,8 +363,8 @@ class Measure(TorchFunctionMode):
             raise UnclearBlocksError
         if any(stack.changed for stack in self.stacks) and not self.layout.certain:
             raise UnclearBlocksError(measured=True)
-        found = bool(self.stacks) or not self.layout.blocks
-        require(found, "no block receives tokens. Nearest: blocks='…' with the names of its blocks.")
+        has_stacks = bool(self.stacks) or not self.layout.blocks
+        require(has_stacks, "no block receives tokens. Nearest: blocks='…' with the names of its blocks.")
         for stack in self.stacks:
             self.measure_stream(stack, stack.last)
             stack.before = None
@@ -392,7 +392,7 @@ class Measure(TorchFunctionMode):
     def measure_stream(self, stack: MeasuredStack, x: Tensor) -> None:
         """Measure V and sizes of the stream, and hook the norm of its gradient."""
         place = len(stack.covariance)
-        known = self.sum[2] if self.sum and self.sum[0] is x and self.sum[1] == marks(x) else None
+        known = self.sum[2] if self.sum and self.sum[0] is x and self.sum[1] == fingerprint(x) else None
         stack.covariance.append(self.gram(stack, x) if known is None else known)
         tokens = self.by_sample(stack, x).flatten(1)
         if stack.before is not None and stack.before.shape == tokens.shape:
@@ -432,7 +432,7 @@ class Measure(TorchFunctionMode):
         if self.keeps:
             stack.branches[-1].append(f.clone())
         stack.inside[-1].append(covariance)
-        self.stream, self.sum = [out], (out, marks(out), covariance)
+        self.stream, self.sum = [out], (out, fingerprint(out), covariance)
 
     def after_norm(self, part: nn.Module, args: Any, out: Any) -> None:
         """Count a norm of the stream as the stream: the next sum may be with it."""
@@ -478,12 +478,12 @@ class Measure(TorchFunctionMode):
         if not ordered:
             sequences = self.samples * self.rows
             tokens = stack.shape[:-1].numel() // sequences
-            found = [by_sequence_and_head(x, sequences, self.samples, tokens, self.heads_first) for x in tensors]
-            tensors = [each for each in found if each is not None]
+            split = [by_sequence_and_head(x, sequences, self.samples, tokens, self.heads_first) for x in tensors]
+            tensors = [each for each in split if each is not None]
         if not tensors:
             return
-        logits, weights, *given = (each.detach() for each in tensors)
-        visible = given[0] & (logits > -torch.inf) if given else visible_by_size(logits)
+        logits, weights, *masks = (each.detach() for each in tensors)
+        visible = masks[0] & (logits > -torch.inf) if masks else visible_by_size(logits)
         summary = self.by_head(logits.float(), weights.float(), visible)
         stack.heads[-1] = {key: torch.cat([heads[key], each], 1) for key, each in summary.items()} if heads else summary
         if not heads and logits.shape[1] == 1:

@@ -84,9 +84,8 @@ class Weightless:
     """A module whose random weights have laws but no entries.
 
     If a pass could read random numbers of unknown law (a weight, a buffer, a number), the model's own code builds a
-    network for each sample from (seed, sample), in which only the matrices of known law have no entries. If such a
-    build does not have all of the randomness, or fails, each sample is a whole network that the code draws. Both are
-    slower, and as exact.
+    network for each sample from (seed, sample), in which only the matrices of known law have no entries. If this
+    cannot reproduce all random numbers, the code draws a whole network for each sample. Both are slower, and exact too.
     """
 
     def __init__(
@@ -158,7 +157,7 @@ class Weightless:
             free = available_memory()
             self.limit = None if free is None else int(SHARE * free / COPIES)
             reason = f"the code that makes it cannot be watched: {type(error).__name__}: {first_line(error)}"
-            module = self.whole(0)
+            module = self.drawn_network(0)
             unknown = {name: Law(UNKNOWN, reason=reason) for name, _ in module.named_parameters()}
             return Built(module, unknown, {}, dict.fromkeys(unknown, reason), 0)
 
@@ -189,7 +188,7 @@ class Weightless:
                 f"Nearest: {nearest}."
             )
 
-    def whole(self, seed: int) -> nn.Module:
+    def drawn_network(self, seed: int) -> nn.Module:
         """Let the model's own code draw a network."""
         limited = nullcontext() if self.limit is None else Limited(self.limit, self.subject.name)
         try:
@@ -209,7 +208,7 @@ class Weightless:
         self.module, self.weights = nn.Module(), []  # so that only one network is in memory
         seed, laws = torch_seed(run.seed, f"weightless build {run.samples.start}"), dict[str, Law]()
         if self.drawn:
-            module = self.whole(seed)
+            module = self.drawn_network(seed)
         else:
             module, laws = build_sample(self.subject.factory, self.dtype, seed)
         shapes = {name: tuple(one.shape) for name, one in module.named_parameters()}
@@ -400,7 +399,7 @@ class Weightless:
         self, seed: int, samples: range, inputs: Inputs, draw: str, loss: Loss | None,
         call: Callable[[WeightlessRun], Any] | None = None,
     ) -> Any:  # fmt: skip
-        """Call `call`, or `attempt`, until every weight that needs entries is kept; return its result."""
+        """Repeat the pass, keeping one more weight each time, until none lacks entries; return its result."""
         while True:
             run = WeightlessRun(seed, samples, inputs.rows, self.dtype, self.device, draw, loss is not None)
             run.repeated = set(self.repeated)

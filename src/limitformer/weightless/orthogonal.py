@@ -11,7 +11,7 @@ matrix, whose root T (r × min(r, L − p)) replaces E: triangular, with χ on t
   U = gain · R Λ⁻¹ G.
 
 Given N, the rest of O maps what is orthogonal to Q onto what is orthogonal to N, and is Haar there. Backward, let D
-(M × p) be the gradient of U, and A = [D, 0] Nᵀ. What is left is [D, 0] − A N = S P with orthonormal rows of P, and
+(M × p) be the gradient of U, and A = [D, 0] Nᵀ. The rest is [D, 0] − A N = S P with orthonormal rows of P, and
 P Oᵀ is a Haar frame F orthogonal to Q, of which the first n columns are needed. They are made in the same way as N,
 from a Gaussian matrix without its part along Q, and from a Wishart matrix for the L − n columns beyond:
 

@@ -207,14 +207,14 @@ def new_directions(rest: Tensor, whole: Tensor, basis: Tensor) -> tuple[Tensor, 
     size = lengths(rest)
     rows = torch.nonzero(size > NEW[rest.dtype] * whole)[:, 0]
     unit = rest[rows].double() / size[rows, None]
-    q, kept = orthonormal(unit, rest.dtype)
-    q, rows = q.to(rest.dtype), rows[kept]
+    q, indices = orthonormal(unit, rest.dtype)
+    q, rows = q.to(rest.dtype), rows[indices]
     if len(rows) and len(basis):  # the direction of a short rest is less exact
         q = (q - (q @ basis.mT) @ basis).double()
         size = lengths(q)
         exact = size > MOSTLY
-        q, kept = orthonormal(q[exact] / size[exact, None], rest.dtype)
-        q, rows = q.to(rest.dtype), rows[exact][kept]
+        q, indices = orthonormal(q[exact] / size[exact, None], rest.dtype)
+        q, rows = q.to(rest.dtype), rows[exact][indices]
     return q, rows
 
 
@@ -224,12 +224,12 @@ def orthonormal(unit: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     Rows that depend on others give none. Those of float32 are orthonormalised by Cholesky's factor, twice; those of
     float64 by Householder's, which has no pivots, or one at a time if some depend on others.
     """
-    kept = torch.arange(len(unit))
+    indices = torch.arange(len(unit))
     if dtype == torch.float64:
         factor, basis = (each[0] for each in householder(unit[None]))
-        return (basis, kept) if bool((factor.diagonal() > NEW[dtype]).all()) else one_at_a_time(unit)
-    if not len(kept):
-        return unit, kept
+        return (basis, indices) if bool((factor.diagonal() > NEW[dtype]).all()) else one_at_a_time(unit)
+    if not len(indices):
+        return unit, indices
     root, rows = cholesky((unit @ unit.mT).numpy())
     q = torch.from_numpy(inverse_of(root, rows)[:, rows]).mT @ unit
     gram = torch.linalg.cholesky(q @ q.mT)
@@ -238,16 +238,16 @@ def orthonormal(unit: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 def one_at_a_time(unit: Tensor) -> tuple[Tensor, Tensor]:
     """Return `orthonormal` of rows that may depend on each other, such as repeats, or rows beyond their size."""
-    basis, kept = torch.empty(min(unit.shape), unit.shape[1], dtype=unit.dtype), list[int]()
+    basis, indices = torch.empty(min(unit.shape), unit.shape[1], dtype=unit.dtype), list[int]()
     for k, row in enumerate(unit):
-        rest, _ = without(row[None], basis[: len(kept)])
+        rest, _ = without(row[None], basis[: len(indices)])
         size = lengths(rest)
         if size > NEW[unit.dtype]:
-            basis[len(kept)] = rest[0] / size
-            kept.append(k)
-        if len(kept) == len(basis):
+            basis[len(indices)] = rest[0] / size
+            indices.append(k)
+        if len(indices) == len(basis):
             break
-    return basis[: len(kept)], torch.tensor(kept, dtype=torch.long)
+    return basis[: len(indices)], torch.tensor(indices, dtype=torch.long)
 
 
 class RepeatedMap:

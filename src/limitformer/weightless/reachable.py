@@ -20,7 +20,7 @@ from limitformer.weightless.tensors import same_tensors
 # Modules whose objects hold no numbers of the user.
 OPAQUE = ("limitformer.weightless", "limitformer.stepping", "logging", "threading", "weakref", "_thread")
 CLASSES = (type, types.ModuleType, Implicit, str, bytes, torch.dtype, torch.device)  # whose objects are not searched
-WITHOUT = {type(None), str, type, types.BuiltinFunctionType, types.ModuleType}  # the frequent ones of these
+WITHOUT_NUMBERS = {type(None), str, type, types.BuiltinFunctionType, types.ModuleType}  # the common ones
 OF_MODULES = set(vars(nn.Module()))  # mostly hooks
 LEAVES = {bool, int, float, complex}
 NUMBERS = bool | int | float | complex | np.generic | np.ndarray
@@ -56,7 +56,7 @@ def reachable(module: nn.Module) -> Iterator[Place]:
                 continue
             seen.add(id(value))
         yield place
-        waiting.extend(one for one in inside(place, owned) if type(one.value) not in WITHOUT)
+        waiting.extend(one for one in inside(place, owned) if type(one.value) not in WITHOUT_NUMBERS)
 
 
 def inside(place: Place, owned: set[int]) -> Iterator[Place]:

@@ -101,10 +101,10 @@ def householder_root(z: Tensor) -> HouseholderRoot:
     factor, basis = z.new_empty(*z.shape[:-1], z.shape[-2]), torch.empty_like(z)
     factor[~repeats], basis[~repeats] = householder(z[~repeats])
     # Repeats and zeros are replaced by extra directions, and removed again.
-    kept = new[repeats][..., None]
+    is_new = new[repeats][..., None]
     extra = torch.diag_embed((~new[repeats]).to(z.dtype))
-    root = householder(torch.cat([z[repeats] * kept, extra], dim=-1))
-    factor[repeats], basis[repeats] = rows_of(root.factor * kept, first[repeats]), root.basis[..., : z.shape[-1]]
+    root = householder(torch.cat([z[repeats] * is_new, extra], dim=-1))
+    factor[repeats], basis[repeats] = rows_of(root.factor * is_new, first[repeats]), root.basis[..., : z.shape[-1]]
     return HouseholderRoot(factor, basis)
 
 

@@ -3,7 +3,7 @@ r"""The state of one pass through a module without weights: its samples, its ran
 A weight is used in one of three ways:
 
 * *never drawn* or *drawn when needed*, whichever costs less, if it is used once, in a linear map (`maps`);
-* *kept*: drawn for the whole pass, as an ordinary leaf of torch's graph, as are orthogonal weights that must be drawn;
+* *kept*: drawn for the whole pass, as a leaf of torch's graph; so are orthogonal weights that must be drawn;
 * *rows drawn*: the rows of an embedding that are looked up.
 
 A pass begins with no weight kept. A second use, or an operation other than a linear map, raises `KeepWeightsError`, and
@@ -27,7 +27,7 @@ from limitformer.weightless.numbers import entries, normals, wishart_root
 from limitformer.weightless.orthogonal import haar_matrix, haar_rows, has_room
 from limitformer.weightless.products import RepeatedMap
 from limitformer.weightless.roots import Root, root_of
-from limitformer.weightless.tensors import Marks, marks, same_memory
+from limitformer.weightless.tensors import Fingerprint, fingerprint, same_memory
 
 AUTO, NEVER, ALWAYS = "auto", "never", "always"  # whether weights are drawn
 ROOTS_KEPT = 2
@@ -96,7 +96,7 @@ class WeightlessRun:
     read: set[Any] = field(default_factory=set)  # parameters that were read: ids, and names of those without entries
     leaves: dict[str, list[Tensor]] = field(default_factory=dict)  # entries that are kept (S, rows, …)
     rows: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # of embeddings: ids, (S, rows, columns)
-    roots: list[tuple[Tensor, Marks, Root]] = field(default_factory=list)
+    roots: list[tuple[Tensor, Fingerprint, Root]] = field(default_factory=list)
     uses: dict[str, str] = field(default_factory=dict)  # how each weight was used, for the result
     operations: dict[str, str] = field(default_factory=dict)  # in which weights had to be kept
     fresh: dict[str, set[str]] = field(default_factory=dict)  # by weight: purposes of its fresh numbers, with the slice
@@ -123,7 +123,7 @@ class WeightlessRun:
 
     def root(self, x: Tensor, z: Tensor) -> Root:
         """Return the root of `z`, which is `x` by sample; maps of the same tensor share it."""
-        now = marks(z)
+        now = fingerprint(z)
         for tensor, then, root in self.roots:
             if same_memory(tensor, x) and now == then:
                 return root
@@ -309,5 +309,4 @@ def row_error(weight: RandomWeight, least: int, most: int) -> InputError:
 
 
 def add_to(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
-    """Add `value` to sums[name]."""
     sums[name] = sums[name] + value if name in sums else value

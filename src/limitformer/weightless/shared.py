@@ -4,8 +4,8 @@ A parameter p with entries is one tensor that all S samples share, and torch wou
 each operation y = f(x, p) receives p without its gradient, which changes no bit of y or of the gradient of x. From the
 gradient g of y a hook forms that of p, by sample:
 
-  biases and sums     Σ g         over the sample's tokens
-  gains and products  Σ g x       over the sample's tokens
+  biases and sums     Σ g         over the sample's tokens;
+  gains and products  Σ g x       over the sample's tokens;
   linear maps x Wᵀ    Gᵀ X        G, X the sample's tokens
   norms               Σ g x̂       x̂ the norm of x without its gain
 

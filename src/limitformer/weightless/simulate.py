@@ -108,12 +108,12 @@ def simulate(
     subject = resolve(model)
     prepared = inputs_of(inputs, subject).with_batch_dim(batch_dim)
     network = Weightless(subject, dtype, torch.device(resolve_device(device)), overrides, blocks)
-    prepared = settle(prepared, network, seed, own_loss=gradients and loss is None)
+    prepared = accepted_inputs(prepared, network, seed, own_loss=gradients and loss is None)
     differentiated = chosen_loss(loss, subject.task, batch_dim=batch_dim) if gradients else None
     return run_passes(network, prepared, differentiated, samples, seed, draw, recompute, progress)
 
 
-def settle(inputs: Inputs, network: Weightless, seed: int, own_loss: bool) -> Inputs:
+def accepted_inputs(inputs: Inputs, network: Weightless, seed: int, own_loss: bool) -> Inputs:
     """Return the first of the proposed inputs that the network's code takes.
 
     Args:
@@ -136,7 +136,7 @@ def settle(inputs: Inputs, network: Weightless, seed: int, own_loss: bool) -> In
         else:
             network.shapes(seed, 0, each, AUTO)
 
-    return inputs.settled(call, measure)
+    return inputs.first_accepted(call, measure)
 
 
 def run_passes(
@@ -166,7 +166,7 @@ def run_passes(
     call_first = partial(named_errors, lambda: network.first(seed, inputs, draw), subject, inputs)
     first, uses = (call_first(), network.uses) if network.foreign else (Arrays(), {})
 
-    def one(part: range) -> Arrays:
+    def one_range(part: range) -> Arrays:
         if known and part == range(1):
             return known.arrays
         arrays = named_errors(lambda: network.run(seed, part, inputs, draw, loss), subject, inputs)
@@ -191,7 +191,7 @@ def run_passes(
     parts, done = list[Arrays](), 0
     bar = progress_bar("networks without weights", samples, 0.0) if progress else None
     try:
-        together = SideBySide(one, side_by_side(one, network, samples, size) if samples > 2 else 1)
+        together = SideBySide(one_range, side_by_side(one_range, network, samples, size) if samples > 2 else 1)
         for part, arrays in together.parts(range(samples)):
             if not parts:
                 require_room_for(arrays, len(part), samples)
@@ -289,7 +289,7 @@ def named_errors(call: Callable[[], T], subject: Subject, inputs: Inputs) -> T:
                 f"{subject.name} with these inputs takes more memory than is free. Nearest: fewer tokens, smaller "
                 "inputs, or a smaller network."
             ) from error
-        what = f"{type(error).__name__}: {first_line(error)}{place_of(error)}"
+        what = f"{type(error).__name__}: {first_line(error)}{source_line(error)}"
         hint = longest(subject, inputs)
         if not hint and inputs.proposed:
             names = ", ".join(list(parameters_of(subject.kind))[:NAMED_ARGUMENTS])
@@ -306,7 +306,7 @@ def longest(subject: Subject, inputs: Inputs) -> str:
     return f". Nearest: --tokens {fits} (tokens={fits}); its max_position_embeddings is {positions}."
 
 
-def place_of(error: BaseException) -> str:
+def source_line(error: BaseException) -> str:
     """Return file and line of the module's code that raised an error."""
     trace = error.__traceback__
     place = ""

@@ -60,20 +60,20 @@ class Tape:
         """
         inputs = tensors_in((args, kwargs))
         old = {storage(each) for each in inputs if each.is_meta}
-        made = [each for each in tensors_in(out) if each.is_meta and storage(each) not in old]
+        new = [each for each in tensors_in(out) if each.is_meta and storage(each) not in old]
         changed = [each for each in written if each.is_meta]
-        if not made and not changed:
+        if not new and not changed:
             return
         kwargs = {name: value for name, value in kwargs.items() if name != "device"}
-        if made and not inputs:
-            kwargs["dtype"] = made[0].dtype
-        places = [self.place(each) for each in made]
+        if new and not inputs:
+            kwargs["dtype"] = new[0].dtype
+        places = [self.place(each) for each in new]
         if fresh and len(changed) == 1 and covers_storage(changed[0]):
             own = storage(changed[0])
             if sum(storage(each) == own for each in inputs) == 1:
                 old.discard(own)
         step = Step(call, self.without_entries(args), self.without_entries(kwargs), places, old, seeded, shares)
-        for each in (*made, *changed):
+        for each in (*new, *changed):
             self.writers.setdefault(self.place(each).storage, []).append(len(self.steps))
         self.steps.append(step)
 
@@ -103,16 +103,16 @@ class Tape:
 
     def needed(self, storages: Iterable[int]) -> list[int]:
         """Return the steps that the entries of these storages depend on."""
-        found = set[int]()
+        numbers = set[int]()
         waiting = [(each, len(self.steps)) for each in storages]
         while waiting:
             each, before = waiting.pop()
             writers = self.writers.get(each, [])
             place = bisect_left(writers, before)
-            if place and writers[place - 1] not in found:
-                found.add(writers[place - 1])
+            if place and writers[place - 1] not in numbers:
+                numbers.add(writers[place - 1])
                 waiting.extend((one, writers[place - 1]) for one in self.steps[writers[place - 1]].reads)
-        return sorted(found)
+        return sorted(numbers)
 
     def draws(self, tensors: Iterable[Tensor]) -> set[int]:
         """Return the steps that give these tensors random numbers."""
@@ -153,9 +153,9 @@ class Tape:
         if step.seeded:
             torch.manual_seed(torch_seed(self.seed, f"weightless step {index}"))
         result = step.call(*memory.with_entries(step.args), **memory.with_entries(step.kwargs))
-        made = [each for each in tensors_in(result) if each.layout == torch.strided]
+        tensors = [each for each in tensors_in(result) if each.layout == torch.strided]
         if step.out:
-            for place, each in zip(step.out, made, strict=True):
+            for place, each in zip(step.out, tensors, strict=True):
                 memory.put(place, each)
 
 
@@ -178,14 +178,13 @@ class Memory:
         return flat.as_strided(place.shape, place.stride, place.offset)
 
     def put(self, place: TensorView, value: Tensor) -> None:
-        """Hold a new tensor."""
         if place.whole and is_whole_storage(value):
             self.entries[place.storage] = value.detach().reshape(-1)
         else:
             self.tensor(place).copy_(value)
 
     def with_entries(self, values: Any) -> Any:
-        """Replace places by tensors."""
+        """Replace views by tensors, also in containers."""
         if isinstance(values, TensorView):
             return self.tensor(values)
         if isinstance(values, dict):

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Marks = tuple[float, ...]  # numbers that differ after a change in place
+Fingerprint = tuple[float, ...]  # numbers that differ after a change in place
 
 
-def marks(z: Tensor) -> Marks:
+def fingerprint(z: Tensor) -> Fingerprint:
     """Return the number of changes that torch has counted, and the norm, which shows others.
 
     In inference mode torch counts none, and the sum of the entries replaces the number.

@@ -5,8 +5,8 @@ follows the operations that write to it, in their order: normal, uniform, trunca
 copies and multiples. A write to the whole matrix replaces earlier ones. Vectors and buffers are real. Hence no table of
 architectures is needed, and the laws of a model of any size can be read.
 
-Four of torch's initialisations do nothing on the meta device, so that the watch replaces them: the truncated normal;
-the orthogonal and the sparse one, of which only the first has a law that is understood; and Dirac's.
+`trunc_normal_`, `orthogonal_`, `sparse_` and `dirac_` do nothing on the meta device, so the watch replaces them. The
+law of `sparse_` is unknown.
 
 A tape records how each matrix was computed. Its entries are computed from the tape if no law describes them, or if the
 code reads them.
@@ -356,7 +356,6 @@ class LawWatch(TorchDispatchMode):
     def truncated_normal(
         self, tensor: Tensor, mean: float, std: float, a: float, b: float, generator: torch.Generator | None = None
     ) -> Tensor:
-        """Replace torch's function."""
         law = self.with_source(laws.truncated_normal(mean, std, a, b))
         return self.instead_of(TRUNCATED_NORMAL, law, tensor, mean, std, a, b, generator=generator)
 

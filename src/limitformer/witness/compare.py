@@ -65,10 +65,10 @@ class Witness:
         steps = f", and {self.steps} step{'s' if self.steps > 1 else ''} of {self.optimizer}" if self.steps else ""
         copy = f" of a copy with {self.parameters:,} parameters" if self.reduced else ""
         hidden = f"; rounding hides {self.hidden} numbers" if self.hidden else ""
-        shown = [each for kind, each in self.differences.items() if kind in (OUTPUT, LOSS, GRADIENT, UPDATE)]
+        values = [each for kind, each in self.differences.items() if kind in (OUTPUT, LOSS, GRADIENT, UPDATE)]
         return (
             f"witnessed: your own module in plain PyTorch gives {what}{copy}{steps} ({self.number_format}, largest "
-            f"difference {max(shown, default=0.0):.0e}{hidden})"
+            f"difference {max(values, default=0.0):.0e}{hidden})"
         )
 
     def in_words(self, samples: int) -> str:

@@ -96,9 +96,9 @@ def outputs_noted(module: nn.Module, values: Values) -> Iterator[None]:
 
     def note(name: str, out: Any) -> None:
         calls[name] = calls.get(name, 0) + 1
-        found = next((each for each in real_tensors(out) if not isinstance(each, Implicit)), None)
-        if found is not None:
-            values[Quantity(MODULE, name, calls[name])] = sketch(found)
+        value = next((each for each in real_tensors(out) if not isinstance(each, Implicit)), None)
+        if value is not None:
+            values[Quantity(MODULE, name, calls[name])] = sketch(value)
 
     handles = [
         part.register_forward_hook(lambda _, __, out, name=name: note(name, out))

@@ -154,19 +154,19 @@ class SimulatedTraining(Trajectory):
             if step < self.steps:
                 self.step(now.squares, step)
                 for name in noted:
-                    if (found := update_of(self.weights, name, shapes[name])) is not None:
-                        self.updates[Quantity(UPDATE, name, step + 1)] = found
+                    if (update := update_of(self.weights, name, shapes[name])) is not None:
+                        self.updates[Quantity(UPDATE, name, step + 1)] = update
         self.completed = weights_of_training(self.weights, self.seed)
         return {}
 
     def make_updates(self, module: nn.Module) -> None:
         """Make the sketches of W_t − W₀ from those of U_t and of the weights at the start."""
-        for key, found in self.updates.items():
+        for key, update in self.updates.items():
             start = module.get_parameter(key.name).detach()
-            if isinstance(found, TrainedRows):
-                self.values[key] = sketch(found.now(torch.arange(len(start)), start.clone()) - start)
+            if isinstance(update, TrainedRows):
+                self.values[key] = sketch(update.now(torch.arange(len(start)), start.clone()) - start)
                 continue
-            factor, change = found
+            factor, change = update
             sums = change.sums + (factor - 1.0) * sketch(start).sums if factor != 1.0 else change.sums
             self.values[key] = Sketch(sums, float(sums.norm()), change.entries)
 
@@ -216,7 +216,7 @@ def real_training(module: nn.Module, training: Training, rule: StepRules, optimi
     """Train a module by its own optimiser for the steps; return what is compared."""
     values, loss = Values(), training.loss
     start = {name: each.detach().clone() for name, each in module.named_parameters()}
-    made = optimizer_of(optimizer, module, rule)
+    optimizers = optimizer_of(optimizer, module, rule)
     for step, batch in enumerate(training.batches.of_steps[: steps + 1]):
         arguments = arguments_of(batch, training.seed, training.network.dtype)
         module.zero_grad()
@@ -233,7 +233,7 @@ def real_training(module: nn.Module, training: Training, rule: StepRules, optimi
         if rule.clip is not None:
             nn.utils.clip_grad_norm_(module.parameters(), rule.clip)
         with CastsAsCopies(torch.bfloat16):  # as in Muon's iteration, whose formula is simulated
-            step_at(made, rule.schedule[step])
+            step_at(optimizers, rule.schedule[step])
         for name, each in module.named_parameters():
             values[Quantity(UPDATE, name, step + 1)] = sketch(each.detach() - start[name])
     return values
@@ -241,30 +241,31 @@ def real_training(module: nn.Module, training: Training, rule: StepRules, optimi
 
 def optimizer_of(optimizer: Any, module: nn.Module, rule: StepRules) -> list[torch.optim.Optimizer]:
     """Return the user's optimisers at the base rate of the rules; those of torch, or a formula, for one by name."""
-    made: list[torch.optim.Optimizer]
+    optimizers: list[torch.optim.Optimizer]
     if callable(optimizer):
-        made = made_at(optimizer, module, rule)
-        for group in (each for one in made for each in one.param_groups):  # torch computes in the format of the rate
+        optimizers = made_at(optimizer, module, rule)
+        # torch computes in the format of the rate
+        for group in (each for one in optimizers for each in one.param_groups):
             rate = group["lr"]
             group["lr"] = rate.to(next(module.parameters()).dtype) if isinstance(rate, Tensor) else float(rate)
-        return made
-    made = []
+        return optimizers
+    optimizers = []
     for name, each in module.named_parameters():
         if (one := rule.rules.get(name)) is None:
             continue
         if one.kind == SGD:
             options: dict[str, Any] = {"momentum": one.momentum, "dampening": one.dampening, "nesterov": one.nesterov}
-            made.append(torch.optim.SGD([each], one.lr, weight_decay=one.weight_decay, **options))
+            optimizers.append(torch.optim.SGD([each], one.lr, weight_decay=one.weight_decay, **options))
         elif one.kind == ADAM:
             kind = torch.optim.AdamW if one.decoupled else torch.optim.Adam
-            made.append(kind([each], one.lr, betas=one.betas, eps=one.eps, weight_decay=one.weight_decay))
+            optimizers.append(kind([each], one.lr, betas=one.betas, eps=one.eps, weight_decay=one.weight_decay))
         elif one.kind == MUON and each.dim() == 2:
             options = {"momentum": one.momentum, "nesterov": one.nesterov, "weight_decay": one.weight_decay}
             scale = "original" if one.scale == WIDTH else "match_rms_adamw"
-            made.append(torch.optim.Muon([each], one.lr, adjust_lr_fn=scale, **options))
+            optimizers.append(torch.optim.Muon([each], one.lr, adjust_lr_fn=scale, **options))
         else:
-            made.append(Formula(each, one))
-    return made
+            optimizers.append(Formula(each, one))
+    return optimizers
 
 
 class Formula(torch.optim.Optimizer):

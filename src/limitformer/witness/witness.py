@@ -22,7 +22,7 @@ from limitformer.weightless.implicit import Implicit
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.reachable import State
 from limitformer.weightless.run import AUTO, NEVER, WeightlessRun
-from limitformer.weightless.simulate import settle
+from limitformer.weightless.simulate import accepted_inputs
 from limitformer.weightless.threads import one_thread
 from limitformer.witness.compare import DELTA, DRAWN, NOT_WITNESSED, Witness, compare
 from limitformer.witness.complete import identity_error, weights_of_pass
@@ -80,7 +80,7 @@ def witness_pass(
     def compare_in(of_copy: bool, dtype: torch.dtype) -> Witness:
         if of_copy:
             copy = Weightless(resolve(reduced(config)), dtype, torch.device("cpu"))
-            others = settle(inputs_of(TOKENS, copy.subject), copy, seed, own_loss=False)
+            others = accepted_inputs(inputs_of(TOKENS, copy.subject), copy, seed, own_loss=False)
             return witness_in(copy, others, loss, seed, NEVER)
         same = dtype == network.dtype and network.device.type == "cpu"
         laws = {name: network.laws[name] for name in network.overridden}
@@ -199,8 +199,8 @@ def wrong_law(module: nn.Module, network: Weightless) -> str:
         return ""
     report = check_initialisation(module, network.table, level=LEVEL)
     lawful = [each for each in report.findings if each.p <= LEVEL and network.laws[each.names[0]].random]
-    found = next((each for each in lawful if each.kind != COPIED), None)
-    return "" if found is None else f"{found.pattern} holds {found.entries}, where {found.law} was read"
+    finding = next((each for each in lawful if each.kind != COPIED), None)
+    return "" if finding is None else f"{finding.pattern} holds {finding.entries}, where {finding.law} was read"
 
 
 def fill(module: nn.Module, network: Weightless, weights: Mapping[str, Tensor | dict[int | None, Tensor]]) -> str:

@@ -103,7 +103,7 @@ def compute(config: Config, run: FigureRun) -> xr.Dataset:
     cells = cells_of(config)
     predictions = [foretold(cell, config.sizes, config.samples, run.seed) for cell in track(cells, "checks")]
     held_out, again = halves(config, run.seed)
-    with place_of(config, run) as out:
+    with cell_folder(config, run) as out:
         data = text_data(SOURCE, config.sizes.vocabulary, config.sizes.length, out / "data", config.sizes.documents)
         first, loss = outcomes(config, run.seed, again, data, out)
     names = list(predictions[0])
@@ -119,7 +119,7 @@ def compute(config: Config, run: FigureRun) -> xr.Dataset:
 
 
 @contextmanager
-def place_of(config: Any, run: FigureRun) -> Iterator[Path]:
+def cell_folder(config: Any, run: FigureRun) -> Iterator[Path]:
     """Yield the folder of the networks of this configuration and seed, or a temporary one."""
     if run.stores is None:
         with TemporaryDirectory() as folder:

@@ -22,7 +22,7 @@ the rates with the lowest loss.
 **Halves** are drawn by the seed, balanced over everything that makes a case. One rule is chosen: that with the largest
 ρ (Spearman's, `ranks`) within optimisers in the choosing half, the mean over the two measured rates. For each of these
 there is a hypothesis: in the held-out half ρ within optimisers is above 0, with p < 0.025 over permutations. It is
-within them because optimisers differ by orders of magnitude, which nobody needs a prediction for.
+within them because optimisers differ by orders of magnitude, which needs no prediction.
 
 **Baselines**: one constant rate for each optimiser, and c/width with one such c. They, and the chosen rule, are
 multiplied by the median factor of the choosing half, and compared in the held-out half by |log₂| of predicted over
@@ -52,13 +52,13 @@ from limitformer_papers.beyond.foretells import (
     CHOOSE,
     LEVEL,
     TEST,
+    cell_folder,
     confirmed,
     draw_cases,
     draw_rho,
     figure_legend,
     half,
     name_rows,
-    place_of,
 )
 from limitformer_papers.beyond.ranks import correlations, generator, p_value, parts_of, ranks, spearman, within
 from limitformer_papers.beyond.rate_networks import (
@@ -152,7 +152,7 @@ def compute(config: Config, run: FigureRun) -> xr.Dataset:
     `first` (seed, case) and after it `end` (seed, case, try) at `tried` (case, try). NaN fills up rates.
     """
     cases = cases_of(config)
-    with place_of(config, run) as folder:
+    with cell_folder(config, run) as folder:
         of_case = partial(outcome_of, sizes=config.sizes, samples=config.samples, seed=run.seed, folder=folder)
         outcomes = [of_case(case) for case in track(cases, "networks")]
     law_rates = [law_rates_of(case.optimizer, config.sizes) for case in cases]

@@ -221,13 +221,13 @@ def steps_in_law(case: RateCase, sizes: RateSizes, samples: int, seed: int) -> d
     batches = batches_of_text(sizes, 1000 + seed, sizes.predicted_steps + 2)
     unseen, of_steps = batches[-1], list(batches[:-1])
     every = []
-    for given in (SAME, of_steps):
+    for choice in (SAME, of_steps):
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore", RuntimeWarning)  # of means of numbers that overflowed
             data = simulate_steps(
                 partial(network_of, case, sizes), of_steps[0], optimizer=partial(optimizers_of, case.optimizer, 1.0),
                 rates=law_rates_of(case.optimizer, sizes).tolist(), steps=sizes.predicted_steps, samples=samples,
-                seed=seed, batches=given, unseen=unseen, loss=sequence_losses, progress=False, draw="always",
+                seed=seed, batches=choice, unseen=unseen, loss=sequence_losses, progress=False, draw="always",
             )  # fmt: skip
         every.append(
             {key: data[key].values for key in MEASURED} | {"stream_change": largest(data["stream_change"].values)}
@@ -321,5 +321,5 @@ def outcome_of(case: RateCase, sizes: RateSizes, samples: int, seed: int, folder
         outcome = {"case": asdict(case), **law, "start": [start, again[0]], "end": [end.tolist(), again[1].tolist()]}
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(path, lambda part: part.write_text(json.dumps(outcome), encoding="utf-8"))
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return record

@@ -179,7 +179,7 @@ def thresholds(config: Config) -> list[dict[str, Any]]:
 def paths(config: Config, name: str, seed: int) -> dict[str, Any]:
     """Return positions of all tokens at all times in thousandths, (run, time, token, coordinate) flattened."""
     noise = {"stochastic": ["sigma"], "hybrid": ["epsilon"]}.get(name, [])
-    cells = [whole(tokens) for model in models(config, name) for tokens in trajectories(config, model, seed)]
+    cells = [thousandths(tokens) for model in models(config, name) for tokens in trajectories(config, model, seed)]
     return {"only": {"model": name}, "by": ["beta", *noise, "tokens", "run"], "cells": cells}
 
 
@@ -209,7 +209,7 @@ def trajectories(config: Config, model: SphereModel, seed: int) -> Array:
     return np.asarray(dataset["tokens"].values, np.float64)
 
 
-def whole(tokens: Array) -> list[int]:
+def thousandths(tokens: Array) -> list[int]:
     return [int(each) for each in np.rint(tokens * THOUSANDTHS).ravel()]
 
 

@@ -92,8 +92,8 @@ def claims(data: xr.Dataset) -> list[Claim]:
     ]
     both = shared(data)
     calm = [one for one in both if not bool((data["diverged"].sel(rate=one) == 1).any())]
-    judged = [ratio_claim(data, calm[-1], True)] if calm else []
-    return statements + judged + ([ratio_claim(data, both[-1], False)] if both and both[-1:] != calm[-1:] else [])
+    ratios = [ratio_claim(data, calm[-1], True)] if calm else []
+    return statements + ratios + ([ratio_claim(data, both[-1], False)] if both and both[-1:] != calm[-1:] else [])
 
 
 def shared(data: xr.Dataset) -> list[float]:

@@ -55,7 +55,7 @@ def test_p_value_equals_that_of_all_orders():
 
 
 def test_rho_within_groups_ignores_differences_between_groups():
-    """With groups far apart in both, ρ is nearly 1 over all and near 0 within."""
+    """The groups are far apart in both, so ρ is nearly 1 over all and near 0 within."""
     groups = np.repeat([0, 1, 2], 8)
     x, y = random(7).standard_normal((2, N)) + 100 * groups
     assert ranks.spearman(x, y) > 0.8

@@ -54,8 +54,8 @@ def page(network: CheckedNetwork, against: CheckedNetwork | None, thresholds: Ma
 def heading(network: CheckedNetwork, against: CheckedNetwork | None) -> str:
     """Return what was measured, and the verdicts."""
     about = LAW if not network.exists else EXISTING if network.band is not None else ""
-    said = "".join(map(paragraph, (network.heading, network.proof, about)))
-    top = f"<header><h1>{escape(network.name)}</h1>{said}</header>"
+    paragraphs = "".join(map(paragraph, (network.heading, network.proof, about)))
+    top = f"<header><h1>{escape(network.name)}</h1>{paragraphs}</header>"
     top += section("Verdict", "verdict", verdicts(network))
     if against is None:
         return top
@@ -81,9 +81,9 @@ def curves(network: CheckedNetwork, against: CheckedNetwork | None, thresholds: 
     choices = ""
     if kinds:
         options = "".join(f'<option value="{k}">{escape(kind)}</option>' for k, kind in enumerate(kinds))
-        shown = "".join(f'<div class="choice" data-choice="{k}">{each}</div>' for k, each in enumerate(kinds.values()))
+        views = "".join(f'<div class="choice" data-choice="{k}">{each}</div>' for k, each in enumerate(kinds.values()))
         label = '<label for="kind">Kind of weight</label>'
-        choices = f'<p class="control">{label} <select id="kind">{options}</select></p><div class="plots">{shown}</div>'
+        choices = f'<p class="control">{label} <select id="kind">{options}</select></p><div class="plots">{views}</div>'
     title = f"By layer: {network.stack}" if network.stack else "By layer"
     by_layer = section(title, "curves", legend(network, against) + every)
     for k, stack in enumerate(network.stacks):
@@ -102,11 +102,11 @@ def plots(network: CheckedNetwork, against: CheckedNetwork | None, thresholds: T
             parts = [{"sublayer": k} for k in range(network.curves.sizes["sublayer"])]
         for part in parts if curve.title else []:
             title = f"{curve.title} {part['sublayer'] + 1} of a block" if part else curve.title
-            found = panel(network, against, name, part, title)
+            picture = panel(network, against, name, part, title)
             if (limits := thresholds.get(LIMITS.get(name, ""))) is not None:
                 numbers = [(grade, limits.at(grade)) for grade in (WATCH, BROKEN)]
-                found = replace(found, limits=tuple((grade, each) for grade, each in numbers if each is not None))
-            result.append(found)
+                picture = replace(picture, limits=tuple((grade, each) for grade, each in numbers if each is not None))
+            result.append(picture)
     return [plot(each) for each in result if each.lines]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from limitformer.checking.curves import place_of
+from limitformer.checking.curves import kind_and_block
 from limitformer.checking.page.page import evenly, threshold_table
 from limitformer.checking.step_verdicts import compared_loss, middle, quantile, stated_rate
 from limitformer.checking.thresholds import STEP_THRESHOLDS
@@ -108,8 +108,8 @@ def losses(report: TrainedNetworks) -> str:
                  Line("other", "loss of an unseen batch", steps, middle(other, 0)))  # fmt: skip
         shaded = own if kind == "loss" else other
         band = steps, quantile(shaded, LOW, 0), quantile(shaded, HIGH, 0)
-        gone = int((~np.isfinite(own[:, -1])).sum())
-        note = f"{gone} of {len(own)} networks diverged" if gone else ""
+        diverged = int((~np.isfinite(own[:, -1])).sum())
+        note = f"{diverged} of {len(own)} networks diverged" if diverged else ""
         panels.append(Panel(f"Loss at rate {number(float(rate))}", note, "steps done", lines, band))
     several = "the batch" if kind == "loss" else "the unseen batch"
     legend = keys([("band", f"5 to 95 % of networks, {several}"), ("law", "loss of the batch, median"),
@@ -238,7 +238,7 @@ def maps(data: xr.Dataset) -> str:
 
 def by_kind(names: Sequence[str], values: Any) -> tuple[list[str], Any]:
     """Return the kinds of weight, and their numbers (kind, block); those outside blocks stand in the first column."""
-    where = [place_of(name) for name in names]
+    where = [kind_and_block(name) for name in names]
     kinds = list(dict.fromkeys(kind for kind, _ in where))
     blocks = max(max((block for _, block in where), default=0), 0) + 1
     cells = np.full((len(kinds), blocks), np.nan)

@@ -106,7 +106,6 @@ def place(block, out, offset):
 
 @kernel
 def draw_normals_into(stream, out, first, last):
-    """`random.draw_normals` into out[:, first:last]."""
     for i in range(out.shape[0]):
         for j in range(first, last):
             store(out, i, j, next_normal(stream))
@@ -134,7 +133,6 @@ def clear(a):
 
 @kernel
 def add_to(step, out):
-    """out += step."""
     for i in range(out.shape[0]):
         for k in range(out.shape[1]):
             store(out, i, k, load(out, i, k) + load(step, i, k))
@@ -142,7 +140,6 @@ def add_to(step, out):
 
 @kernel
 def add_to_entry(out, k, value):
-    """out[k, 0] += value."""
     store(out, k, 0, load(out, k, 0) + value)
 
 
@@ -156,7 +153,6 @@ def rescale(a, scale):
 
 @kernel
 def transpose(a, out):
-    """out = aᵀ."""
     for i in range(a.shape[0]):
         for j in range(a.shape[1]):
             store(out, j, i, load(a, i, j))

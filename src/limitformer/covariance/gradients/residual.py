@@ -38,7 +38,7 @@ class StreamGradient(NamedTuple):
 
 
 class BranchGradient(NamedTuple):
-    """The gradient that a branch returns, in its input, and of its weights."""
+    """The gradients of a branch, by its input and by its weights."""
 
     inside: Buffer  # its coordinates in Q
     spread: Buffer  # C: its rows outside Q are Gaussian of covariance C Cᵀ

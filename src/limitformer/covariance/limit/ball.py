@@ -17,9 +17,9 @@ step).
 and for a path whose |V| is below r exp(−s √LEAST_CHANCE) at both ends the probability is below the least uniform
 number. Since |V| ≤ tr V, nothing but tr V is computed for steps so far inside.
 
-**Value.** V is continuous, so |V| = r at the exit: V at the end of the step is scaled to that. What V moves between
-the exit and the end has mean O(h), so the stopped V is right to first order. The time of the exit is that of the step's
-end.
+**Value.** V is continuous, so |V| = r at the exit: V at the end of the step is scaled to that. The change of
+V between the exit and the end of the step has mean O(h), so the stopped V is right to first order. The time of the exit
+is that of the step's end.
 """
 
 from typing import NamedTuple

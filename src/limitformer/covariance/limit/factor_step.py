@@ -99,7 +99,6 @@ def tokens_of(factor, mask, out):
 
 @kernel
 def covariance_of(factor, mask, scratch, out):
-    """out = V."""
     if mask.full:
         to_tokens(factor, scratch)
         gram(scratch, out)

@@ -1,7 +1,7 @@
 r"""The ODE of λ = 1, γ = 1/√d: every layer adds 1/d of a deterministic amount, t = layer/d runs from 0 to 1.
 
 This is a derivation, not a theorem: the law of large numbers that it uses is not shown to hold uniformly in the layers.
-In law, one sublayer is V′ = V + M/√d + Φ/d. Here M = X fᵀ + f Xᵀ over n has mean 0 given X and the size n^{-1/2}, and
+In law, one sublayer is V′ = V + M/√d + Φ/d. Here M = X fᵀ + f Xᵀ over n has mean 0 given X and the size n^{-1/2};
 Φ = f fᵀ/n is its mean F(V) up to n^{-1/2} and, of a random attention, up to noise of mean 0. Fresh weights make both
 noises independent from layer to layer, so d layers add M/√d up to n^{-1/2} and Φ/d up to (n d)^{-1/2}: as n → ∞ and
 d → ∞, in any order and at any ratio [Hayou and Yang, 2023],

@@ -24,7 +24,7 @@ B = 𝒞(Y), where 𝒞 centres row α over the m_α tokens that α sees and div
 
   𝒦(Y, J) = J B − B J + Y 𝒞(Jᵀ)ᵀ + Yᵀ 𝒞(Jᵀ),   Q = 𝒞(C Y ∘ C Mᵀ),   D = 𝒞(γMᵀ − λξᵀ),
 
-with ξ = L G Tᵀ, Y′ = L G Lᵀ and k = T g fresh and V = L Lᵀ, Ψ = T Tᵀ. Derived, not proven, in
+with ξ = L G Tᵀ, Y′ = L G Lᵀ and k = T g fresh; V = L Lᵀ and Ψ = T Tᵀ. Derived, not proven, in
 docs/gradient-limit.md. `step_back` is one step.
 
 **Short steps** (`limit.short_steps`) are drawn again in the backward pass, where they are needed. A path that would

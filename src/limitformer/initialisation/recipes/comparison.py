@@ -178,7 +178,7 @@ def compare_with_recipe(model: Any, recipe: Recipe | Callable[..., ComparedLaw |
             weight and returns its law, or None where it says nothing.
 
     Raises:
-        InputError: the model cannot be built, or there is no such recipe.
+        InputError: the model cannot be built, or the recipe is unknown.
 
     >>> from limitformer.initialisation.recipes import compare_with_recipe
     >>> print(compare_with_recipe("gpt2", "gpt2").summary)
@@ -266,7 +266,6 @@ def codes_of(module: nn.Module, table: LawTable, names: list[str]) -> dict[str, 
 
 
 def compare_sizes(name: str, kind: str, size: ComparedLaw, law: ComparedLaw) -> ComparedWeight:
-    """Compare two laws."""
     ratio, why = ratio_of(size, law)
     form = form_of(size, law)
     mark = DIFFERS if why else FORM if form else SAME

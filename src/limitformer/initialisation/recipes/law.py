@@ -34,7 +34,7 @@ class ComparedLaw:
 
     @property
     def random(self) -> bool:
-        """Whether entries are random."""
+        """Whether entries are random, not constant or given."""
         return self.kind not in (laws.CONSTANT, laws.GIVEN)
 
     @property
@@ -64,7 +64,7 @@ def compared_law(law: Law) -> ComparedLaw:
 
 
 def normal(std: float, mean: float = 0.0) -> ComparedLaw:
-    """Return N(mean, std²)."""
+    """Return the law N(mean, std²)."""
     require(not std < 0, f"a standard deviation must not be negative; got {std:g}.")
     return compared_law(laws.normal(float(std), float(mean)))
 

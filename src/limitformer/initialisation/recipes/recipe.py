@@ -127,7 +127,7 @@ def recipe_of(recipe: "Recipe | Callable[..., ComparedLaw | None] | str", settin
     """Return a recipe from itself, its function, its name, or its name and settings, such as `megatron,std=0.006`.
 
     Raises:
-        InputError: there is no such recipe or setting.
+        InputError: the recipe or a setting is unknown.
     """
     if isinstance(recipe, str):
         name, _, settings = recipe.partition(",")

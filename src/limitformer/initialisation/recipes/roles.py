@@ -337,7 +337,7 @@ def has_nested_blocks(stack: str, places: Mapping[str, Weight]) -> bool:
 
 
 def add_sizes(places: Mapping[str, Weight], module: nn.Module, owners: Mapping[str, nn.Module], config: Any) -> None:
-    """Add fans and heads."""
+    """Add fans, numbers of heads and their dimensions to `places`."""
     for name, place in places.items():
         into, out = fans(place, owners[name])
         rows, columns = (1, 1, *place.shape)[-2:]

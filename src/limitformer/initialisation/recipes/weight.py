@@ -1,4 +1,4 @@
-"""What a recipe is written with: the weight that it takes, and `known_as`, which names it."""
+"""The weight that a recipe takes, and `known_as`, which names a recipe."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -58,7 +58,7 @@ class Weight:
         return np.arange(self.columns)
 
     def __getattr__(self, name: str) -> Any:
-        """Return a size."""
+        """Return one of `SIZES`."""
         if name not in SIZES:
             raise AttributeError(f"a weight has no {name!r}.{nearest(name, SIZES)}")
         if self.sizes.get(name) is None:

@@ -98,7 +98,7 @@ class Attention(nn.Module):
         return x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
 
 
-class Mixing(Attention):
+class MixingAttention(Attention):
     """Attention with A by a user-defined rule."""
 
     def __init__(self, part: models.Mixing, width: int, networks: tuple[int, ...] = ()) -> None:
@@ -112,7 +112,7 @@ class Mixing(Attention):
 KINDS: Mapping[type, Callable[[Any, int, tuple[int, ...]], Attention]] = {
     models.ShapedAttention: Attention,
     models.SoftmaxAttention: Attention,
-    models.Mixing: Mixing,
+    models.Mixing: MixingAttention,
 }
 
 
@@ -214,7 +214,6 @@ class Layer(nn.Module):
         )
 
     def forward(self, x: Tokens) -> Tokens:
-        """Compute the layer's output."""
         if self.attention is not None:
             attention, visible = self.attention, self.visible(x)
             x = self.add(x, lambda tokens: attention(tokens, visible), *self.strengths[0])

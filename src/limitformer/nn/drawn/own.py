@@ -142,7 +142,7 @@ def tensor_function(part: Any) -> Function | None:
 
 
 def difference(call: Callable[[], Any], wanted: NDArray[Any]) -> str | None:
-    """Return in what the value of `call` differs from `wanted`; None if it does not."""
+    """Describe how the value of `call` differs from `wanted`; None if it is equal."""
     try:
         with torch.enable_grad(), torch.device("cpu"):
             output = call()

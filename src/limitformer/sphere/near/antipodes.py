@@ -88,7 +88,7 @@ def turn_token(x, p, lane, constants, bilinear, work):
 
 @strict_kernel
 def add_even_part(x, i, lane, constants, work, out):
-    """Add A(xᵖ) + A(−xᵖ) to row i, given `turned` for p; strict, so sums keep the order written here."""
+    """Add A(xᵖ) + A(−xᵖ) to row i, given `turned` for p; strict, so sums keep their order."""
     of = work.numbers
     top = sum_trees(x, lane, work)
     if constants.isotropic:

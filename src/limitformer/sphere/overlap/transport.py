@@ -152,10 +152,10 @@ def extent(motion: Motion, starts: tuple[float, float], horizon: float) -> tuple
     """Return (low, high); paths from between the two `starts` leave it by `horizon` with probability about e^{−30}."""
     speed, noise = fastest(motion)
     farthest = speed * horizon + 8 * noise * sqrt(horizon) + 1
-    high = min(max(starts) + farthest, settled(motion.plus, motion, max(starts)))
+    high = min(max(starts) + farthest, settling_point(motion.plus, motion, max(starts)))
     if motion.minus.growth < 0:
         return deepest(motion), high
-    return max(min(starts) - farthest, -settled(motion.minus, motion, -min(starts))), high
+    return max(min(starts) - farthest, -settling_point(motion.minus, motion, -min(starts))), high
 
 
 def fastest(motion: Motion) -> tuple[float, float]:
@@ -164,7 +164,7 @@ def fastest(motion: Motion) -> tuple[float, float]:
     return float(np.abs(motion.drift(at)).max()), float(np.sqrt(motion.variance(at).max()))
 
 
-def settled(end: End, motion: Motion, start: float) -> float:
+def settling_point(end: End, motion: Motion, start: float) -> float:
     """Return the |u| beyond which, toward `end`, a mass of e^{−30} returns or stays."""
     decay = FORGET / abs(end.slope) if end.slope != 0 else np.inf
     return max(start, BEFORE_END + np.log1p(motion.beta) / 2) + decay

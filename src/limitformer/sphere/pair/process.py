@@ -55,7 +55,7 @@ class AveragedPairPaths(PairPaths):
 
     @cached_property
     def drawn(self) -> DrawnAttention:
-        """The averages of attention."""
+        """The averages over drawn queries and keys."""
         assert isinstance(self.model, StochasticTransformer)
         return DrawnAttention(self.model.logit_scale, head_dim=self.model.head_dim)
 

@@ -47,10 +47,10 @@ def packed(documents: Sequence[str], tokenizer: PreTrainedTokenizerFast, length:
     """
     length = require_count("length", length, least=2)
     tokens = np.concatenate(list(encoded(documents, tokenizer)))
-    return Sequences(tokens[: whole(len(tokens), len(documents), length)], length)
+    return Sequences(tokens[: filled_length(len(tokens), len(documents), length)], length)
 
 
-def whole(tokens: int, documents: int, length: int) -> int:
+def filled_length(tokens: int, documents: int, length: int) -> int:
     """Return the number of tokens that fill sequences, or raise `InputError` if they fill none."""
     message = f"length must be at most {tokens}, the tokens of these {documents} documents; got {length}."
     require(tokens >= length, message)
@@ -73,7 +73,7 @@ def write_packed(path: Path, documents: Sequence[str], tokenizer: PreTrainedToke
             for row in encoded(documents, tokenizer):
                 file.write(row.tobytes())
                 tokens += len(row)
-            filled = whole(tokens, len(documents), length)
+            filled = filled_length(tokens, len(documents), length)
             file.truncate(first + filled * dtype.itemsize)
             file.seek(0)
             begin(file, dtype, filled)
