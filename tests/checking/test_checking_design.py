@@ -378,6 +378,13 @@ def test_design_of_a_function_is_that_of_its_configuration():
     exec(by_function.python(), {})
     other = lf.design(lambda initializer_range=0.3: build(initializer_range), ids, **options)
     assert other.present.setting == {"initializer_range": 0.3}
+    preset = lf.design(build, ids, settings={"initializer_range": 0.05}, **options)
+    assert preset.present.setting == {"initializer_range": 0.05}
+    assert preset.region["distance"].equals(by_field.region["distance"])
+    assert preset.name == "build with initializer_range=0.05"
+    assert "initializer_range" in preset.patch()["settings"]
+    with pytest.raises(lf.InputError, match="the code of build may change between two calls"):
+        lf.design(build, ids, store="cells", **options)
 
 
 def test_design_refuses_bands_that_were_not_measured():

@@ -10,6 +10,7 @@ from transformers import dynamic_module_utils
 import limitformer as lf
 from limitformer.base.errors import InputError
 from limitformer.cli.user_code import user_inputs, user_object
+from limitformer.subjects.user_code import names_code
 
 MODEL = """
 import torch
@@ -105,6 +106,25 @@ def test_wrong_name_in_a_file_is_one_line_with_the_nearest(run, model):
     model.write_text("1/0", encoding="utf-8")
     with pytest.raises(InputError, match="cannot be imported: ZeroDivisionError"):
         user_object(f"{model}:Words", "WHAT")
+
+
+def test_files_import_their_own_neighbours(tmp_path):
+    """Another folder may have a file of the same name, and a file may be edited."""
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "neighbour.py").write_text(f"NAME = {name!r}")
+        (tmp_path / name / "model.py").write_text("from neighbour import NAME\ndef build(): return NAME\n")
+    objects = [user_object(f"{tmp_path / name / 'model.py'}:build") for name in ("first", "second", "first")]
+    assert [each() for each in objects] == ["first", "second", "first"]
+    (tmp_path / "first" / "neighbour.py").write_text("NAME = 'edited since'")
+    assert user_object(f"{tmp_path / 'first' / 'model.py'}:build")() == "edited since"
+
+
+def test_paths_that_exist_are_not_code(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert names_code("run:best")
+    (tmp_path / "run:best").mkdir()
+    assert not names_code("run:best")
 
 
 def test_inputs_are_a_number_a_file_or_a_function(model, tmp_path):

@@ -135,6 +135,25 @@ COMMANDS = {  # the command, and words of its error by kind of model
 }
 
 
+def test_changed_module_has_no_law(kinds):
+    """A network without some of its layers, or of a class with more arguments, is not what its configuration says."""
+    config = kinds["configuration"]
+    shorter, scaled = transformers.GPT2LMHeadModel(config), Scaled(config, 5.0)
+    shorter.transformer.h = shorter.transformer.h[:1]
+    for module in (shorter, scaled):
+        with pytest.raises(lf.InputError, match="is not what its class builds from its configuration"):
+            lf.weightless.law(module)
+        assert lf.check(module, IDS, gradients=False, progress=False).band is None
+    assert lf.weightless.law(transformers.GPT2LMHeadModel(config)).count
+
+
+class Scaled(transformers.GPT2LMHeadModel):
+    def __init__(self, config, factor=1.0):
+        super().__init__(config)
+        with torch.no_grad():
+            self.transformer.wte.weight.mul_(factor)
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_command_takes_every_kind_of_model(command, kinds):
     call, refused = COMMANDS[command]

@@ -27,7 +27,7 @@ from limitformer.initialisation.recipes.law import ComparedLaw
 from limitformer.initialisation.report import InitialisationReport
 from limitformer.initialisation.weight_by_weight import check_initialisation
 from limitformer.nn.drawn.simulate import resolve_device
-from limitformer.reports.verdict import FINE, GRADES, TRAINED, Verdict
+from limitformer.reports.verdict import FINE, GRADES, TRAINED, Verdict, titled
 from limitformer.subjects.folder import listed
 from limitformer.subjects.inputs import Inputs
 from limitformer.subjects.losses import TASKS, ChosenLoss, Loss, chosen_loss, readout
@@ -174,8 +174,7 @@ def check(
         witness=witness,
     )
     report = with_verdicts(summarise(subject, measure(subject, options)), limits, subject.shaped)
-    if settings:
-        report = replace(report, name=f"{report.name} with {', '.join(f'{k}={v}' for k, v in settings.items())}")
+    report = replace(report, name=titled(report.name, settings))
     if other is None:
         return report
     options = replace(options, overrides=None)

@@ -14,13 +14,13 @@ from limitformer.checking.step_verdicts import GIVEN, step_verdicts
 from limitformer.checking.thresholds import valid_rate
 from limitformer.checking.trained_networks import COLUMNS, SHOWN, TrainedNetworks
 from limitformer.reports.report import AnyReport
-from limitformer.reports.verdict import number_text, wrapped
+from limitformer.reports.verdict import number_text, titled, wrapped
 from limitformer.simulation.simulate import Interrupted
 from limitformer.stepping.optimizers import NotUnderstoodError
 from limitformer.stepping.simulate import SAME, simulate_steps, training_of
 from limitformer.subjects.inputs import Inputs, inputs_of
 from limitformer.subjects.losses import Loss
-from limitformer.subjects.subject import Subject, resolve
+from limitformer.subjects.subject import resolve
 from limitformer.weightless.layout import Chosen
 from limitformer.weightless.run import AUTO
 from limitformer.weightless.simulate import token_count
@@ -180,7 +180,7 @@ def steps(
     def report(data: xr.Dataset) -> StepsReport:
         data = data.assign_attrs(unseen="drawn" if unseen is None else GIVEN)
         about = {**data.attrs, "batch": size, "asked": samples}
-        return StepsReport(title_of(subject, settings), data, step_verdicts(data), about, proof)
+        return StepsReport(titled(subject.name, settings), data, step_verdicts(data), about, proof)
 
     def simulate() -> xr.Dataset:
         drawn = proof.reason if proof is not None and proof.status == DRAWN else ""
@@ -198,11 +198,6 @@ def steps(
     except Interrupted as interrupt:
         raise StepsInterrupted(report(interrupt.partial)) from interrupt
     return report(data)
-
-
-def title_of(subject: Subject, settings: Mapping[str, Any] | None) -> str:
-    changes = ", ".join(f"{key}={value}" for key, value in (settings or {}).items())
-    return f"{subject.name} with {changes}" if changes else subject.name
 
 
 def batch_size(inputs: Inputs) -> str:

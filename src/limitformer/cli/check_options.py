@@ -46,8 +46,9 @@ Settings = Annotated[
 
 
 def assignments(pairs: list[str] | None, option: str) -> dict[str, Any]:
-    """Read KEY=VALUE by key; values are JSON or text."""
-    result = {}
+    """Read KEY=VALUE by key; values are JSON, Python's True, False and None, or text."""
+    result: dict[str, Any] = {}
+    words = {"True": True, "False": False, "None": None}
     for one in pairs or []:
         key, equals, value = one.partition("=")
         require(bool(equals and key), f"{option} takes KEY=VALUE; got {one!r}.")
@@ -55,7 +56,7 @@ def assignments(pairs: list[str] | None, option: str) -> dict[str, Any]:
         try:
             result[key] = json.loads(value)
         except ValueError:
-            result[key] = value
+            result[key] = words.get(value, value)
     return result
 
 

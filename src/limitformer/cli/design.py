@@ -18,6 +18,7 @@ from limitformer.cli.check_options import (
 )
 from limitformer.cli.endings import begin_work
 from limitformer.cli.report import errors_in_one_line, print_plain
+from limitformer.subjects.user_code import names_code
 
 USUAL = ("initializer_range", "output", "gamma", "tau0")  # without --knobs
 
@@ -93,7 +94,8 @@ def design(
         if out is not None:
             check_writable(out)
         begin_work()
-        options |= {"knobs": names, "objective": objective, "risk": risk, "grid": values, "seed": seed, "store": out}
+        options |= {"knobs": names, "objective": objective, "risk": risk, "grid": values, "seed": seed}
+        options["store"] = None if names_code(what) else out  # the code of a function may change between two runs
         with suggest_quicker("a --grid of fewer values, or fewer --tokens, is quicker."):
             result = run_design(what, text, **options)
         written = [] if out is None else result.save(out)

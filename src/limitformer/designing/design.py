@@ -16,6 +16,7 @@ from limitformer.designing.grid import choose, distances_on, region_of
 from limitformer.designing.knobs import SHAPED, NoKnobError, axes_of
 from limitformer.designing.objective import Objective, Values
 from limitformer.designing.trials import Setting, ShapedTrials, StockTrials, Trials
+from limitformer.reports.verdict import titled
 from limitformer.results.datasets import stamp
 from limitformer.subjects.checkpoints import holds_weights
 from limitformer.subjects.subject import resolve
@@ -67,7 +68,7 @@ def design(
         settings: fields of the configuration to change first, such as its depth: {"n_layer": 48}.
         seed: the same seed gives the same design.
         store: a folder that keeps each finished cell, so that an interrupted design resumes, with the same bits; cells
-            serve any objective and risk. None keeps nothing.
+            serve any objective and risk. None keeps nothing; a function has no store, as its code may change.
 
     Raises:
         InputError: an argument cannot be used, the family lacks a knob, a network cannot run, or another process uses
@@ -86,7 +87,11 @@ def design(
     scan = SCANNED[type(trials)] if scan is None else require_count("scan", scan)
     if isinstance(trials, StockTrials):
         trials.require_room(max(count, scan))
-    question = [trials.question(), [asdict(knob) for knob in trials.knobs], scan, seed, package_version()]
+    is_function = isinstance(trials, StockTrials) and trials.kind == "function"
+    keeps = f"store keeps cells of configurations; the code of {trials.name} may change between two calls."
+    require(store is None or not is_function, f"{keeps} Nearest: no store.")
+    asked_of = None if is_function else trials.question()
+    question = [asked_of, [asdict(knob) for knob in trials.knobs], scan, seed, package_version()]
     record = {"over": axes, "design": json.loads(json.dumps(question, default=str))}
     place = None if store is None else Store(store_path(store), record)
     about = {
@@ -112,7 +117,7 @@ def design(
         done = place.status() == DONE
         raise SweepInterrupted(place.path, int(done.sum()), done.size) from interrupt
     return Design(
-        name=trials.name,
+        name=titled(trials.name, settings),
         objective=asked,
         allowed=risk,
         knobs=trials.knobs,
@@ -120,6 +125,7 @@ def design(
         chosen=after,
         region=region,
         changes=trials.patch(after.setting),
+        settings=dict(settings or {}),
         kind=trials.kind,
     )
 

@@ -1,7 +1,7 @@
 """The result of a design: what to set, how certain that is, and the region; as text, Python, a picture and data."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import xarray as xr
@@ -33,6 +33,7 @@ class Design(AnyReport):
             the cell is not distinguishable from the best one; and the exact probability of an explosion, if known.
         changes: `settings`, and factor, std before and after by pattern of weights' names.
         kind: "configuration", "function" or "Transformer".
+        settings: the fields or arguments that were set beforehand.
     """
 
     FILES = "design"
@@ -46,6 +47,7 @@ class Design(AnyReport):
     region: xr.Dataset
     changes: dict[str, Any]
     kind: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def found(self) -> bool:
@@ -75,12 +77,12 @@ class Design(AnyReport):
     def patch(self) -> dict[str, Any]:
         """Return the changes as `check` and `weightless.simulate` take them.
 
-        `settings`: fields of the configuration. `overrides`: {pattern of weights' names: std}. Laws that are not
-        normal keep their kind in `python`, but become normal by these overrides.
+        `settings`: fields or arguments, also those that were set beforehand. `overrides`: {pattern of weights' names:
+        std}. Laws that are not normal keep their kind in `python`, but become normal by these overrides.
         """
         weights: Mapping[str, tuple[float, float, float]] = self.changes["weights"]
         return {
-            "settings": dict(self.changes["settings"]),
+            "settings": {**self.settings, **self.changes["settings"]},
             "overrides": {pattern: after for pattern, (_, _, after) in weights.items()},
         }
 
@@ -88,7 +90,7 @@ class Design(AnyReport):
         """Return lines to paste: they change fields or arguments, then the model that is made with them."""
         if self.kind == "Transformer":
             return transformer_lines(self.changes["settings"])
-        fields = [f'    "{name}": {value!r},' for name, value in self.changes["settings"].items()]
+        fields = [f'    "{name}": {value!r},' for name, value in self.patch()["settings"].items()]
         rows = self.changes["weights"].items()
         weights = [f'    "{name}": {factor!r},  # std {a:.4g} to {b:.4g}' for name, (factor, a, b) in rows]
         return PYTHON.format(

@@ -62,7 +62,8 @@ class StockTrials:
         self.built: dict[float | None, Weightless] = {}
         first = weightless_of(subject)
         self.inputs = accepted_inputs(self.inputs, first, 0, own_loss=False)
-        self.first_pass = first_pass(first, self.inputs)
+        scale_laws(first, {})  # raises an error for laws that are not understood
+        first_pass(first, self.inputs)  # shows the width of the stream
         self.knobs = knobs_of(knobs, first)
         self.field = next((knob for knob in self.knobs if knob.field), None)
         self.built[self.field.present if self.field else None] = first
@@ -133,12 +134,10 @@ class StockTrials:
         return {}
 
     def question(self) -> list[Any]:
-        """Return the configuration, or for a function what its first network does; its arguments; and gradients."""
+        """Return the configuration, the arguments of the network, and whether there are gradients."""
         called = self.inputs.of(0, range(1), torch.float32)
         arguments = {name: one.tolist() if isinstance(one, torch.Tensor) else repr(one) for name, one in called.items()}
-        config = self.what.config
-        what = {name: each.tolist() for name, each in self.first_pass.items()} if config is None else config.to_dict()
-        return [what, arguments, self.gradients, torch.__version__]
+        return [self.what.config.to_dict(), arguments, self.gradients, torch.__version__]
 
 
 class ShapedTrials:

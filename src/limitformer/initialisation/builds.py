@@ -198,8 +198,8 @@ def build_of(what: Any, side: str) -> Build:
     Raises:
         InputError: it is none of these, or it cannot be built.
     """
-    if isinstance(what, str) and names_code(what):
-        what = user_object(what)
+    if isinstance(what, str | Path) and names_code(what):
+        what = user_object(str(what))
     if isinstance(what, str | Path) and (Path(what).suffix == ".safetensors" or holds_weights(what)):
         with one_line(f"{what} cannot be read"):
             tensors = weights_in(Path(what)) if Path(what).is_dir() else checkpoints.tensors_in(Path(what))

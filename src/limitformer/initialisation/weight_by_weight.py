@@ -36,7 +36,7 @@ from limitformer.initialisation.report import (
 from limitformer.initialisation.summary import TensorSummary, summarise
 from limitformer.initialisation.two_builds import LEAST, dead_lines, p_of_law, same_values
 from limitformer.initialisation.weight_tests import SMALLEST, distance, holm
-from limitformer.subjects.subject import Subject, resolve
+from limitformer.subjects.subject import Subject, resolve, unwrapped
 from limitformer.weightless import laws
 from limitformer.weightless.building import drawn_module
 from limitformer.weightless.law import LawTable, build_without_weights, table_of
@@ -245,6 +245,7 @@ def initialisation(
     Raises:
         InputError: the module holds no numbers, or the factory makes something else.
     """
+    module = unwrapped(module)
     if factory is None and not hasattr(getattr(module, "config", None), "to_dict"):
         return check_initialisation(module, None, level=level)
     subject = resolve(module if factory is None else factory)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import xarray as xr
 
+from limitformer.base.errors import require
 from limitformer.base.files import local_path, write_texts, write_whole
 from limitformer.plot import style
 from limitformer.results.storage import save
@@ -59,6 +60,7 @@ class AnyReport:
         Raises:
             InputError: the folder cannot be written.
         """
+        require(str(folder) != "", "the folder must have a name; got an empty one. Nearest: '.' for this one.")
         place, texts = local_path(folder), {".html": self.page(), ".csv": self.csv(), ".json": self.record()}
         written = write_texts(place, {f"{self.FILES}{ending}": each for ending, each in texts.items() if each})
         with style():

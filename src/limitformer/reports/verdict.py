@@ -2,7 +2,9 @@
 
 import math
 import textwrap
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 FINE, NOTE, WATCH, BROKEN = "fine", "note", "watch", "broken"
 GRADES = (FINE, NOTE, WATCH, BROKEN)  # a note describes, and neither praises nor warns
@@ -70,3 +72,9 @@ def number_text(value: float) -> str:
 
 def wrapped(line: str, indent: str) -> list[str]:
     return textwrap.wrap(line, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def titled(name: str, settings: Mapping[str, Any] | None) -> str:
+    """Return the name of a network with the settings that were changed."""
+    changes = ", ".join(f"{key}={value}" for key, value in (settings or {}).items())
+    return f"{name} with {changes}" if changes else name

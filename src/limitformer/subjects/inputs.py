@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from limitformer.base.errors import InputError, first_line, require
-from limitformer.models import as_start
+from limitformer.models import as_start, equicorrelated
 from limitformer.models.text import words_of
 from limitformer.nn.drawn.simulate import TokenLaw, torch_seed
 from limitformer.subjects.choices import Choice, choices_of, first_accepted, parameters_of
@@ -131,7 +131,8 @@ def inputs_of(inputs: Any, subject: Subject) -> Inputs:
     if isinstance(inputs, Inputs):
         return inputs
     if subject.transformer is not None:
-        start = as_start(inputs)
+        count = isinstance(inputs, int) and not isinstance(inputs, bool)
+        start = equicorrelated(min(inputs, subject.transformer.width), 0.0) if count else as_start(inputs)
         return Inputs({}, {}, 1, start.labels or (), TokenLaw(start, subject.transformer))
     arguments = inputs if isinstance(inputs, tuple) else ()  # one of numbers or texts is one argument
     if isinstance(inputs, Mapping) or any(each is None or isinstance(each, Tensor | Mapping) for each in arguments):

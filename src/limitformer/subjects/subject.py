@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
-from functools import partial, update_wrapper
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -95,17 +95,18 @@ def resolve(
     """
     if isinstance(what, Subject) and not settings:
         return what
-    named = isinstance(what, str | Path) and not str(what).lstrip().startswith("{") and not names_code(str(what))
+    named = isinstance(what, str | Path) and not str(what).lstrip().startswith("{") and not names_code(what)
     name = readable_name(Path(what)) if named else None
     if trust_remote_code and named and has_code(Path(what)):
         what, settings = code_of_folder(Path(what), settings or {}, loads), None
-    if loads and named and not isinstance(what, Subject | nn.Module):
+    if named and isinstance(what, str | Path) and Path(what).is_dir():
         from limitformer.subjects.checkpoints import holds_weights
 
-        if holds_weights(what):
+        if holds_weights(what) and loads:
             option = "settings" if settings else "shaping" if shaping else None
             require(option is None, f"{option} are for configurations; this network has its weights already.")
             return loaded(Path(what))
+        name = f"{name}, its configuration without its weights" if holds_weights(what) else name
     result = subject_of(model_of(what, settings))
     if name is not None and result.module is None:
         result = replace(result, name=name)
@@ -118,8 +119,8 @@ def model_of(what: Any, settings: Mapping[str, Any] | None = None) -> Any:
     Raises:
         InputError: the model or one of the settings is unknown.
     """
-    if isinstance(what, str) and names_code(what):
-        what = user_object(what)
+    if isinstance(what, str | Path) and names_code(what):
+        what = user_object(str(what))
     if isinstance(what, str | Path | dict):
         what = config_of(what)
     what = unwrapped(what)
@@ -165,12 +166,13 @@ def config_with(config: Any, settings: Mapping[str, Any]) -> Any:
 def called_with(function: Callable[..., Any], settings: Mapping[str, Any]) -> Callable[..., Any]:
     """Return the function with these arguments, under its own name."""
     result = partial(function, **settings)
-    update_wrapper(result, function, assigned=("__name__", "__qualname__", "__doc__"), updated=())
+    vars(result)["__name__"] = name_of(function)
     return result
 
 
 def name_of(function: Any) -> str:
-    return str(getattr(function, "__name__", "module"))
+    inner = function.func if isinstance(function, partial) and not hasattr(function, "__name__") else function
+    return str(getattr(inner, "__name__", "module"))
 
 
 def arguments_of(function: Any) -> dict[str, Any]:
@@ -254,7 +256,23 @@ def subject_of_module(module: nn.Module) -> Subject:
         return Subject(refuse, kind.__name__, task, config, kind, module=module, has_law=False, shaped=shaped)
     check_sizes(config.to_dict(), config.model_type)
     config = as_plain_formulas(deepcopy(config))
+    if not is_built_from(module, config):
+        refuse = partial(refuse_existing, kind.__name__, ", and is not what its class builds from its configuration")
+        return Subject(refuse, kind.__name__, task, config, kind, module=module, has_law=False)
     return Subject(partial(kind, config), kind.__name__, task, config, kind, module=module)
+
+
+def is_built_from(module: nn.Module, config: Any) -> bool:
+    """Return whether a module's class builds its parameters, by names and shapes, from the configuration alone.
+
+    A user's class may take more arguments, which the module does not keep.
+    """
+    kind: Any = type(module)
+    own = not kind.__module__.startswith("transformers.")
+    if own and len(inspect.signature(kind).parameters.keys() - {"args", "kwargs"}) > 1:
+        return False
+    shapes = {name: tuple(each.shape) for name, each in module.named_parameters(remove_duplicate=False)}
+    return shapes == size_of(partial(kind, config), kind.__name__).names
 
 
 def refuse_scripted(module: nn.Module) -> None:
@@ -264,9 +282,10 @@ def refuse_scripted(module: nn.Module) -> None:
     require(not parts, f"{place} is scripted by torch.jit. Nearest: the module without torch.jit.")
 
 
-def refuse_existing(name: str) -> NoReturn:
+def refuse_existing(name: str, why: str = "") -> NoReturn:
     raise InputError(
-        f"a module has its weights already; got {name}. Nearest: a function that builds it, such as lambda: {name}(…)."
+        f"a module has its weights already{why}; got {name}. Nearest: a function that builds it, such as lambda: "
+        f"{name}(…)."
     )
 
 

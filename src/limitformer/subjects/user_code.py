@@ -14,13 +14,16 @@ from limitformer.base.errors import InputError, nearest, require
 from limitformer.base.foreign import one_line
 
 NAMED = re.compile(r"(?P<place>.+):(?P<name>[A-Za-z_]\w*)")
+NEIGHBOURS = set[str]()  # modules next to the files that ran
 DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
-def names_code(text: str) -> bool:
-    """Whether a text names a function in a Python file or an importable module."""
-    match = NAMED.fullmatch(text)
-    return match is not None and (match["place"].endswith(".py") or DOTTED.fullmatch(match["place"]) is not None)
+def names_code(text: str | Path) -> bool:
+    """Whether a text names a function in a Python file or an importable module, and not a file or folder."""
+    match = NAMED.fullmatch(str(text))
+    if match is None or not (match["place"].endswith(".py") or DOTTED.fullmatch(match["place"])):
+        return False
+    return not Path(text).exists()
 
 
 def user_object(text: str, option: str = "") -> Any:
@@ -48,28 +51,39 @@ def user_object(text: str, option: str = "") -> Any:
 @contextmanager
 def restored_surroundings() -> Iterator[None]:
     """Undo a change of the working folder, where files are written, and of torch's default device."""
+    before: Any = sys.modules.get("torch")
+    device = "cpu" if before is None else before.get_default_device()
     with chdir("."):
         try:
             yield
         finally:
             torch: Any = sys.modules.get("torch")
-            if torch is not None and torch.get_default_device().type != "cpu":
-                torch.set_default_device(None)
+            if torch is not None and str(torch.get_default_device()) != str(device):
+                torch.set_default_device(None if str(device) == "cpu" else device)
 
 
 def imported_file(path: Path) -> ModuleType:
-    """Run a file as a module; it may import the files next to it."""
+    """Run a file as a module; it may import the files next to it, which run again for each file."""
     require(path.is_file(), f"there is no file {path}")
     folder = str(path.parent.resolve())
+    for each in NEIGHBOURS:  # another folder may have a file of this name, or the file may be edited
+        sys.modules.pop(each, None)
     name = path.stem if path.stem not in sys.modules else f"{path.stem} of the user"
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    if folder in sys.path:
+        sys.path.remove(folder)
+    sys.path.insert(0, folder)
+    importlib.invalidate_caches()
+    known = set(sys.modules)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None  # of a file whose name ends in .py
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # so that its classes find their module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        new = {key: str(getattr(sys.modules[key], "__file__", None)) for key in sys.modules.keys() - known - {name}}
+        NEIGHBOURS.update(key for key, place in new.items() if place.startswith(f"{folder}/"))
     return module
 
 
