@@ -1,6 +1,7 @@
 """`limitformer check` of the user's own Python files, and of folders with code of their own."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -118,6 +119,21 @@ def test_files_import_their_own_neighbours(tmp_path):
     assert [each() for each in objects] == ["first", "second", "first"]
     (tmp_path / "first" / "neighbour.py").write_text("NAME = 'edited since'")
     assert user_object(f"{tmp_path / 'first' / 'model.py'}:build")() == "edited since"
+
+
+def test_packages_installed_below_the_folder_keep_their_state(tmp_path, monkeypatch):
+    """A virtual environment may stand beside the file: its packages keep their state, those of the user run again."""
+    (tmp_path / "installed").mkdir()
+    for place in (tmp_path / "installed" / "installed_below.py", tmp_path / "user_beside.py"):
+        place.write_text("", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path / "installed"))
+    (tmp_path / "model.py").write_text("import installed_below, user_beside\ndef build(): pass\n", encoding="utf-8")
+    found = []
+    for _ in range(2):
+        user_object(f"{tmp_path / 'model.py'}:build")
+        found.append((sys.modules["installed_below"], sys.modules["user_beside"]))
+    assert found[0][0] is found[1][0]
+    assert found[0][1] is not found[1][1]
 
 
 def test_paths_that_exist_are_not_code(tmp_path, monkeypatch):

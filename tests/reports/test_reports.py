@@ -9,8 +9,6 @@ import xarray as xr
 
 import limitformer as lf
 
-pytest.importorskip("transformers")
-
 SMALL = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 60, "initializer_range": 0.2}
 STEPS = {"optimizer": "sgd", "steps": 1, "seed": 0, "progress": False}
 

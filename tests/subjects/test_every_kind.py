@@ -3,16 +3,14 @@
 import json
 
 import pytest
+import torch
+import transformers
 import xarray as xr
 
 import limitformer as lf
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from limitformer.initialisation import compare as compare_builds  # noqa: E402
-from limitformer.initialisation.recipes import compare_with_recipe  # noqa: E402
-from limitformer.subjects.shapes import SHAPES  # noqa: E402
+from limitformer.initialisation import compare as compare_builds
+from limitformer.initialisation.recipes import compare_with_recipe
+from limitformer.subjects.shapes import SHAPES
 
 SMALL = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 200, "initializer_range": 0.2}
 TRANSFORMER = lf.Transformer(width=16, depth=2, gamma=0.5, attention=lf.ShapedAttention(tau0=1.0))

@@ -41,15 +41,7 @@ SHOWN = ("falls", "explodes", "loss_first", "loss_last", "unseen_first", "unseen
 
 @dataclass(frozen=True)
 class TrainedNetworks:
-    """The first training steps of networks, and the verdicts on them.
-
-    Attributes:
-        name: the network's name.
-        data: what was measured, by rate, sample and step: the dataset of `limitformer.stepping.simulate_steps`.
-        verdicts: statements about the rates and the first steps, in a fixed order.
-        about: provenance; `batch` is the size of the first batch, `asked` the number of networks asked for.
-        witness: two steps, compared with the user's own module and optimiser in plain PyTorch; None if none were.
-    """
+    """The first training steps of networks, and the verdicts on them; `StepsReport` lists the attributes."""
 
     name: str
     data: xr.Dataset

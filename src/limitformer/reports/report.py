@@ -2,6 +2,7 @@
 
 import csv
 import io
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -12,14 +13,13 @@ import xarray as xr
 
 from limitformer.base.errors import require
 from limitformer.base.files import local_path, write_texts, write_whole
-from limitformer.plot import style
 from limitformer.results.storage import save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class AnyReport:
+class AnyReport(ABC):
     """The result of a command. A subclass has `record` and `dataset`, and of `page`, `csv` and `draw` those it needs.
 
     Attributes:
@@ -28,13 +28,13 @@ class AnyReport:
 
     FILES: ClassVar[str]
 
+    @abstractmethod
     def record(self) -> dict[str, Any]:
         """Return the report as JSON holds it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def dataset(self) -> xr.Dataset:
         """Return what was measured, as NetCDF holds it."""
-        raise NotImplementedError
 
     def page(self) -> str:
         """Return the report as one HTML page that needs no other file; empty: it has none."""
@@ -60,6 +60,8 @@ class AnyReport:
         Raises:
             InputError: the folder cannot be written.
         """
+        from limitformer.plot import style  # with Matplotlib, which printing a report does not need
+
         require(str(folder) != "", "the folder must have a name; got an empty one. Nearest: '.' for this one.")
         place, texts = local_path(folder), {".html": self.page(), ".csv": self.csv(), ".json": self.record()}
         written = write_texts(place, {f"{self.FILES}{ending}": each for ending, each in texts.items() if each})

@@ -31,20 +31,7 @@ ABOUT = (
 
 @dataclass(frozen=True)
 class MeasuredSizes:
-    """The first training steps at several sizes: measures, and their exponents over the size.
-
-    Attributes:
-        over: what was varied, such as "width".
-        sizes: its values, ascending.
-        rule: the rule of parametrisation.
-        optimizer: the optimiser in words, with the groups that ran; where they differ, at the first and last size.
-        data: the dataset of `limitformer.stepping.simulate_steps` at each size.
-        measures: values (samples, sizes) by the name of the measure.
-        exponents: the power of the size of each measure that is positive, with its interval.
-        notes: what the rule assumes, what it changed, and what this model does not allow.
-        witness: two steps at the smallest size, compared with the user's own module and optimiser in plain PyTorch;
-            None if none were.
-    """
+    """Measures of the first training steps by size, and their exponents; `Transfer` lists the attributes."""
 
     over: str
     sizes: tuple[int, ...]

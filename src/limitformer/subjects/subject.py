@@ -7,6 +7,7 @@ of transformers is built on the meta device first, so that a network that is too
 
 import inspect
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 KEPT_VECTORS = 6  # copies of every vector in a design: networks for the values of a field, and one that runs
 ANY = "**"  # stands for arguments of any name
+EXISTS = "settings and shaping are for networks that are not made yet; this network has its weights already."
 
 
 @dataclass(frozen=True)
@@ -95,22 +97,29 @@ def resolve(
     """
     if isinstance(what, Subject) and not settings:
         return what
-    named = isinstance(what, str | Path) and not str(what).lstrip().startswith("{") and not names_code(what)
-    name = readable_name(Path(what)) if named else None
-    if trust_remote_code and named and has_code(Path(what)):
-        what, settings = code_of_folder(Path(what), settings or {}, loads), None
-    if named and isinstance(what, str | Path) and Path(what).is_dir():
-        from limitformer.subjects.checkpoints import holds_weights
-
-        if holds_weights(what) and loads:
-            option = "settings" if settings else "shaping" if shaping else None
-            require(option is None, f"{option} are for configurations; this network has its weights already.")
-            return loaded(Path(what))
-        name = f"{name}, its configuration without its weights" if holds_weights(what) else name
-    result = subject_of(model_of(what, settings))
+    text = isinstance(what, str | Path) and not str(what).lstrip().startswith("{") and not names_code(what)
+    path = Path(what) if text else None  # or the name of a public shape
+    name = None if path is None else readable_name(path)
+    if path is not None and trust_remote_code and has_code(path):
+        result = subject_of(code_of_folder(path, settings or {}, loads))
+    elif path is not None and has_weights(path) and loads:
+        require(not settings and shaping is None, EXISTS)
+        return loaded(path)
+    else:
+        result = subject_of(model_of(what, settings))
+        if path is not None and has_weights(path):
+            name = f"{name}, its configuration without its weights"
     if name is not None and result.module is None:
         result = replace(result, name=name)
     return result if shaping is None else shape(result, shaping)
+
+
+def has_weights(path: Path) -> bool:
+    if not os.path.isdir(path):
+        return False
+    from limitformer.subjects.checkpoints import holds_weights  # with safetensors, which other models do not need
+
+    return holds_weights(path)
 
 
 def model_of(what: Any, settings: Mapping[str, Any] | None = None) -> Any:
@@ -135,8 +144,7 @@ def with_settings(model: Any, settings: Mapping[str, Any]) -> Any:
         return transformer_with(model, settings)
     if is_config(model):
         return config_with(model, settings)
-    has_weights = isinstance(model, nn.Module)
-    require(not has_weights, "settings are for configurations and functions; this network has its weights already.")
+    require(not isinstance(model, nn.Module), EXISTS)
     require(callable(model), f"settings are for configurations and functions; got {type(model).__name__}.")
     known = arguments_of(model)
     for name in settings:
@@ -312,7 +320,7 @@ def shape(subject: Subject, shaping: "Shaping") -> Subject:
     from limitformer.hf.settings import require_shaping
 
     require_shaping(shaping)
-    require(subject.module is None, "shaping are for configurations; this network has its weights already.")
+    require(subject.module is None, EXISTS)
     require(subject.config is not None, f"shaping is for configurations of transformers; got {subject.name}.")
     factory: Any = subject.factory  # of a model of transformers
     return replace(
@@ -322,7 +330,7 @@ def shape(subject: Subject, shaping: "Shaping") -> Subject:
 
 def has_code(path: Path) -> bool:
     """Whether a folder, or its config.json, names code of its own."""
-    file = path / "config.json" if path.is_dir() else path
+    file = path / "config.json" if os.path.isdir(path) else path
     try:
         return isinstance(json.loads(file.read_text(encoding="utf-8")).get("auto_map"), dict)
     except (OSError, ValueError, AttributeError):
@@ -337,7 +345,6 @@ def code_of_folder(path: Path, settings: Mapping[str, Any], loads: bool) -> Subj
     """
     import transformers
 
-    from limitformer.subjects.checkpoints import holds_weights
     from limitformer.subjects.classes import AUTO_CLASSES, task_of
 
     folder = path if path.is_dir() else path.parent
@@ -351,8 +358,8 @@ def code_of_folder(path: Path, settings: Mapping[str, Any], loads: bool) -> Subj
         if auto is None:
             raise InputError(f"auto_map of {name} must name a class for a task, such as 'AutoModelForCausalLM'.")
         maker: Any = getattr(transformers, auto)
-        if loads and holds_weights(path):
-            require(not settings, "settings are for configurations; this network has its weights already.")
+        if loads and has_weights(path):
+            require(not settings, EXISTS)
             module, report = maker.from_pretrained(folder, config=config, output_loading_info=True, **options)
             missing = sorted(report["missing_keys"])
             require(not missing, f"{name} lacks the weight {''.join(missing[:1])}.")

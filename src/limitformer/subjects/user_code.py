@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from limitformer.base.errors import InputError, nearest, require
 from limitformer.base.foreign import one_line
 
 NAMED = re.compile(r"(?P<place>.+):(?P<name>[A-Za-z_]\w*)")
-NEIGHBOURS = set[str]()  # modules next to the files that ran
+NEIGHBOURS = set[str]()  # modules and packages next to the files that ran
 DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
@@ -23,7 +24,7 @@ def names_code(text: str | Path) -> bool:
     match = NAMED.fullmatch(str(text))
     if match is None or not (match["place"].endswith(".py") or DOTTED.fullmatch(match["place"])):
         return False
-    return not Path(text).exists()
+    return not os.path.exists(text)
 
 
 def user_object(text: str, option: str = "") -> Any:
@@ -82,9 +83,16 @@ def imported_file(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     finally:
-        new = {key: str(getattr(sys.modules[key], "__file__", None)) for key in sys.modules.keys() - known - {name}}
-        NEIGHBOURS.update(key for key, place in new.items() if place.startswith(f"{folder}/"))
+        new = sys.modules.keys() - known - {name}
+        beside = {key for key in new if "." not in key and stands_in(folder, sys.modules[key])}
+        NEIGHBOURS.update(key for key in new if key.partition(".")[0] in beside)
     return module
+
+
+def stands_in(folder: str, module: ModuleType) -> bool:
+    """Return whether a file, or a package's folder, stands in this folder; what is installed below it does not."""
+    file = Path(getattr(module, "__file__", None) or "/")
+    return str((file.parent.parent if file.name == "__init__.py" else file.parent).resolve()) == folder
 
 
 def imported_module(name: str) -> ModuleType:
