@@ -122,7 +122,7 @@ def test_files_import_their_own_neighbours(tmp_path):
 
 
 def test_packages_installed_below_the_folder_keep_their_state(tmp_path, monkeypatch):
-    """A virtual environment may stand beside the file: its packages keep their state, those of the user run again."""
+    """A virtual environment may be in the folder: its packages keep their state, and the user's files run again."""
     (tmp_path / "installed").mkdir()
     for place in (tmp_path / "installed" / "installed_below.py", tmp_path / "user_beside.py"):
         place.write_text("", encoding="utf-8")
