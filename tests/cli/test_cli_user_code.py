@@ -121,8 +121,19 @@ def test_files_import_their_own_neighbours(tmp_path):
     assert user_object(f"{tmp_path / 'first' / 'model.py'}:build")() == "edited since"
 
 
+def test_objects_of_one_file_share_their_classes(tmp_path):
+    """`--optimizer model.py:make` may ask whether a part of `model.py:build` is of a class."""
+    (tmp_path / "parts.py").write_text("class Part: pass\n", encoding="utf-8")
+    code = "from parts import Part\nclass Own: pass\ndef build(): return Part(), Own()\n"
+    (tmp_path / "model.py").write_text(f"{code}def asks(a, b): return isinstance(a, Part), isinstance(b, Own)\n")
+    (tmp_path / "asking.py").write_text("from model import asks\n", encoding="utf-8")
+    made = user_object(f"{tmp_path / 'model.py'}:build")()
+    assert user_object(f"{tmp_path / 'model.py'}:asks")(*made) == (True, True)
+    assert user_object(f"{tmp_path / 'asking.py'}:asks")(*made) == (True, True)
+
+
 def test_packages_installed_below_the_folder_keep_their_state(tmp_path, monkeypatch):
-    """A virtual environment may be in the folder: its packages keep their state, and the user's files run again."""
+    """A virtual environment may be in the folder: its packages stay, also where an edited file runs again."""
     (tmp_path / "installed").mkdir()
     for place in (tmp_path / "installed" / "installed_below.py", tmp_path / "user_beside.py"):
         place.write_text("", encoding="utf-8")
@@ -132,6 +143,7 @@ def test_packages_installed_below_the_folder_keep_their_state(tmp_path, monkeypa
     for _ in range(2):
         user_object(f"{tmp_path / 'model.py'}:build")
         found.append((sys.modules["installed_below"], sys.modules["user_beside"]))
+        (tmp_path / "user_beside.py").write_text("edited = True", encoding="utf-8")
     assert found[0][0] is found[1][0]
     assert found[0][1] is not found[1][1]
 

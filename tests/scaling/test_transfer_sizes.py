@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 import limitformer as lf
@@ -158,6 +159,12 @@ def test_factory_without_the_argument_names_its_own():
         at_size(network, "widths", 8)
     with pytest.raises(InputError, match="<lambda> has no argument 'width'; it has no arguments"):
         at_size(lambda: network(8), "width", 8)
+
+
+def test_module_whose_layers_share_parameters_grows_in_depth():
+    config = transformers.AlbertConfig(hidden_size=32, num_attention_heads=2, intermediate_size=32, embedding_size=16)
+    deeper = at_size(transformers.AlbertForMaskedLM(config), "depth", 24)
+    assert deeper.model.config.num_hidden_layers == 24
 
 
 def test_network_of_several_stages_is_refused_by_name():

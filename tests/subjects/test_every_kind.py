@@ -142,7 +142,15 @@ def test_changed_module_has_no_law(kinds):
         with pytest.raises(lf.InputError, match="is not what its class builds from its configuration"):
             lf.weightless.law(module)
         assert lf.check(module, IDS, gradients=False, progress=False).band is None
-    assert lf.weightless.law(transformers.GPT2LMHeadModel(config)).count
+    for kind in (transformers.GPT2LMHeadModel, Passes):
+        assert lf.weightless.law(kind(config)).count
+
+
+class Passes(transformers.GPT2LMHeadModel):
+    """A class with the signature of transformers, which has no further argument."""
+
+    def __init__(self, config, *inputs, **options):
+        super().__init__(config)
 
 
 class Scaled(transformers.GPT2LMHeadModel):

@@ -129,7 +129,7 @@ def check(
         gradients: whether a loss is differentiated.
         against: another subject of the same kinds, shown next to it.
         overrides: laws that replace the model's own: {pattern of weights' names: standard deviation or `Law`}.
-        settings: fields of the configuration to change: {"initializer_range": 0.01}.
+        settings: fields of the configuration, or arguments of the function, to change: {"initializer_range": 0.01}.
         shaping: the argument of `limitformer.hf.shape_model`; None: not shaped.
         thresholds: changes to `limitformer.checking.THRESHOLDS`: a number, or (watch, broken).
         loss: "next-token", "mse" (with `targets` or `labels` in the inputs), or a function of output and inputs that

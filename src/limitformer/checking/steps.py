@@ -52,14 +52,15 @@ class StepsReport(TrainedNetworks, AnyReport):
             lines += wrapped(f"  {one.sign} {one.grade}: {one.said}", "    ")
             lines += wrapped(f"    why: {one.why}", "      ") if one.why else []
             lines += wrapped(f"    fix: {one.mends}", "      ") if one.mends else []
-        columns = [name for name in SHOWN if name in self.table()]
+        table = self.rows()
+        columns = [name for name in SHOWN if name in table[0]]
         head = f"{'rate':>8}" + "".join(f"{COLUMNS[name][0]:>9}" for name in columns)
         # Each is over its columns: explosions on both batches, losses before and after.
         above = f"{'batch/unseen':>26}{'loss of the batch':>18}{'of an unseen one':>18}"
         rows = [
             f"{number_text(row['rate']):>8}"
             + "".join(f"{cell(row[name])}{unseen(row) if name == 'explodes' else ''}".rjust(9) for name in columns)
-            for row in self.rows()
+            for row in table
         ]
         return "\n".join([*lines, "", above, head, *(row.rstrip() for row in rows), "", *wrapped(self.caveat, "")])
 

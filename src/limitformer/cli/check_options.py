@@ -41,7 +41,10 @@ WitnessOption = Annotated[
     ),
 ]
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a field of the configuration first.")
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a field of the configuration, or an argument of the function, first."
+    ),
 ]
 
 

@@ -31,8 +31,9 @@ def design(
         typer.Argument(
             metavar="WHAT",
             autocompletion=complete_shape,
-            help="A public shape ('limitformer check list' shows them), a configuration's JSON or folder, or the "
-            "JSON of a Transformer ('limitformer simulate MODEL.toml --show-model' prints it).",
+            help="A public shape ('limitformer check list' shows them), a configuration's JSON or folder, a function "
+            "that builds a module, path/to/model.py:NAME, or the JSON of a Transformer ('limitformer simulate "
+            "MODEL.toml --show-model' prints it).",
         ),
     ],
     text: Text = None,

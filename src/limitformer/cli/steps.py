@@ -1,6 +1,7 @@
 """`limitformer steps`: the first training steps in law, and which learning rates a network takes."""
 
 import math
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -129,6 +130,7 @@ def steps(
         from limitformer.base.progress import suggest_quicker
         from limitformer.checking import StepsInterrupted
         from limitformer.checking import steps as run_steps
+        from limitformer.reports.verdict import titled
         from limitformer.subjects.subject import resolve
         from limitformer.subjects.texts import inputs_for
 
@@ -141,6 +143,7 @@ def steps(
         data = text if inputs is None else user_inputs(inputs)
         changes = options.pop("settings")
         subject = resolve(what, changes, trust_remote_code=options.pop("trust_remote_code"))
+        subject = replace(subject, name=titled(subject.name, changes))
         batch = inputs_for(subject, None if isinstance(data, int) else data, data if isinstance(data, int) else tokens)
         name_and_rates = f"{samples} networks at {len(every)} rates" if every else f"{samples} networks"
         quicker = f"{name_and_rates}; --samples {samples // 2} takes about half." if samples > 1 else name_and_rates

@@ -110,6 +110,7 @@ def transfer(
             check_writable(place)
         import_module("transformers")  # before the work begins
         from limitformer.base.progress import suggest_quicker
+        from limitformer.models.text import words_of
         from limitformer.scaling.transfer import TransferInterrupted
         from limitformer.scaling.transfer import transfer as run_transfer
         from limitformer.subjects.subject import model_of
@@ -121,10 +122,11 @@ def transfer(
         began = time.monotonic()
         networks = f"{samples} network{'s' * (samples > 1)} at each of {len(next(iter(sizes.values())))} sizes"
         half = f"; --samples {samples // 2} takes about half." if samples > 1 else ""
+        first = " ".join(words_of(text, tokens)) if text else tokens
         try:
             with suggest_quicker(networks + half):
                 result = run_transfer(
-                    model, sizes, text or tokens, optimizer=method, rate=rate, rule=rule, base=base, steps=steps,
+                    model, sizes, first, optimizer=method, rate=rate, rule=rule, base=base, steps=steps,
                     samples=samples, seed=seed, clip=clip, loss=function, witness=proof,
                 )  # fmt: skip
         except TransferInterrupted as interrupt:

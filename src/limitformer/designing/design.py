@@ -65,7 +65,7 @@ def design(
         samples: networks that evaluate a setting; None: 64, for a `Transformer` 1,000.
         scan: networks in each cell of the grid; None: 16, for a `Transformer` 200.
         grid: values of a knob; without them its present value times 1/16, 1/4, 1, 4, 16.
-        settings: fields of the configuration to change first, such as its depth: {"n_layer": 48}.
+        settings: fields of the configuration, or arguments of the function, to change first: {"n_layer": 48}.
         seed: the same seed gives the same design.
         store: a folder that keeps each finished cell, so that an interrupted design resumes, with the same bits; cells
             serve any objective and risk. None keeps nothing; a function has no store, as its code may change.

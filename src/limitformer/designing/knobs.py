@@ -53,7 +53,7 @@ class Knob:
     Attributes:
         name: the user's name for it.
         present: its present value.
-        field: the field of the configuration or the Transformer; None for a factor on standard deviations.
+        field: of the configuration or Transformer, or the function's argument; None: a factor on standard deviations.
         weights: names of the weights that it multiplies.
         power: the power of the factor in their standard deviation.
         most: its largest value; families refuse an initializer_range above 1.
@@ -68,7 +68,7 @@ class Knob:
 
 
 def knobs_of(names: Iterable[str], network: Weightless) -> list[Knob]:
-    """Return the knobs of a network made from a configuration.
+    """Return the knobs of a network that a configuration or a function makes.
 
     Raises:
         InputError: its family does not have a knob of that name, or two knobs set the same weight.

@@ -60,17 +60,17 @@ class AnyReport(ABC):
         Raises:
             InputError: the folder cannot be written.
         """
-        from limitformer.plot import style  # with Matplotlib, which printing a report does not need
-
         require(str(folder) != "", "the folder must have a name; got an empty one. Nearest: '.' for this one.")
         place, texts = local_path(folder), {".html": self.page(), ".csv": self.csv(), ".json": self.record()}
         written = write_texts(place, {f"{self.FILES}{ending}": each for ending, each in texts.items() if each})
-        with style():
-            figure = self.draw()
-            if figure is not None:
-                picture = place / f"{self.FILES}.png"
-                write_whole(picture, lambda path: figure.savefig(path))
-                written.append(picture)
+        if type(self).draw is not AnyReport.draw:
+            from limitformer.plot import style  # with Matplotlib, which other reports do not need
+
+            with style():
+                figure = self.draw()
+                if figure is not None:
+                    write_whole(place / f"{self.FILES}.png", figure.savefig)
+                    written.append(place / f"{self.FILES}.png")
         return [*written, *(save(data, place / f"{name}.nc") for name, data in self.datasets().items())]
 
     def _repr_html_(self) -> str | None:

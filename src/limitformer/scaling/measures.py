@@ -125,13 +125,11 @@ class MeasuredSizes:
         if others:
             several = f"{len(others)} other measures" if len(others) > 1 else "one other measure"
             more = f", and {several} of the verdict depend{'s' * (len(others) == 1)} on the {self.over}"
-        hint = ""
-        if each.value < 0:
-            hint = ""
-        elif self.rule == "standard" and self.over == WIDTH:
-            hint = " muP divides the head's output and the rates of hidden matrices by the width (rule mup)."
-        elif self.rule == "standard" and self.over == DEPTH:
-            hint = " CompleteP divides the branches by the depth (rule completep)."
+        hints = {
+            WIDTH: " muP divides the head's output and the rates of hidden matrices by the width (rule mup).",
+            DEPTH: " CompleteP divides the branches by the depth (rule completep).",
+        }
+        hint = hints.get(self.over, "") if each.value > 0 and self.rule == STANDARD else ""
         return f"{sentence}{more}. The learning rate does not transfer.{hint}"
 
     @property

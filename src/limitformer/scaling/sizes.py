@@ -21,6 +21,7 @@ from torch import nn
 from limitformer.base.errors import InputError, nearest, printable, require, require_count
 from limitformer.base.foreign import one_line
 from limitformer.models import Transformer
+from limitformer.scaling.exponents import LEAST_SIZES
 from limitformer.subjects.configurations import check_sizes, is_config
 from limitformer.subjects.size import size_of
 from limitformer.subjects.subject import (
@@ -35,7 +36,6 @@ from limitformer.subjects.subject import (
 )
 
 WIDTH, DEPTH = "width", "depth"
-LEAST_SIZES = 2
 SIZES = {  # the fields of a size itself, the usual ones first
     WIDTH: ("hidden_size", "n_embd", "d_model", "dim", "n_embed", "embed_dim", "width", "emb_dim", "embedding_size"),
     DEPTH: (
@@ -370,7 +370,7 @@ def check_growth(before: Subject, after: Subject, over: str, size: int, changes:
     own = f"Nearest: a function of the {over} that returns the configuration."
     assert present is not None
     if over == DEPTH:
-        grows = len(new) != len(old) or size == present or name in SHARES_LAYERS
+        grows = len(new) != len(old) or size == present or before.config.model_type in SHARES_LAYERS
         require(grows, f"{name} has the same layers at depth {size}. {own}")
         return ()
     ratio = Fraction(size, present)

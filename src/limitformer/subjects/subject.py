@@ -95,19 +95,19 @@ def resolve(
     Raises:
         InputError: `what` is not a model, has no such setting, or cannot be built or loaded.
     """
-    if isinstance(what, Subject) and not settings:
+    if isinstance(what, Subject) and not settings and shaping is None:
         return what
     text = isinstance(what, str | Path) and not str(what).lstrip().startswith("{") and not names_code(what)
     path = Path(what) if text else None  # or the name of a public shape
-    name = None if path is None else readable_name(path)
+    name = None if path is None else readable_name(path.absolute())
     if path is not None and trust_remote_code and has_code(path):
         result = subject_of(code_of_folder(path, settings or {}, loads))
-    elif path is not None and has_weights(path) and loads:
+    elif path is not None and loads and has_weights(path):
         require(not settings and shaping is None, EXISTS)
         return loaded(path)
     else:
         result = subject_of(model_of(what, settings))
-        if path is not None and has_weights(path):
+        if path is not None and not loads and has_weights(path):
             name = f"{name}, its configuration without its weights"
     if name is not None and result.module is None:
         result = replace(result, name=name)
@@ -139,7 +139,8 @@ def model_of(what: Any, settings: Mapping[str, Any] | None = None) -> Any:
 def with_settings(model: Any, settings: Mapping[str, Any]) -> Any:
     """Return a model with other fields of its configuration, or a function with other arguments."""
     if isinstance(model, Subject):
-        model = model.transformer or model.config or model.module or model.factory
+        require(model.module is None, EXISTS)
+        model = model.transformer or model.config or model.factory
     if isinstance(model, Transformer):
         return transformer_with(model, settings)
     if is_config(model):
@@ -277,7 +278,7 @@ def is_built_from(module: nn.Module, config: Any) -> bool:
     """
     kind: Any = type(module)
     own = not kind.__module__.startswith("transformers.")
-    if own and len(inspect.signature(kind).parameters.keys() - {"args", "kwargs"}) > 1:
+    if own and len(arguments_of(kind).keys() - {ANY}) > 1:
         return False
     shapes = {name: tuple(each.shape) for name, each in module.named_parameters(remove_duplicate=False)}
     return shapes == size_of(partial(kind, config), kind.__name__).names

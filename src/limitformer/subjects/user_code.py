@@ -9,14 +9,24 @@ from collections.abc import Iterator
 from contextlib import chdir, contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from limitformer.base.errors import InputError, nearest, require
 from limitformer.base.foreign import one_line
 
 NAMED = re.compile(r"(?P<place>.+):(?P<name>[A-Za-z_]\w*)")
-NEIGHBOURS = set[str]()  # modules and packages next to the files that ran
 DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+class UserFile(NamedTuple):
+    """A file that ran, the folder of the file that was named, and its time and size."""
+
+    file: Path
+    folder: str
+    stamp: tuple[int, int] | None
+
+
+FILES: dict[str, UserFile] = {}  # the user's files that ran, by the names of their modules
 
 
 def names_code(text: str | Path) -> bool:
@@ -64,11 +74,21 @@ def restored_surroundings() -> Iterator[None]:
 
 
 def imported_file(path: Path) -> ModuleType:
-    """Run a file as a module; it may import the files next to it, which run again for each file."""
+    """Run a file as a module; it may import the files next to it.
+
+    Files that ran are not run again, so that their classes stay the same, until one of them is edited or a file of
+    another folder runs, which may have neighbours of the same names.
+    """
     require(path.is_file(), f"there is no file {path}")
-    folder = str(path.parent.resolve())
-    for each in NEIGHBOURS:  # another folder may have a file of this name, or the file may be edited
-        sys.modules.pop(each, None)
+    path = path.resolve()
+    folder = str(path.parent)
+    if any(each.folder != folder or each.stamp != stamp_of(each.file) for each in FILES.values()):
+        for each in FILES:
+            sys.modules.pop(each, None)
+        FILES.clear()
+    known_as = next((key for key, each in FILES.items() if each.file == path), None)
+    if known_as is not None:
+        return sys.modules[known_as]
     name = path.stem if path.stem not in sys.modules else f"{path.stem} of the user"
     if folder in sys.path:
         sys.path.remove(folder)
@@ -82,11 +102,25 @@ def imported_file(path: Path) -> ModuleType:
     sys.modules[name] = module  # so that its classes find their module
     try:
         spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     finally:
-        new = sys.modules.keys() - known - {name}
+        new = sys.modules.keys() - known
         beside = {key for key in new if "." not in key and stands_in(folder, sys.modules[key])}
-        NEIGHBOURS.update(key for key in new if key.partition(".")[0] in beside)
+        for key in new:
+            file = getattr(sys.modules[key], "__file__", None)
+            if file and key.partition(".")[0] in beside:
+                FILES[key] = UserFile(Path(file), folder, stamp_of(Path(file)))
     return module
+
+
+def stamp_of(file: Path) -> tuple[int, int] | None:
+    """Return the time and the size of a file; None if it is gone."""
+    try:
+        return file.stat().st_mtime_ns, file.stat().st_size
+    except OSError:
+        return None
 
 
 def stands_in(folder: str, module: ModuleType) -> bool:
