@@ -1,0 +1,1 @@
+"""The pilot of `rate`: networks' best learning rates, beside what their first steps say."""
