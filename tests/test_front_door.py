@@ -25,6 +25,7 @@ EXTRAS = {
     "check",
     "compare",
     "design",
+    "rate",
     "recipes",
     "shapes",
     "steps",

@@ -1,1 +1,1 @@
-"""The pilot of `rate`: networks' best learning rates, beside what their first steps say."""
+"""The pilot of `rate`: the best learning rates of small networks, and what their first steps say."""

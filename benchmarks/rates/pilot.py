@@ -1,8 +1,11 @@
-"""Train thirty small networks at ten learning rates each: python -m benchmarks.rates.pilot pilot.jsonl.
+"""Thirty small networks: their best learning rates, and what their first three steps say in law.
 
-A language model of bytes of Python's standard library, 150 steps without warm-up, gradients clipped to norm 1. Every
-line of the file is one run; a run that is in the file is not repeated. `build` and `optimizer` are what `limitformer`
-reads for the same networks.
+python -m benchmarks.rates.pilot train trained.jsonl: ten rates each, 150 steps without warm-up, gradients clipped to
+norm 1. A language model of bytes of Python's standard library. Every line of the file is one run; a run that is in the
+file is not repeated.
+
+python -m benchmarks.rates.pilot first first.jsonl: the losses of the first three steps by `limitformer`, for four
+networks drawn from the law of each architecture, at rising rates, on a batch as trained and on one of 64 tokens.
 """
 
 import json
@@ -10,19 +13,34 @@ import math
 import sys
 import sysconfig
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from limitformer.stepping.simulate import training_of
+
 STEPS, SEQUENCES, TOKENS = 150, 16, 64
 TAIL = 20  # steps whose mean is the final loss of training
 FILES = 150  # of the standard library
 HELD_OUT = 0.1  # of the bytes
 RATES = {"adamw": [1e-4 * 2**k for k in range(10)], "muon": [4e-4 * 2**k for k in range(10)]}
+SIZES = {"as trained": (SEQUENCES, TOKENS), "small": (2, 32)}
+FIRST_RATES = [4e-4 * 1.6**k for k in range(24)]  # to 20
+NETWORKS = 4
+CRITERIA = {  # whether a network bears a rate, by the losses of the batch and of an unseen one (steps + 1)
+    "falls": lambda loss, unseen: loss[-1] < loss[0],
+    "falls at once": lambda loss, unseen: loss[1] < loss[0],
+    "never above its start": lambda loss, unseen: bool((loss <= loss[0]).all()),
+    "falls at every step": lambda loss, unseen: bool((np.diff(loss) < 0).all()),
+    "unseen rises by less than .5": lambda loss, unseen: unseen[-1] < unseen[0] + 0.5,
+    "unseen falls": lambda loss, unseen: unseen[-1] < unseen[0],
+}
 MUON_OVER_ADAMW = 5.0  # rate of hidden matrices over that of all other weights, where Muon updates the former
 
 
@@ -125,15 +143,18 @@ class Network(nn.Module):
         return self.head(self.norm(x))
 
 
+def adamw(parameters: list[nn.Parameter], rate: float) -> torch.optim.AdamW:
+    return torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.95), weight_decay=0.1)
+
+
 def optimizers(module: Network, kind: str, rate: float) -> list[torch.optim.Optimizer]:
     """Return AdamW, or Muon for matrices of the blocks and AdamW for the rest at a fixed part of its rate."""
-    adamw = {"betas": (0.9, 0.95), "weight_decay": 0.1}
     if kind == "adamw":
-        return [torch.optim.AdamW(module.parameters(), lr=rate, **adamw)]
+        return [adamw(list(module.parameters()), rate)]
     hidden = [each for each in module.blocks.parameters() if each.dim() == 2]
     inside = {id(each) for each in hidden}
     rest = [each for each in module.parameters() if id(each) not in inside]
-    return [torch.optim.Muon(hidden, lr=rate), torch.optim.AdamW(rest, lr=rate / MUON_OVER_ADAMW, **adamw)]
+    return [torch.optim.Muon(hidden, lr=rate), adamw(rest, rate / MUON_OVER_ADAMW)]
 
 
 def text() -> tuple[Tensor, Tensor, int]:
@@ -179,15 +200,48 @@ def train(one: Architecture, rate: float, training: Tensor, held_out: Tensor, wo
     return {"final": final, "held_out": unseen if finished else math.inf, "losses": [round(each, 4) for each in losses]}
 
 
+def first_steps(
+    one: Architecture, size: str, training: Tensor, held_out: Tensor, words: int
+) -> Iterator[dict[str, object]]:
+    """Yield the losses of the first steps of each network at rising rates, until every criterion has failed."""
+    sequences, tokens = SIZES[size]
+    generator = torch.Generator().manual_seed(one.number)
+    seen, unseen = (batch(ids, sequences, generator)[:, :tokens] for ids in (training, held_out))
+    work = training_of(
+        lambda: Network(one, words), seen, optimizer=lambda module: optimizers(module, one.optimizer, FIRST_RATES[0]),
+        rates=FIRST_RATES, steps=3, seed=one.number, unseen=unseen, loss="next-token", clip=1.0,
+    )  # fmt: skip
+    for sample in range(NETWORKS):
+        failed: set[str] = set()
+        for rule in work.rules:
+            losses = work.trajectory(rule, sample).losses()
+            row = {"number": one.number, "size": size, "sample": sample, "rate": rule.base}
+            yield row | {"losses": losses[0].round(4).tolist(), "unseen": losses[1].round(4).tolist()}
+            failed |= {name for name, bears in CRITERIA.items() if not bears(*losses)}
+            if len(failed) == len(CRITERIA):
+                break
+
+
+def rows_in(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
 def main() -> None:
     torch.set_num_threads(1)
-    path = Path(sys.argv[1])
-    done = (
-        {(row["number"], row["rate"]) for row in map(json.loads, path.read_text().splitlines())}
-        if path.exists()
-        else set()
-    )
+    kind, path = sys.argv[1], Path(sys.argv[2])
     training, held_out, words = text()
+    if kind == "first":
+        done = {(row["number"], row["size"]) for row in rows_in(path)}
+        for one in architectures():
+            for size in SIZES:
+                if (one.number, size) in done:
+                    continue
+                rows = list(first_steps(one, size, training, held_out, words))
+                with path.open("a", encoding="utf-8") as file:
+                    file.write("".join(json.dumps(row) + "\n" for row in rows))
+                print(one, size, len(rows), time.process_time(), flush=True)
+        return
+    done = {(row["number"], row["rate"]) for row in rows_in(path)}
     for one in architectures():
         for rate in RATES[one.optimizer]:
             if (one.number, rate) in done:

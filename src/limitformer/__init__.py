@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from limitformer.models import from_text as from_text
     from limitformer.models import from_tokens as from_tokens
     from limitformer.models import to_json as to_json
+    from limitformer.rates.rate import rate as rate
     from limitformer.results.correlation import correlation as correlation
     from limitformer.results.outcomes import outcomes as outcomes
     from limitformer.results.outputs import outputs as outputs
@@ -156,6 +157,7 @@ HOMES = {
     "checking.comparison": ("compare",),
     "checking.steps": ("steps",),
     "initialisation.recipes.recipe": ("recipes",),
+    "rates.rate": ("rate",),
     "scaling.transfer": ("transfer",),
     "subjects.shapes": ("shapes",),
 }

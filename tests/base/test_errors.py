@@ -16,6 +16,7 @@ import limitformer as lf
 import limitformer_papers
 from limitformer.base.errors import PicklesArguments
 from limitformer.checking.steps import StepsInterrupted, StepsReport
+from limitformer.rates.rate import RateInterrupted, RateReport
 from limitformer.scaling.transfer import Transfer, TransferInterrupted
 from limitformer.sweep import SweepInterrupted
 from limitformer.weightless.lengths import RowsMeasured
@@ -34,6 +35,10 @@ MADE = {
     KeepWeightsError: (lambda: KeepWeightsError({"a.weight": "used twice"}), lambda error: error.reasons),
     StepsInterrupted: (
         lambda: StepsInterrupted(StepsReport("small", xr.Dataset({"loss": ("sample", [1.0])}), [])),
+        lambda error: (error.report.name, error.partial.to_dict()),
+    ),
+    RateInterrupted: (
+        lambda: RateInterrupted(RateReport("small", None, xr.Dataset({"critical": ("network", [1.0])}))),
         lambda error: (error.report.name, error.partial.to_dict()),
     ),
     SweepInterrupted: (lambda: SweepInterrupted(Path("a.zarr"), 1, 3), lambda error: error.resumes),

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -45,6 +45,7 @@ from limitformer.weightless.threads import one_thread
 
 PRODUCTS = {torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__}
 PRODUCTS |= {torch.addmm, Tensor.addmm}  # with a bias before the factors
+Result = TypeVar("Result")
 CLIPPED = 1e-6  # that torch adds to the norm of all gradients before it divides by it
 
 
@@ -82,7 +83,19 @@ class Trajectory:
         self.optimizer: Any = None  # a user's function that trains drawn networks
 
     def arrays(self) -> Arrays:
-        """Train the network; return its measures by step.
+        """Train the network; return its measures by step."""
+        return self.repeated(self.train)
+
+    def losses(self) -> NDArray[np.float64]:
+        """Train the network without measuring it; return its losses (2, steps + 1) before each step and after the last.
+
+        The first row is that of the batch of the step, and after the last step that of the last batch; the second is
+        that of the unseen batch, NaN without one. Once a loss or a gradient is not finite, the rest is NaN.
+        """
+        return self.repeated(self.train_unmeasured)
+
+    def repeated(self, train: Callable[[], Result]) -> Result:
+        """Return what `train` returns.
 
         A use of a weight that its form does not allow begins the training again, with another form.
         """
@@ -97,7 +110,7 @@ class Trajectory:
                 seed = seeded(torch_seed(self.seed, f"training {self.sample}"), dtype)
             try:
                 with one_thread(), seed:
-                    return self.train()
+                    return train()
             except RuntimeError as error:
                 if not self.network.detach_inputs(error):
                     raise
@@ -134,6 +147,20 @@ class Trajectory:
             if step < steps:
                 self.step(squares, step)
         return by_step(measures, steps + 1)
+
+    def train_unmeasured(self) -> NDArray[np.float64]:
+        """Take the steps; return the losses."""
+        last = len(self.batches.of_steps) - 1
+        result = np.full((2, last + 1), np.nan)
+        for step, batch in enumerate(self.batches.of_steps):
+            now = self.run(batch, gradients=step < last)
+            result[0, step] = now.loss
+            if self.batches.unseen is not None:
+                result[1, step] = self.run(self.batches.unseen).loss
+            if step == last or not (math.isfinite(now.loss) and all(map(math.isfinite, now.squares.values()))):
+                break
+            self.step(now.squares, step)
+        return result
 
     def clipping(self, total: float) -> float:
         """Return the factor of all gradients, whose norm together is `total`; 1 without gradients."""

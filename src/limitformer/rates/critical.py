@@ -1,0 +1,99 @@
+r"""Critical learning rates: each network's own, and the rate that nine of ten networks bear.
+
+A network *bears* a rate if the loss of the batch is lower after the steps than before. Its critical rate is the
+smallest at which it does not. Whether a network bears a rate is not monotone in it, as a huge step can memorise a
+batch; so rates rise by factors of `STRIDE` from one that the network bears, and the first interval that ends with a
+rate that it does not bear is halved on the logarithmic scale.
+
+Logarithms of critical rates vary between networks like normal numbers. With their mean m and standard deviation s over
+n networks, nine of ten bear exp(m − z s), z = Φ⁻¹(.9), and √n (m − q)/s has a noncentral t distribution with the
+parameter z √n, where q is the true quantile. Its quantiles are the ends of the interval: it has its level for normal
+logarithms, for any n ≥ 2.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+STRIDE = 2.0
+RESOLUTION = 1.1  # ratio of the ends between which a critical rate is known
+SHARE = 0.9  # of the networks that bear the rate
+LEVEL = 0.95
+LOWEST, HIGHEST = 1e-12, 100.0
+
+
+def critical_rate(bears: Callable[[float], bool], start: float) -> float:
+    """Return the smallest rate that `bears` denies, above one that it affirms, within a factor of √`RESOLUTION`.
+
+    Returns 0 if no rate above `LOWEST` is borne, and infinity if every rate up to `HIGHEST` is.
+
+    >>> round(critical_rate(lambda rate: rate < 0.02, 1.0), 3)
+    0.02
+    """
+    low = high = start
+    if bears(start):
+        while bears(high := low * STRIDE):
+            low = high
+            if low * STRIDE > HIGHEST:
+                return math.inf
+    else:
+        while not bears(low := high / STRIDE):
+            high = low
+            if high < LOWEST:
+                return 0.0
+    while high / low > RESOLUTION:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if bears(middle) else (low, middle)
+    return math.sqrt(low * high)
+
+
+@dataclass(frozen=True)
+class BorneRate:
+    """The rate that `SHARE` of all networks bear, with the ends of its interval: 0 and ∞ where nothing is known.
+
+    Attributes:
+        networks: the number of critical rates that it was estimated from.
+        spread: the standard deviation of their natural logarithms; NaN for one network.
+    """
+
+    rate: float
+    low: float
+    high: float
+    networks: int
+    spread: float
+
+    @property
+    def factor(self) -> float:
+        """Ratio of the ends of the interval."""
+        return self.high / self.low if self.low > 0 else math.inf
+
+
+def borne_rate(critical: Sequence[float], share: float = SHARE, level: float = LEVEL) -> BorneRate:
+    """Estimate the rate that a share of all networks bear, from critical rates that are finite and positive.
+
+    >>> each = borne_rate([0.010, 0.012, 0.009, 0.011, 0.010])
+    >>> f"{each.rate:.4f} ({each.low:.4f} to {each.high:.4f})"
+    '0.0090 (0.0069 to 0.0099)'
+    """
+    logs, count = np.log(critical), len(critical)
+    z, spread = stats.norm.ppf(share), float(logs.std(ddof=1)) if count > 1 else math.nan
+    if count < 2:
+        return BorneRate(float(critical[0]), 0.0, math.inf, count, spread)
+    spread = max(spread, math.log(RESOLUTION) / math.sqrt(12))  # a critical rate is known to this alone
+    least, most = stats.nct.ppf([(1 - level) / 2, (1 + level) / 2], count - 1, z * math.sqrt(count)) / math.sqrt(count)
+    mean = float(logs.mean())
+    rate, low, high = (math.exp(mean - factor * spread) for factor in (z, most, least))
+    return BorneRate(rate, low, high, count, spread)
+
+
+def networks_needed(spread: float, factor: float, most: int, share: float = SHARE, level: float = LEVEL) -> int:
+    """Return the number of networks whose interval would have ends of this ratio, at most `most`."""
+    z = stats.norm.ppf(share)
+    for count in range(2, most):
+        ends = stats.nct.ppf([(1 - level) / 2, (1 + level) / 2], count - 1, z * math.sqrt(count)) / math.sqrt(count)
+        if spread * float(ends[1] - ends[0]) <= math.log(factor):
+            return count
+    return most

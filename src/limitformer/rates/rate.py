@@ -1,0 +1,331 @@
+"""`rate`: the learning rate that nine of ten networks bear, by a search, and the range to tune in."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+
+from limitformer.base.errors import InputError, require, require_count
+from limitformer.base.progress import advance, duration, progress_bar
+from limitformer.rates.critical import HIGHEST, BorneRate, borne_rate, critical_rate, networks_needed
+from limitformer.reports.report import AnyReport, csv_of, finite_values
+from limitformer.reports.verdict import titled, wrapped
+from limitformer.simulation.simulate import Interrupted
+from limitformer.stepping.optimizers import NotUnderstoodError
+from limitformer.stepping.simulate import Training, training_of
+from limitformer.subjects.inputs import inputs_of
+from limitformer.subjects.losses import Loss
+from limitformer.subjects.subject import resolve
+from limitformer.weightless.run import AUTO
+from limitformer.weightless.simulate import named_errors, provenance
+from limitformer.witness import DRAWN, FULL, Witness, witness_steps
+
+FEWEST, MOST = 4, 40  # networks
+NARROW = 2.0  # ratio of the ends of an interval that decides
+BAR = "networks whose critical rate is known"
+
+
+@dataclass(frozen=True)
+class RateReport(AnyReport):
+    """The result of `limitformer.rate`.
+
+    Attributes:
+        name: the network's name.
+        borne: the rate that nine of ten networks bear, with its interval; None if too few critical rates are known.
+        data: by network its `critical` rate (0: it bears none; ∞: it bears all), the `seconds` of its search, and by
+            network and trial the `tried` rates and the `loss` before each step and after the last.
+        about: provenance.
+        witness: two steps, compared with the user's own module and optimiser in plain PyTorch; None if none were.
+    """
+
+    name: str
+    borne: BorneRate | None
+    data: xr.Dataset
+    about: Mapping[str, Any] = field(default_factory=dict)
+    witness: Witness | None = None
+
+    FILES = "rate"
+
+    @property
+    def rate(self) -> float:
+        """The rate that nine of ten networks bear; NaN if it is not known."""
+        return np.nan if self.borne is None else self.borne.rate
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The ends of its 95 % interval; NaN if it is not known."""
+        return (np.nan, np.nan) if self.borne is None else (self.borne.low, self.borne.high)
+
+    @property
+    def networks(self) -> int:
+        """The number of networks that were searched."""
+        return self.data.sizes["network"]
+
+    @property
+    def decided(self) -> bool:
+        """Whether the ends of the interval differ by at most a factor of two."""
+        return self.borne is not None and self.networks >= FEWEST and self.borne.factor <= NARROW
+
+    @property
+    def answer(self) -> str:
+        """The answer in a sentence, or what would give one."""
+        unusual = self.unusual()
+        if unusual:
+            return f"Not decided: {unusual}."
+        assert self.borne is not None
+        low, high = self.interval
+        borne = (
+            f"nine of ten networks bear {short(self.rate)} ({short(low)} to {short(high)}, {self.networks} networks)"
+        )
+        if not self.decided:
+            needed = max(networks_needed(self.borne.spread, NARROW, MOST), self.networks + 1) - self.networks
+            seconds = needed * float(self.data["seconds"].mean())
+            more = f"{needed} more network{'' if needed == 1 else 's'}, {duration(seconds)}"
+            return f"Not decided: {more}. So far {borne}." if self.networks > 1 else f"Not decided: {more}."
+        return f"{borne[0].upper()}{borne[1:]}."
+
+    def unusual(self) -> str:
+        """Return why critical rates are not numbers; empty if all are."""
+        critical = self.data["critical"].values
+        none, every = int((critical == 0).sum()), int(np.isinf(critical).sum())
+        if none:
+            return f"{none} of {self.networks} networks bear no rate: their loss does not fall"
+        if every:
+            return f"{every} of {self.networks} networks bear every rate up to {HIGHEST:g}"
+        return ""
+
+    @property
+    def heading(self) -> str:
+        """Optimiser, steps, batch and loss that ran."""
+        steps = self.data.sizes["step"] - 1
+        parts = [str(self.about["optimizer"]), f"{steps} step{'' if steps == 1 else 's'}", str(self.about["inputs"])]
+        return ", ".join([*parts, f"loss: {self.about['loss']}"])
+
+    @property
+    def caveat(self) -> str:
+        """The meaning of the rate, and its limits."""
+        return (
+            "A network bears a rate if the loss of this batch is lower after the steps than before. Give the batch of "
+            "training: a smaller one has other gradients. The interval has 95 % for critical rates whose logarithms "
+            "are normal."
+        )
+
+    def __repr__(self) -> str:
+        """Return the name and the answer on one line; `print` shows the report."""
+        return f"<RateReport {self.name}: {self.answer}>"
+
+    def __str__(self) -> str:
+        """Return the answer, what ran, and the critical rates, on lines of at most 80 characters."""
+        proof = "" if self.witness is None else self.witness.in_words(self.networks)
+        lines = [self.answer, f"{self.name}: {self.heading}", proof]
+        critical = ", ".join(short(each) for each in np.sort(self.data["critical"].values))
+        return "\n".join(
+            [
+                *(row for line in lines if line for row in wrapped(line, "  ")),
+                "",
+                *wrapped(f"Critical rates of the networks: {critical}", "  "),
+                *wrapped(self.caveat, ""),
+            ]
+        )
+
+    def csv(self) -> str:
+        """Return a row for each network that was trained for a trial: its rate, and the losses by step."""
+        return csv_of(list(self.trials()[0]), self.trials())
+
+    def trials(self) -> list[dict[str, float]]:
+        """Return a row for each trial: network, rate, whether the network bears it, and the losses by step."""
+        rows = []
+        for k in range(self.networks):
+            one = self.data.isel(network=k)
+            for rate, losses in zip(one["tried"].values, one["loss"].values, strict=True):
+                if not np.isnan(rate):
+                    row = {"network": k, "rate": float(rate), "bears": int(bears(losses))}
+                    rows.append(row | {f"loss_{step}": float(each) for step, each in enumerate(losses)})
+        return rows
+
+    def record(self) -> dict[str, Any]:
+        """Return the report as JSON holds it: numbers that are not finite are left out."""
+        low, high = self.interval
+        return {
+            "name": self.name,
+            "answer": self.answer,
+            "decided": self.decided,
+            "heading": self.heading,
+            "caveat": self.caveat,
+            **finite_values({"rate": self.rate, "low": low, "high": high, "networks": self.networks}),
+            "critical": self.data["critical"].values.tolist() if not self.unusual() else [],
+            "witness": None if self.witness is None else self.witness.record(),
+            "about": finite_values(dict(self.about)),
+        }
+
+    def dataset(self) -> xr.Dataset:
+        """Return the trials and critical rates, with the provenance."""
+        return self.data.assign_attrs(finite_values(dict(self.about)))
+
+
+class RateInterrupted(Interrupted):
+    """Ctrl-C during `rate`; `report` is that of the networks whose critical rate is known."""
+
+    def __init__(self, report: RateReport) -> None:
+        super().__init__(report.data.rename(network="sample"))
+        self.report, self.pickled_arguments = report, (report,)
+
+
+def bears(losses: np.ndarray) -> bool:
+    """Whether a network with these losses, by step, bears the rate."""
+    return bool(losses[-1] < losses[0])  # false for NaN
+
+
+def short(value: float) -> str:
+    """Return two digits."""
+    text = f"{value:.1e}" if 0 < value < 1e-3 else f"{value:.2g}"
+    return text.replace("e-0", "e-")
+
+
+def rate(
+    model: Any,
+    inputs: Any = 64,
+    *,
+    optimizer: Any,
+    steps: int = 3,
+    seed: int,
+    networks: int = MOST,
+    minutes: float | None = None,
+    loss: Loss | str | None = None,
+    clip: float | None = None,
+    warmup: int = 0,
+    settings: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    draw: str = AUTO,
+    dtype: torch.dtype = torch.float32,
+    batch_dim: int = 0,
+    trust_remote_code: bool = False,
+    progress: bool = True,
+    witness: bool | str = True,
+) -> RateReport:
+    """Search the largest learning rate that nine of ten networks bear in their first steps.
+
+    Each network's critical rate is found by bisection, with the same weights at every rate. Networks are added, at
+    least four, until the ends of the interval differ by at most a factor of two.
+
+    Args:
+        model: as for `limitformer.steps`.
+        inputs: the batch of every step. The batch of training gives the narrowest answer.
+        optimizer: as for `limitformer.steps`; the rates of its groups keep their ratios.
+        steps: number of steps after which the loss of the batch must be lower than before.
+        seed: the same seed gives the same networks.
+        networks: the largest number of networks.
+        minutes: the time after which no further network begins; None: no limit.
+        loss, clip, warmup, settings, overrides, draw, dtype, batch_dim, trust_remote_code, progress, witness: as for
+            `limitformer.steps`.
+
+    Raises:
+        InputError: an argument cannot be used, or the module's code cannot run.
+        RateInterrupted: Ctrl-C after the first network; it holds the report of the finished networks.
+
+    >>> import limitformer as lf
+    >>> small = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 99}
+    >>> report = lf.rate(small, 16, optimizer="adamw", seed=0, networks=4, progress=False)
+    >>> report.networks, 1e-3 < report.rate < 10
+    (4, True)
+    """
+    require_count("steps", steps)
+    require_count("networks", networks)
+    require(minutes is None or minutes > 0, f"minutes must be above 0, or None; got {minutes}.")
+    require(witness in (True, False, FULL), f"witness must be True, False or {FULL!r}; got {witness!r}.")
+    subject = resolve(model, settings, trust_remote_code=trust_remote_code)
+    first = inputs_of(inputs, subject)
+    build = partial(
+        training_of, model=subject, inputs=first, optimizer=optimizer, rates=None, steps=steps, seed=seed, loss=loss,
+        unseen=first, clip=clip, warmup=warmup, overrides=None if overrides is None else dict(overrides), draw=draw,
+        dtype=dtype, batch_dim=batch_dim,
+    )  # fmt: skip
+    proof: Witness | None = None
+    try:
+        proof = witness_steps(build, optimizer, witness) if witness else None
+        training = build(drawn=proof.reason if proof is not None and proof.status == DRAWN else "")
+    except NotUnderstoodError as error:
+        proof = Witness(DRAWN, error.reason)
+        training = build(drawn=error.reason)
+    training.batches = replace(training.batches, unseen=None)
+    began, finished = time.perf_counter(), list[NetworkTrials]()
+
+    def report() -> RateReport:
+        about = {
+            **provenance(training.network), "description": "critical learning rates", "seed": seed,
+            "optimizer": training.rules[0].name, "own_rate": training.rules[0].base, "loss": training.loss.name,
+            "inputs": str(training.first), "wall_seconds": time.perf_counter() - began,
+        }  # fmt: skip
+        critical = [each.critical for each in finished]
+        known = all(0 < each < np.inf for each in critical)
+        return RateReport(
+            titled(subject.name, settings), borne_rate(critical) if known else None, data_of(finished), about, proof
+        )
+
+    bar = progress_bar(BAR, networks, 0.0) if progress else None
+    try:
+        while len(finished) < networks:
+            start = finished[-1].critical / 4 if finished else training.rules[0].base
+            finished.append(search(training, len(finished), start, subject, first))
+            advance(bar, len(finished))
+            now = report()
+            if now.unusual() or now.decided or (minutes and time.perf_counter() - began > 60 * minutes):
+                break
+    except KeyboardInterrupt as interrupt:
+        if not finished:
+            raise
+        raise RateInterrupted(report()) from interrupt
+    finally:
+        advance(bar, -1)
+    return report()
+
+
+@dataclass
+class NetworkTrials:
+    """The search for one network's critical rate: the rates that were tried, with the losses of each by step."""
+
+    tried: list[float] = field(default_factory=list)
+    losses: list[np.ndarray] = field(default_factory=list)
+    critical: float = np.nan
+    seconds: float = 0.0
+
+
+def search(training: Training, network: int, start: float, subject: Any, first: Any) -> NetworkTrials:
+    """Find the critical rate of a network."""
+    result, began = NetworkTrials(), time.perf_counter()
+
+    def borne(rate: float) -> bool:
+        rules = training.rules[0].with_rate(rate)
+        losses = named_errors(lambda: training.trajectory(rules, network).losses()[0], subject, first)
+        result.tried.append(rate)
+        result.losses.append(losses)
+        return bears(losses)
+
+    result.critical = critical_rate(borne, start)
+    result.seconds = time.perf_counter() - began
+    if not np.isfinite(result.losses[0][0]):
+        raise InputError("the loss is not finite before the first step, so no rate can lower it.")
+    return result
+
+
+def data_of(finished: list[NetworkTrials]) -> xr.Dataset:
+    """Return the searches as a dataset; trials that a network did not need are NaN."""
+    most = max(len(each.tried) for each in finished)
+    steps = len(finished[0].losses[0])
+    tried, losses = np.full((len(finished), most), np.nan), np.full((len(finished), most, steps), np.nan)
+    for k, each in enumerate(finished):
+        tried[k, : len(each.tried)], losses[k, : len(each.losses)] = each.tried, each.losses
+    return xr.Dataset(
+        {
+            "critical": ("network", [each.critical for each in finished]),
+            "seconds": ("network", [each.seconds for each in finished]),
+            "tried": (("network", "trial"), tried),
+            "loss": (("network", "trial", "step"), losses),
+        },
+        {"step": np.arange(steps)},
+    )
