@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from html import escape
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +12,8 @@ from limitformer.base.errors import require
 from limitformer.checking.check import check
 from limitformer.checking.curves import CURVES, LAYERWISE, layer_numbers, typical
 from limitformer.checking.report import Report
-from limitformer.reports.figures import Line, Panel, kind_of, plot, rows_as_html
-from limitformer.reports.page import document, paragraph, region, section, swatch
+from limitformer.reports.figures import Line, Panel, drawable, kind_of
+from limitformer.reports.page import Figures, Heading, Page, Part, Section, Table
 from limitformer.reports.report import AnyReport, csv_of, finite_values
 from limitformer.reports.verdict import FINE, TRAINED, Verdict, number_text
 
@@ -122,29 +121,25 @@ class Comparison(AnyReport):
             lines += ["", name, *(f"  {one.sign} {one.said}" for one in faults)] if faults else []
         return "\n".join(lines)
 
-    def page(self) -> str:
-        """Return the comparison as one HTML page that needs no other file."""
+    def contents(self) -> Page:
+        """Return what the page shows."""
         head = ["model", *(short(name) for name in COLUMNS)]
         rows = [[name, *(text_of(value) for value in row.values())] for name, row in self.rows().items()]
-        verdicts = "".join(
-            f"<h3>{escape(name)}</h3>" + "".join(paragraph(f"{one.sign} {one.said}") for one in report.verdicts)
-            for name, report in self.reports.items()
-        )
-        legend = "".join(f"<li>{swatch(kind_of(k))} {escape(name)}</li>" for k, name in enumerate(self.reports))
-        plots = "".join(self.plots())
+        verdicts: list[Part] = []
+        for name, report in self.reports.items():
+            verdicts += [Heading(name), *(f"{one.sign} {one.said}" for one in report.verdicts)]
+        meaning = [[short(name), meaning] for name, meaning in COLUMNS.items()]
         title = f"{len(self.reports)} networks"
-        meaning = rows_as_html(["column", "meaning"], [[short(name), meaning] for name, meaning in COLUMNS.items()])
-        body = (
-            f"<header><h1>{title}</h1>{paragraph(ABOUT)}</header>"
-            + section("Table", "table", region("Table of networks", rows_as_html(head, rows)))
-            + section("Verdicts", "verdict", verdicts)
-            + section("By depth", "curves", f'<ul class="legend">{legend}</ul><div class="plots">{plots}</div>')
-            + section("Columns", "columns", region("Meaning of the columns", meaning))
-        )
-        return document(f"{title}: limitformer check", body)
+        sections = [
+            Section("Table", [Table("Table of networks", head, rows)]),
+            Section("Verdicts", verdicts),
+            Section("By depth", [Figures(self.panels(), [(kind_of(k), name) for k, name in enumerate(self.reports)])]),
+            Section("Columns", [Table("Meaning of the columns", ["column", "meaning"], meaning)]),
+        ]
+        return Page("check", title, title, [ABOUT], sections)
 
-    def plots(self) -> list[str]:
-        """Return a plot for each curve that any network has."""
+    def panels(self) -> list[Panel]:
+        """Return a panel for each curve that any network has."""
         result = []
         for name, curve in CURVES.items():
             lines = []
@@ -153,11 +148,8 @@ class Comparison(AnyReport):
                     continue
                 depth = layer_numbers(report.curves[name]) / max(1, report.curves.sizes["layer"] - 1)
                 lines.append(Line(kind_of(k), model, depth, typical(report.curves[name])))
-            if any(np.isfinite(line.y).any() for line in lines):
-                result.append(
-                    plot(Panel(curve.title, curve.note, "depth", tuple(lines), None, curve.scale == "artanh"))
-                )
-        return result
+            result.append(Panel(curve.title, curve.note, "depth", tuple(lines), None, curve.scale == "artanh"))
+        return drawable(result)
 
 
 def compare(models: Any, text: Any = None, **options: Any) -> Comparison:

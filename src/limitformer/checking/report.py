@@ -11,9 +11,11 @@ import xarray as xr
 from limitformer.checking.curves import CURVES, TABLE, typical
 from limitformer.checking.metrics import Metric, metrics_of
 from limitformer.checking.network import LISTED, CheckedNetwork
+from limitformer.checking.page.page import contents
 from limitformer.checking.thresholds import Threshold
 from limitformer.initialisation.recipes import RecipeComparison
 from limitformer.initialisation.recipes.comparison import names_text
+from limitformer.reports.page import Page
 from limitformer.reports.report import AnyReport, finite_values
 from limitformer.reports.verdict import COLUMNS, FINE, TRAINED, number_text, wrapped
 
@@ -113,17 +115,15 @@ class Report(CheckedNetwork, AnyReport):
         """Return curves, band and covariances as NetCDF holds them."""
         return dataset_of(self)
 
-    def page(self) -> str:
-        """Return the report as one HTML page that needs no other file."""
-        from limitformer.checking.page.page import page
-
-        return page(self, self.against, self.thresholds)
+    def contents(self) -> Page:
+        """Return what the page shows."""
+        return contents(self, self.against, self.thresholds)
 
     def draw(self) -> "Figure":
         """Return the picture: six panels by layer for each stack of blocks."""
         from limitformer.checking.picture import draw  # with Matplotlib, which printing a report does not need
 
-        return draw(self, self.against)
+        return draw(self, self.against, self.thresholds)
 
     def datasets(self) -> dict[str, xr.Dataset]:
         """Return the datasets of all stacks by the name of their file."""

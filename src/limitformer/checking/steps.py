@@ -10,9 +10,11 @@ import torch
 import xarray as xr
 
 from limitformer.base.errors import require, require_count
+from limitformer.checking.page.steps import contents
 from limitformer.checking.step_verdicts import GIVEN, step_verdicts
 from limitformer.checking.thresholds import valid_rate
 from limitformer.checking.trained_networks import COLUMNS, SHOWN, TrainedNetworks
+from limitformer.reports.page import Page
 from limitformer.reports.report import AnyReport
 from limitformer.reports.verdict import number_text, titled, wrapped
 from limitformer.simulation.simulate import Interrupted
@@ -64,11 +66,9 @@ class StepsReport(TrainedNetworks, AnyReport):
         ]
         return "\n".join([*lines, "", above, head, *(row.rstrip() for row in rows), "", *wrapped(self.caveat, "")])
 
-    def page(self) -> str:
-        """Return the report as one HTML page that needs no other file."""
-        from limitformer.checking.page.steps import page
-
-        return page(self)
+    def contents(self) -> Page:
+        """Return what the page shows."""
+        return contents(self)
 
 
 class StepsInterrupted(Interrupted):

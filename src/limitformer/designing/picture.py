@@ -8,7 +8,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from limitformer.checking.picture import axis_scale, draw_one, label_axes
+from limitformer.checking.picture import draw_curve
 from limitformer.designing.objective import Objective
 from limitformer.designing.outcome import Outcome
 from limitformer.plot import BLACK, BLUE, GREEN, RED, panels
@@ -38,12 +38,7 @@ def draw(
     first.legend(loc="upper right", frameon=True, framealpha=0.9)
     before = replace(present.report, name="present setting")
     for panel, name in zip(others, CURVES, strict=True):
-        label_axes(panel, name)
-        if name in chosen.report.curves:
-            draw_one(panel, chosen.report, before, name)
-            panel.set_yscale(axis_scale(before.curves[name], name))
-        else:
-            panel.text(0.5, 0.5, "not measured", ha="center", transform=panel.transAxes)
+        draw_curve(panel, chosen.report, before, name)
     if "correlation" in objective.bands:
         last = chosen.report.curves.sizes["layer"] - 1
         band = objective.bands["correlation"]

@@ -1,53 +1,205 @@
-"""The frame of the HTML pages of all reports: they load nothing, no library, no font, no network.
+"""The HTML page of all reports: a heading and sections, which reports hand over as data.
 
-Curves are SVG (`figures`), which show without a script and in print. Words are escaped, and the page's policy lets no
-script run but the one that it holds.
+A page loads nothing, no library, no font, no network, and no script may run in it. All words are escaped.
 """
 
-import base64
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from limitformer.reports.figures import number
-from limitformer.reports.verdict import FINE, TRAINED, Verdict
+from limitformer.reports.figures import LINE_STYLES, Drawing, HeatMap, number
+from limitformer.reports.verdict import FINE, SIGNS, TRAINED, Verdict
+
+if TYPE_CHECKING:
+    from limitformer.reports.drawing import Canvas
 
 STYLE = files("limitformer.reports").joinpath("page.css").read_text(encoding="utf-8")
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'none'"
+CELLS = 2000  # numbers of a picture from which they are written as text, not as a table
 
 
-def document(title: str, body: str, script: str = "", data: str = "") -> str:
-    """Return a page of the sections in `body`, with one script or none, and the JSON that the script reads."""
-    scripts = f'<script type="application/json" id="data">{data}</script>' if data else ""
-    scripts += f"<script>{script}</script>" if script else ""
+@dataclass(frozen=True)
+class Table:
+    """A table; `folded`: a click shows it."""
+
+    label: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    folded: bool = False
+
+
+@dataclass(frozen=True)
+class Card:
+    """A grade, with its sign and in words, a sentence, and the facts behind it."""
+
+    grade: str
+    word: str
+    sentence: str
+    sign: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Names with their values; empty values are left out, and numbers have four digits."""
+
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Code:
+    """Text whose lines and spaces stay."""
+
+    label: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Heading:
+    text: str
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Figures side by side, and the legend that they share: (kind, label), where kind is one of LINE_STYLES or band."""
+
+    drawings: Sequence[Drawing]
+    legend: Sequence[tuple[str, str]] = ()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Parts by name, of which the reader chooses one to see; `chosen` is the index of the first."""
+
+    label: str
+    options: Mapping[str, "Sequence[Part]"]
+    chosen: int = 0
+
+
+Part = str | Table | Card | Facts | Code | Heading | Figures | Choice  # a text is a paragraph
+
+
+@dataclass(frozen=True)
+class Section:
+    """A title and what stands below it; a section without parts is left out."""
+
+    title: str
+    parts: Sequence[Part]
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a report shows. `command` and `name` are the title of the window, `title` and `about` begin the page."""
+
+    command: str
+    name: str
+    title: str
+    about: Sequence[str]
+    sections: Sequence[Section]
+
+
+def html_of(page: Page) -> str:
+    """Return the page as one HTML file."""
+    from limitformer.reports.drawing import canvas  # with Matplotlib, which printing a report does not need
+
+    with canvas() as drawn:
+        writer = Writer(drawn)
+        sections = "".join(map(writer.section, page.sections))
+    top = f"<header><h1>{escape(page.title)}</h1>{''.join(map(paragraph, page.about))}</header>"
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy(script)}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n"
-        f"<body><main>{body}</main>\n{scripts}</body></html>\n"
+        f"<title>{escape(page.name)}: limitformer {page.command}</title><style>{STYLE}</style></head>\n"
+        f"<body><main>{top}{sections}</main></body></html>\n"
     )
 
 
-def policy(script: str) -> str:
-    """Return a content policy that allows this script only; none if it is empty."""
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    allowed = f"'sha256-{digest}'" if script else "'none'"
-    return f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {allowed}"
+class Writer:
+    """Writes the parts of a page; titles have ids of their text, and choices are numbered."""
+
+    def __init__(self, drawn: "Canvas") -> None:
+        self.canvas = drawn
+        self.ids = dict[str, int]()
+
+    def new_id(self, text: str) -> str:
+        """Return the letters of a text, with a number if they are taken."""
+        name = re.sub("[^a-z0-9]+", "-", text.lower()).strip("-")[:40] or "part"
+        self.ids[name] = count = self.ids.get(name, 0) + 1
+        return name if count == 1 else f"{name}--{count}"
+
+    def section(self, section: Section) -> str:
+        inner = self.parts(section.parts)
+        name = self.new_id(section.title) if inner else ""
+        title = f'<h2 id="{name}">{escape(section.title)}</h2>'
+        return f'<section aria-labelledby="{name}">{title}{inner}</section>' if inner else ""
+
+    def parts(self, parts: Iterable[Part]) -> str:
+        return "".join(map(self.part, parts))
+
+    def part(self, part: Part) -> str:
+        if isinstance(part, Figures):
+            figures = "".join(map(self.figure, part.drawings))
+            large = any(isinstance(each, HeatMap) and each.correlations for each in part.drawings)
+            room = "plots large" if large else "plots"
+            return f'{keys(part.legend)}<div class="{room}">{figures}</div>' if figures else ""
+        if isinstance(part, Choice):
+            return self.choice(part)
+        if isinstance(part, Table):
+            return folded(part.label, table(part)) if part.folded else region(part.label, table(part))
+        if isinstance(part, Card):
+            return card(part)
+        if isinstance(part, Facts):
+            return pairs(part.values)
+        if isinstance(part, Code):
+            return region(part.label, f"<pre>{escape(part.text)}</pre>")
+        return f"<h3>{escape(part.text)}</h3>" if isinstance(part, Heading) else paragraph(part)
+
+    def choice(self, choice: Choice) -> str:
+        """Return radio buttons, each with its parts, of which the style shows those of the chosen one."""
+        name, inner = self.new_id(choice.label), ""
+        for k, (label, parts) in enumerate(choice.options.items()):
+            chosen = " checked" if k == choice.chosen else ""
+            inner += f'<input type="radio" name="{name}" id="{name}-{k}"{chosen}><label for="{name}-{k}">'
+            inner += f'{escape(label)}</label><div class="view">{self.parts(parts)}</div>'
+        return f'<fieldset class="choice"><legend>{escape(choice.label)}</legend>{inner}</fieldset>' if inner else ""
+
+    def figure(self, drawing: Drawing) -> str:
+        """Return a figure: its title, the drawing, and its numbers."""
+        title, note = escape(drawing.title), escape(drawing.note)
+        scale = colour_scale(drawing) if isinstance(drawing, HeatMap) else ""
+        return (
+            f'<figure class="plot"><figcaption><strong>{title}</strong> <span>{note}</span></figcaption>'
+            f"<div>{self.canvas.svg(drawing)}{scale}</div>{numbers(drawing)}</figure>"
+        )
 
 
-def as_json(values: Any) -> str:
-    """Return JSON that cannot close the script tag around it."""
-    return json.dumps(values, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+def numbers(drawing: Drawing) -> str:
+    """Return the numbers of a figure, which a click shows: a table, or many as text with tabs."""
+    head, rows = drawing.table()
+    if len(head) * len(rows) <= CELLS:
+        return folded("numbers", table(Table("", head, rows)), drawing.title)
+    lines = "\n".join("\t".join(row).rstrip() for row in [head, *rows])
+    return folded("numbers", f'<div class="scroll" tabindex="0"><pre>{escape(lines)}</pre></div>', drawing.title)
 
 
-def section(title: str, name: str, inner: str) -> str:
-    """Return a section with its heading, or nothing if it would be empty."""
-    return f'<section aria-labelledby="{name}"><h2 id="{name}">{escape(title)}</h2>{inner}</section>' if inner else ""
+def folded(label: str, inner: str, what: str = "") -> str:
+    """Return what a click shows; `what` tells it apart for readers who do not see the figure."""
+    unseen = f'<span class="unseen">: {escape(what)}</span>' if what else ""
+    return f"<details><summary>{escape(label)}{unseen}</summary>{inner}</details>"
+
+
+def colour_scale(cells: HeatMap) -> str:
+    """Return the bar of colours between its ends, and the meaning of the signs."""
+    low, high, _ = cells.span()
+    bar = f'<i style="background:linear-gradient(to right,{",".join(cells.colours)})"></i>'
+    scale = f'<div class="colours"><span>{number(low)}</span>{bar}<span>{number(high)}</span></div>'
+    return scale + (f'<p class="hint-text">{escape(cells.legend())}</p>' if cells.legend() else "")
 
 
 def paragraph(text: str) -> str:
@@ -59,14 +211,27 @@ def region(label: str, inner: str) -> str:
     return f'<div role="region" aria-label="{escape(label)}" tabindex="0">{inner}</div>'
 
 
+def table(part: Table) -> str:
+    """Return a table in which every cell is text."""
+    top = "".join(f'<th scope="col">{escape(each)}</th>' for each in part.head)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(each)}</td>' for each in row)}</tr>" for row in part.rows)
+    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
 def pairs(facts: Mapping[str, Any]) -> str:
-    """Return names with their values; empty values are left out."""
-    known = {name: str(value) for name, value in facts.items() if str(value)}
-    return f"<dl>{''.join(f'<dt>{escape(name)}</dt><dd>{escape(value)}</dd>' for name, value in known.items())}</dl>"
+    texts = {name: number(value) if isinstance(value, float) else str(value) for name, value in facts.items()}
+    known = {name: text for name, text in texts.items() if text}
+    return f"<dl>{''.join(f'<dt>{escape(name)}</dt><dd>{escape(text)}</dd>' for name, text in known.items())}</dl>"
 
 
-def card(verdict: Verdict, exists: bool) -> str:
-    """Return the grade of a verdict in words, sign and colour; then the numbers, the reason and the fix."""
+def card(part: Card) -> str:
+    sign = f'<span class="kind"><span aria-hidden="true">{part.sign}</span> {escape(part.word)}</span>'
+    facts = pairs(part.facts) if part.facts else ""
+    return f'<article class="card {part.grade}"><h3>{sign} {escape(part.sentence)}</h3>{facts}</article>'
+
+
+def verdict_card(verdict: Verdict, exists: bool) -> Card:
+    """Return the grade of a verdict and its sentence; then the numbers, the reason and the fix."""
     facts = {
         "value": number(verdict.value),
         "threshold": "" if np.isnan(verdict.threshold) else f"{verdict.threshold:g}: {verdict.source}",
@@ -77,24 +242,30 @@ def card(verdict: Verdict, exists: bool) -> str:
         "fix": verdict.mends,
     }
     word = TRAINED if verdict.name == TRAINED else verdict.grade
-    sentence = escape(verdict.said.removeprefix(f"{word}: "))
-    title = f'<h3><span class="kind"><span aria-hidden="true">{verdict.sign}</span> {word}</span> {sentence}</h3>'
-    return f'<article class="card {word}">{title}{"" if verdict.name in (FINE, TRAINED) else pairs(facts)}</article>'
+    sentence = verdict.said.removeprefix(f"{word}: ")
+    return Card(word, word, sentence, verdict.sign, {} if verdict.name in (FINE, TRAINED) else facts)
+
+
+def answer_card(grade: str, word: str, sentence: str) -> Card:
+    """Return the answer to the question of a page."""
+    return Card(grade, word, sentence, SIGNS[grade])
 
 
 def swatch(kind: str) -> str:
     if kind == "band":
-        inner = '<rect class="band" width="28" height="12"/>'
+        inner = '<rect style="fill:var(--law);fill-opacity:.2" width="28" height="12"/>'
     else:
-        inner = f'<path class="line {kind}" d="M0,6 28,6"/>'
-        inner += '<circle class="own" cx="14" cy="6" r="2.6"/>' if kind == "own" else ""
+        style = LINE_STYLES[kind]
+        dashes = f";stroke-dasharray:{' '.join(map(str, style.dashes))}" if style.dashes else ""
+        inner = f'<path style="stroke:var(--{style.colour});stroke-width:{style.width}{dashes}" d="M0,6 28,6"/>'
+        inner += f'<circle style="fill:var(--{style.colour})" cx="14" cy="6" r="2.6"/>' if kind == "own" else ""
     return f'<svg class="swatch" viewBox="0 0 28 12" aria-hidden="true">{inner}</svg>'
 
 
 def keys(pairs: Sequence[tuple[str, str]]) -> str:
-    """Return a legend; lines of one class share an entry."""
+    """Return a legend; lines of one kind share an entry."""
     labels: dict[str, list[str]] = {}
     for kind, label in pairs:
         labels.setdefault(kind, []).append(label)
     items = "".join(f"<li>{swatch(kind)} {escape(', '.join(each))}</li>" for kind, each in labels.items())
-    return f'<ul class="legend">{items}</ul>'
+    return f'<ul class="legend">{items}</ul>' if items else ""

@@ -13,6 +13,7 @@ import xarray as xr
 
 from limitformer.base.errors import require
 from limitformer.base.files import local_path, write_texts, write_whole
+from limitformer.reports.page import Page, html_of
 from limitformer.results.storage import save
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class AnyReport(ABC):
-    """The result of a command. A subclass has `record` and `dataset`, and of `page`, `csv` and `draw` those it needs.
+    """The result of a command. A subclass has `record` and `dataset`, and what it needs of `contents`, `csv` and `draw`.
 
     Attributes:
         FILES: the name of its files, without their endings.
@@ -36,9 +37,14 @@ class AnyReport(ABC):
     def dataset(self) -> xr.Dataset:
         """Return what was measured, as NetCDF holds it."""
 
+    def contents(self) -> Page | None:
+        """Return what the page shows; None: there is no page."""
+        return None
+
     def page(self) -> str:
         """Return the report as one HTML page that needs no other file; empty: it has none."""
-        return ""
+        contents = self.contents()
+        return "" if contents is None else html_of(contents)
 
     def csv(self) -> str:
         """Return the table as comma-separated values; empty: it has none."""

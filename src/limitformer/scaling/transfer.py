@@ -14,6 +14,7 @@ import xarray as xr
 
 from limitformer.base.errors import InputError, nearest, require, require_count
 from limitformer.base.progress import PartOfBar, advance, progress_bar
+from limitformer.reports.page import Page
 from limitformer.reports.report import AnyReport
 from limitformer.scaling.exponents import LEAST_SIZES, exponent
 from limitformer.scaling.measures import (
@@ -23,7 +24,7 @@ from limitformer.scaling.measures import (
     measures_of,
     positive_rows,
 )
-from limitformer.scaling.page import draw, page
+from limitformer.scaling.page import contents, draw
 from limitformer.scaling.parametrisation import Parametrisation, parametrise
 from limitformer.scaling.roles import kind_of
 from limitformer.scaling.rules import ADAM, ADAMW
@@ -58,9 +59,9 @@ class Transfer(MeasuredSizes, AnyReport):
 
     FILES = "transfer"
 
-    def page(self) -> str:
-        """Return the result as one HTML page that needs no other file."""
-        return page(self)
+    def contents(self) -> Page:
+        """Return what the page shows."""
+        return contents(self)
 
     def draw(self) -> "Figure":
         """Return the picture: a panel for each measure."""

@@ -1,125 +1,103 @@
-"""A report as one HTML page that loads nothing: no library, no font, no network.
+"""What the page of a check shows: verdicts, curves, correlations, heads, weights, thresholds and provenance."""
 
-Curves are SVG; they show without a script and in print. The script draws the coloured cells, moves the slider and
-shows the chosen kind of weight. Names of networks and weights, and words, are escaped; the page's policy lets no other
-script run and nothing be loaded.
-
-Correlations of the coloured cells are sent in hundredths, a signed byte each, row by row up to the diagonal, in base64:
-17 depths of 128 tokens take 0.2 MB.
-"""
-
-import base64
-import hashlib
-from collections.abc import Mapping
-from dataclasses import replace
-from html import escape
-from importlib.resources import files
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import xarray as xr
-from numpy.typing import NDArray
 
 from limitformer.checking.curves import ARTANH, BY_HEAD, CURVES, inside, layer_numbers, over_heads, typical
 from limitformer.checking.network import CheckedNetwork, stack_like
 from limitformer.checking.thresholds import Threshold
-from limitformer.reports.figures import Line, Panel, number, plot, rows_as_html, strip
-from limitformer.reports.page import as_json, card, document, pairs, paragraph, region, section, swatch
+from limitformer.reports.figures import HeatMap, Line, Panel, Strip, evenly, number
+from limitformer.reports.page import Choice, Facts, Figures, Heading, Page, Part, Section, Table, verdict_card
 from limitformer.reports.verdict import BROKEN, WATCH
 from limitformer.results.correlation import correlation
 
-SCRIPT = files("limitformer.checking.page").joinpath("page.js").read_text(encoding="utf-8")
 LAW = (
     "This is about initialisation: the exact law of networks as their own code draws them. Nothing was trained, and "
     "nothing is said about training beyond the sources that are named."
 )
 EXISTING = "This is the network as it is, measured in one pass; the law is that of a new one as its own code draws it."
+FIRST = "First sequence of the first sample; numbers are hundredths, and those above the diagonal are the same."
+HEADS = "One column for each block, one row for each head; medians over samples."
 ELSEWHERE = ("laws", "description")  # shown in the table of laws and in the heading
 # Thresholds of a curve's own value; others are ratios.
 LIMITS = {"correlation": "collapse", "largest": "activation", "largest_logit": "logit"}
+TOKENS, DEPTHS = 128, 7  # of the correlations, at most
 Thresholds = Mapping[str, Threshold]
-Part = dict[str, Any]  # a sublayer or a kind of weight; empty: the whole curve
+Place = dict[str, Any]  # a sublayer or a kind of weight; empty: the whole curve
 
 
-def page(network: CheckedNetwork, against: CheckedNetwork | None, thresholds: Mapping[str, Threshold]) -> str:
+def contents(network: CheckedNetwork, against: CheckedNetwork | None, thresholds: Thresholds) -> Page:
     """Return the page of a network, with another one next to it."""
     networks = [network] if against is None else [network, against]
-    parts = [heading(network, against), curves(network, against, thresholds), cells(networks)]
-    weights = "".join(findings(each) for each in networks)
-    parts += map(recipe_section, networks)
-    parts += [section("Initialisation, weight by weight", "initialisation", weights), sources(networks, thresholds)]
-    return document(f"{network.name}: limitformer check", "".join(parts), SCRIPT, as_json(grids(networks)))
-
-
-def heading(network: CheckedNetwork, against: CheckedNetwork | None) -> str:
-    """Return what was measured, and the verdicts."""
     about = LAW if not network.exists else EXISTING if network.band is not None else ""
-    paragraphs = "".join(map(paragraph, (network.heading, network.proof, about)))
-    top = f"<header><h1>{escape(network.name)}</h1>{paragraphs}</header>"
-    top += section("Verdict", "verdict", verdicts(network))
-    if against is None:
-        return top
-    other = paragraph(against.heading) + verdicts(against)
-    return top + section(f"Verdict on {against.name}, beside it", "verdict-against", other)
-
-
-def verdicts(network: CheckedNetwork) -> str:
-    """Return a card for each verdict, the comparison of a trained network with a new one, and the remarks."""
-    comparison = ""
-    if network.trained:
-        head = ["differs from initialisation", "this network", "a new one, 90 %"]
-        rows = [[each.name, each.now, each.new] for each in network.changes()]
-        comparison = region(f"What differs from initialisation in {network.name}", rows_as_html(head, rows))
-    cards = "".join(card(each, network.exists) for each in network.verdicts)
-    return cards + comparison + "".join(paragraph(line) for line in network.remarks())
-
-
-def curves(network: CheckedNetwork, against: CheckedNetwork | None, thresholds: Mapping[str, Threshold]) -> str:
-    """Return the curves by layer, the loss, and the gradient of the chosen kind of weight."""
-    every = f'<div class="plots">{"".join(plots(network, against, thresholds))}{loss(network, against)}</div>'
-    kinds = gradients(network, against)
-    choices = ""
-    if kinds:
-        options = "".join(f'<option value="{k}">{escape(kind)}</option>' for k, kind in enumerate(kinds))
-        views = "".join(f'<div class="choice" data-choice="{k}">{each}</div>' for k, each in enumerate(kinds.values()))
-        label = '<label for="kind">Kind of weight</label>'
-        choices = f'<p class="control">{label} <select id="kind">{options}</select></p><div class="plots">{views}</div>'
+    beside: list[Part] = [] if against is None else [against.heading, *verdicts(against)]
     title = f"By layer: {network.stack}" if network.stack else "By layer"
-    by_layer = section(title, "curves", legend(network, against) + every)
-    for k, stack in enumerate(network.stacks):
-        other = stack_like(stack, network, against)
-        inner = legend(stack, other) + f'<div class="plots">{"".join(plots(stack, other, thresholds))}</div>'
-        by_layer += section(f"By layer: {stack.name}", f"curves-{k}", paragraph(stack.heading) + inner)
-    return by_layer + section("Gradient by kind of weight", "gradients", choices)
+    sections = [
+        Section("Verdict", verdicts(network)),
+        Section(f"Verdict on {against.name}, beside it" if against is not None else "", beside),
+        Section(title, [by_layer(network, against, thresholds)]),
+    ]
+    for stack in network.stacks:
+        figures = by_layer(stack, stack_like(stack, network, against), thresholds)
+        sections.append(Section(f"By layer: {stack.name}", [stack.heading, figures]))
+    sections += [
+        Section("Gradient by kind of weight", [gradients(network, against)]),
+        Section("Correlation of tokens, at a depth", [matrices(networks), FIRST]),
+        Section("Heads by block", heads(networks)),
+        *map(recipe_section, networks),
+        Section("Initialisation, weight by weight", [part for each in networks for part in findings(each)]),
+        Section("Law of the weights", [part for each in networks for part in laws(each)]),
+        Section("Thresholds", [threshold_table(thresholds)]),
+        Section("Provenance", [part for each in networks for part in provenance(each)]),
+    ]
+    return Page("check", network.name, network.name, (network.heading, network.proof, about), sections)
 
 
-def plots(network: CheckedNetwork, against: CheckedNetwork | None, thresholds: Thresholds) -> list[str]:
-    """Return the plots of all measured curves, one for each sublayer."""
-    result = []
+def verdicts(network: CheckedNetwork) -> list[Part]:
+    """Return a card for each verdict, the comparison of a trained network with a new one, and the remarks."""
+    comparison = []
+    if network.trained:
+        rows = [[each.name, each.now, each.new] for each in network.changes()]
+        head = ["differs from initialisation", "this network", "a new one, 90 %"]
+        comparison = [Table(f"What differs from initialisation in {network.name}", head, rows)]
+    cards = [verdict_card(each, network.exists) for each in network.verdicts]
+    return [*cards, *comparison, *network.remarks()]
+
+
+def by_layer(network: CheckedNetwork, against: CheckedNetwork | None, thresholds: Thresholds) -> Figures:
+    """Return the panels of all measured curves, one for each sublayer, and the loss if it is of these blocks."""
+    result: list[Panel | Strip] = []
     for name, curve in CURVES.items():
-        parts: list[Part] = [{}]
+        parts: list[Place] = [{}]
         if name in network.curves and "sublayer" in network.curves[name].dims:
             parts = [{"sublayer": k} for k in range(network.curves.sizes["sublayer"])]
         for part in parts if curve.title else []:
-            title = f"{curve.title} {part['sublayer'] + 1} of a block" if part else curve.title
-            picture = panel(network, against, name, part, title)
-            if (limits := thresholds.get(LIMITS.get(name, ""))) is not None:
-                numbers = [(grade, limits.at(grade)) for grade in (WATCH, BROKEN)]
-                picture = replace(picture, limits=tuple((grade, each) for grade, each in numbers if each is not None))
-            result.append(picture)
-    return [plot(each) for each in result if each.lines]
+            result.append(panel(network, against, name, thresholds, part))
+    drawn = [each for each in result if isinstance(each, Panel) and each.lines]
+    return Figures([*drawn, *loss(network, against)], legend(network, against))
 
 
-def gradients(network: CheckedNetwork, against: CheckedNetwork | None) -> dict[str, str]:
-    """Return a plot for each kind of weight of either network."""
+def gradients(network: CheckedNetwork, against: CheckedNetwork | None) -> Choice:
+    """Return a panel for each kind of weight of either network."""
     curves = [each.curves for each in (network, against) if each is not None and "gradient" in each.curves]
     kinds = dict.fromkeys(str(kind) for each in curves for kind in each["kind"].values)
-    result = {kind: panel(network, against, "gradient", {"kind": kind}, kind) for kind in kinds}
-    return {kind: plot(each) for kind, each in result.items() if each.lines}
+    panels = {kind: panel(network, against, "gradient", {}, {"kind": kind}) for kind in kinds}
+    options = {kind: [Figures([each], legend(network, against))] for kind, each in panels.items() if each.lines}
+    return Choice("Kind of weight", options)
 
 
-def panel(network: CheckedNetwork, against: CheckedNetwork | None, name: str, part: Part, title: str) -> Panel:
-    """Return one plot; it has no lines if nothing was measured."""
+def panel(
+    network: CheckedNetwork,
+    against: CheckedNetwork | None,
+    name: str,
+    thresholds: Thresholds,
+    part: Place | None = None,
+) -> Panel:
+    """Return one panel; it has no lines if nothing was measured."""
+    part = part or {}
     own, band = part_of(network.curves, name, part), part_of(network.band, name, part)
     lines, area, note = [], None, CURVES[name].note
     if own is not None and band is not None:
@@ -129,8 +107,7 @@ def panel(network: CheckedNetwork, against: CheckedNetwork | None, name: str, pa
             at = positions(law)
             area = (at, low, high)
             lines.append(Line("law", "median of new networks", at, middle))
-        share = inside(xr.Dataset({"own": own}), xr.Dataset({"own": band}))
-        if network.exists and share:
+        if network.exists and (share := inside(xr.Dataset({"own": own}), xr.Dataset({"own": band}))):
             note = f"{note}; {float(share['own'].mean()):.0%} within the law's band".removeprefix("; ")
     if own is not None and (network.exists or not lines):
         kind, label = ("own", "this network") if network.exists else ("law", "median of the samples")
@@ -138,15 +115,21 @@ def panel(network: CheckedNetwork, against: CheckedNetwork | None, name: str, pa
     other = None if against is None else part_of(against.curves, name, part)
     if against is not None and other is not None:
         lines.append(Line("other", against.name, positions(other), typical(other)))
+    title = part.get("kind", CURVES[name].title)
+    title += f" {part['sublayer'] + 1} of a block" if "sublayer" in part else ""
+    limit = thresholds.get(LIMITS.get(name, ""))
+    levels = (
+        () if limit is None else tuple((grade, at) for grade in (WATCH, BROKEN) if (at := limit.at(grade)) is not None)
+    )
     axis = "layer" if own is not None and "layer" in own.dims else "block"
-    return Panel(title, note, axis, tuple(lines), area, CURVES[name].scale == ARTANH)
+    return Panel(title, note, axis, tuple(lines), area, CURVES[name].scale == ARTANH, limits=levels)
 
 
 def positions(curve: xr.DataArray) -> Any:
     return layer_numbers(curve).astype(float)
 
 
-def part_of(curves: xr.Dataset | None, name: str, part: Part) -> xr.DataArray | None:
+def part_of(curves: xr.Dataset | None, name: str, part: Place) -> xr.DataArray | None:
     """Return one sublayer or one kind of a curve; None if it was not measured."""
     if curves is None or name not in curves:
         return None
@@ -158,10 +141,10 @@ def part_of(curves: xr.Dataset | None, name: str, part: Part) -> xr.DataArray | 
     return curve
 
 
-def loss(network: CheckedNetwork, against: CheckedNetwork | None) -> str:
-    """Return the plot of the loss and that of a uniform guess; empty without a loss."""
+def loss(network: CheckedNetwork, against: CheckedNetwork | None) -> list[Strip]:
+    """Return the loss and that of a uniform guess; nothing without a loss."""
     if "loss" not in network.curves:
-        return ""
+        return []
     kind, label = ("own", "this network") if network.exists else ("law", "a sample of the law")
     marks = [(kind, label, network.curves["loss"].values.astype(float))]
     if against is not None and "loss" in against.curves:
@@ -174,165 +157,128 @@ def loss(network: CheckedNetwork, against: CheckedNetwork | None) -> str:
     if network.band is not None and "loss" in network.band:
         low, high = (float(network.band["loss"].sel(edge=edge)) for edge in ("low", "high"))
         band = (low, high) if np.isfinite([low, high]).all() else None
-    return strip("Loss", note, marks, band)
+    return [Strip("Loss", note, tuple(marks), band)]
 
 
-def legend(network: CheckedNetwork, against: CheckedNetwork | None) -> str:
-    """Return the legend that all plots share."""
-    swatches = []
+def legend(network: CheckedNetwork, against: CheckedNetwork | None) -> list[tuple[str, str]]:
+    """Return the legend that all panels share."""
+    pairs = []
     if network.band is not None:
-        swatches += [("band", "nine of ten new networks"), ("law", "their median")]
+        pairs += [("band", "nine of ten new networks"), ("law", "their median")]
     elif not network.exists:
-        swatches += [("law", "a new network")]
-    if network.exists:
-        swatches.append(("own", network.name))
-    if against is not None:
-        swatches.append(("other", against.name))
-    items = "".join(f"<li>{swatch(kind)} {escape(label)}</li>" for kind, label in swatches)
-    hint = "Point at a plot for its numbers, or open them below it."
-    return f'<ul class="legend">{items}</ul><p class="hint-text">{hint}</p>'
+        pairs += [("law", "a new network")]
+    pairs += [("own", network.name)] if network.exists else []
+    return pairs + ([("other", against.name)] if against is not None else [])
 
 
-def cells(networks: list[CheckedNetwork]) -> str:
-    """Return the places that the script fills with coloured cells."""
-    matrices = (
-        '<p class="control"><label for="depth">Depth</label> <input type="range" id="depth" min="0" step="1">'
-        ' <output id="depth-said" for="depth"></output></p><div class="grids" id="matrices"></div>'
-        f"<noscript>{paragraph('These pictures need the script of this page.')}</noscript>"
-        '<p class="hint-text">First sequence of the first sample; the slider stops at '
-        f"{DEPTHS} depths at most. Arrow keys move the slider, and from cell to cell in a picture that has the focus."
-        "</p>"
-    )
-    note = "One column for each block, one row for each head; medians over samples."
-    attention = any("logit_std" in each.curves for each in networks)
-    heads = f'<p class="hint-text">{note}</p><div class="grids" id="heads"></div>' if attention else ""
-    return section("Correlation of tokens, at a depth", "matrix", matrices) + section(
-        "Heads by block", "heads-title", heads
-    )
-
-
-def findings(network: CheckedNetwork) -> str:
-    """Return the summary of an existing network's weights, and a row for each finding."""
-    report = network.initialisation
-    if report is None:
-        return ""
-    head = ["looks like", "weights", "holds", "its law", "p", "why, and what mends it"]
-    rows = [
-        [each.bug or each.kind, each.pattern, each.entries, each.law, number(each.p), f"{each.why} {each.mend}"]
-        for each in report.findings
-    ]
-    table = region(f"Findings on the weights of {network.name}", rows_as_html(head, rows)) if rows else ""
-    return paragraph(f"{network.name}: {report.summary}.") + table
-
-
-def recipe_section(network: CheckedNetwork) -> str:
-    """Return the comparison with a published recipe, if one was asked for."""
-    comparison = network.recipe
-    if comparison is None:
-        return ""
-    head = ["", "kind of weight", "this code", "recipe", "ratio", "what differs", "weights"]
-    rows = [
-        [row.mark, row.kind, row.code, row.recipe, row.ratio_text, row.remark, f"{', '.join(row.names)} ×{row.count}"]
-        for row in comparison.rows
-    ]
-    inner = paragraph(f"{network.name}: {comparison.summary}.")
-    inner += region(f"{network.name} against recipe {comparison.recipe.name}", rows_as_html(head, rows)) if rows else ""
-    inner += "".join(paragraph(f"{remark}.") for remark in comparison.remarks)
-    missing = [[each.names, str(each.count), each.shape, each.reason] for each in comparison.uncovered]
-    if missing:
-        table = rows_as_html(["not covered by the recipe", "number", "shape", "why"], missing)
-        inner += region(f"Weights of {network.name} that the recipe does not cover", table)
-    inner += pairs({"source": comparison.recipe.source, "note": comparison.recipe.notes})
-    title = f"{network.name} against a published recipe: {comparison.recipe.title}"
-    return section(title, f"recipe-{hashlib.sha256(network.name.encode()).hexdigest()[:8]}", inner)
-
-
-def sources(networks: list[CheckedNetwork], thresholds: Mapping[str, Threshold]) -> str:
-    """Return the laws of the weights, the thresholds, and the provenance."""
-    provenance = ""
-    for each in networks:
-        facts = {name: value for name, value in each.about.items() if name not in ELSEWHERE}
-        facts = {name: number(value) if isinstance(value, float) else value for name, value in facts.items()}
-        provenance += f"<h3>{escape(each.name)}</h3>{pairs(facts)}"
-    parts = {
-        "Law of the weights": "".join(map(laws, networks)),
-        "Thresholds": threshold_table(thresholds),
-        "Provenance": provenance,
+def matrices(networks: Sequence[CheckedNetwork]) -> Choice:
+    """Return the correlations of every network at a few depths, from the first to the last layer."""
+    every = [matrices_of(each) for each in networks]
+    stops = max(map(len, every))
+    at = [[round(k / max(stops - 1, 1) * (len(each) - 1)) for each in every] for k in range(stops)]
+    layers = [evenly(each.data.sizes["layer"], DEPTHS) for each in networks]
+    longest = max(range(len(every)), key=lambda k: len(every[k]))
+    options = {
+        str(int(networks[longest].data["layer"].values[layers[longest][k]])): [
+            Figures([each[depth] for each, depth in zip(every, depths, strict=True)])
+        ]
+        for k, depths in enumerate(at)
     }
-    return "".join(section(title, title.split()[0].lower(), inner) for title, inner in parts.items())
+    return Choice(f"Layer of {networks[longest].name}", options, chosen=stops - 1)
 
 
-def threshold_table(thresholds: Mapping[str, Threshold]) -> str:
-    """Return the thresholds with their sources."""
-    rows = [
-        [name, *("" if (level := each.at(grade)) is None else f"{level:g}" for grade in (WATCH, BROKEN)), each.source]
-        for name, each in thresholds.items()
-    ]
-    return region("Thresholds", rows_as_html(["threshold", WATCH, BROKEN, "source"], rows)) if rows else ""
-
-
-def laws(network: CheckedNetwork) -> str:
-    """Return the law of every weight, like layers in one row."""
-    if network.laws is None:
-        return ""
-    head = ["weights", "number", "shape", "law", "tied to"]
-    rows = [[name, str(each[0]), *each[1:]] for name, each in network.laws.alike().items()]
-    count = f"{len(network.laws)} parameters, {network.laws.count:,} entries, as the code draws them."
-    table = region(f"Law of the weights of {network.name}", rows_as_html(head, rows))
-    return paragraph(f"{network.name}: {count}") + table
-
-
-TOKENS, DEPTHS = 128, 17  # at most
-UNKNOWN = -128  # NaN
-
-
-def grids(networks: list[CheckedNetwork]) -> dict[str, Any]:
-    """Return the cells of one or two networks as JSON holds them."""
-    return {
-        "matrices": [matrices(each) for each in networks],
-        "heads": [{**one, "network": each.name} for each in networks for one in heads(each)],
-    }
-
-
-def matrices(network: CheckedNetwork) -> dict[str, Any]:
-    """Return the correlations of at most TOKENS tokens of the first sequence in the first sample."""
+def matrices_of(network: CheckedNetwork) -> list[HeatMap]:
+    """Return the correlations of at most TOKENS tokens of the first sequence in the first sample, by depth."""
     first = network.data[["covariance"]].isel(sample=0)
     sequence = first["sequence"].values if "sequence" in first.coords else np.zeros(first.sizes["token"])
     every = np.flatnonzero(sequence == sequence[0])
     tokens = every[evenly(len(every), TOKENS)]
     layers = evenly(first.sizes["layer"], DEPTHS)
-    rho = correlation(first.isel(layer=layers, token=tokens, token_=tokens)).values
-    words = first["word"].values[tokens].tolist() if "word" in first.coords else []
-    return {
-        "network": network.name,
-        "layers": first["layer"].values[layers].tolist(),
-        "tokens": [int(each) + 1 for each in tokens],
-        "of": len(every),
-        "words": [str(word) for word in words],
-        "rows": [packed(each) for each in rho],
-    }
+    rho = correlation(first.isel(layer=layers, token=tokens, token_=tokens)).values.astype(float)
+    names = first["word"].values[tokens].tolist() if "word" in first.coords else (tokens + 1).tolist()
+    names = tuple(map(str, names))
+    some = f"; {len(tokens)} of {len(every)} tokens" if len(tokens) < len(every) else ""
+    last, result = int(first["layer"].values[-1]), []
+    for layer, values in zip(first["layer"].values[layers].tolist(), rho, strict=True):
+        pairs = values[np.tril_indices(len(values), -1)]
+        mean = number(float(np.mean(pairs[np.isfinite(pairs)] if np.isfinite(pairs).any() else [np.nan])), 3)
+        note = f"layer {layer} of {last}; mean of pairs {mean}{some}"
+        result.append(HeatMap(network.name, note, names, names, np.ma.masked_array(values), "", correlations=True))
+    return result
 
 
-def evenly(count: int, most: int) -> NDArray[np.int64]:
-    """Return at most `most` of 0 … count − 1, from the first to the last."""
-    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
-
-
-def packed(rho: NDArray[Any]) -> str:
-    """Return the lower triangle with its diagonal, in hundredths."""
-    part = rho[np.tril_indices(len(rho))].astype(float)
-    cells = np.where(np.isfinite(part), np.clip(100 * part, -100, 100).round(), UNKNOWN)
-    return base64.b64encode(cells.astype(np.int8).tobytes()).decode()
-
-
-def heads(network: CheckedNetwork) -> list[dict[str, Any]]:
+def heads(networks: Sequence[CheckedNetwork]) -> list[Part]:
     """Return medians over samples (head, block) of the curves of attention."""
     result = []
-    for name in BY_HEAD:
-        if name in network.curves:
-            curve = network.curves[name]
-            values = curve.median("sample").transpose("head", "block").values
-            blocks = curve["block"].values if "block" in curve.coords else range(1, values.shape[1] + 1)
-            cells = [[float(f"{each:.5g}") if np.isfinite(each) else None for each in row] for row in values]
-            result.append({"title": CURVES[name].title, "blocks": [int(each) for each in blocks], "cells": cells})
-    return result
+    for network in networks:
+        for name in BY_HEAD:
+            if name in network.curves:
+                curve = network.curves[name]
+                values = curve.median("sample").transpose("head", "block").values.astype(float)
+                blocks = curve["block"].values if "block" in curve.coords else range(1, values.shape[1] + 1)
+                rows = tuple(map(str, range(1, len(values) + 1)))
+                columns = tuple(str(int(each)) for each in blocks)
+                note = f"{network.name}: {len(rows)} heads in {len(columns)} blocks"
+                result.append(HeatMap(CURVES[name].title, note, rows, columns, np.ma.masked_array(values)))
+    known = [each for each in result if np.isfinite(each.values.data).any()]
+    return [HEADS, Figures(known)] if known else []
+
+
+def findings(network: CheckedNetwork) -> list[Part]:
+    """Return the summary of an existing network's weights, and a row for each finding."""
+    report = network.initialisation
+    if report is None:
+        return []
+    head = ["looks like", "weights", "holds", "its law", "p", "why, and what mends it"]
+    rows = [
+        [each.bug or each.kind, each.pattern, each.entries, each.law, number(each.p), f"{each.why} {each.mend}"]
+        for each in report.findings
+    ]
+    table = [Table(f"Findings on the weights of {network.name}", head, rows)] if rows else []
+    return [f"{network.name}: {report.summary}.", *table]
+
+
+def recipe_section(network: CheckedNetwork) -> Section:
+    """Return the comparison with a published recipe; without parts if none was asked for."""
+    comparison = network.recipe
+    if comparison is None:
+        return Section("", [])
+    name = comparison.recipe.name
+    head = ["", "kind of weight", "this code", "recipe", "ratio", "what differs", "weights"]
+    rows = [
+        [row.mark, row.kind, row.code, row.recipe, row.ratio_text, row.remark, f"{', '.join(row.names)} ×{row.count}"]
+        for row in comparison.rows
+    ]
+    parts: list[Part] = [f"{network.name}: {comparison.summary}."]
+    parts += [Table(f"{network.name} against recipe {name}", head, rows)] if rows else []
+    parts += [f"{remark}." for remark in comparison.remarks]
+    missing = [[each.names, str(each.count), each.shape, each.reason] for each in comparison.uncovered]
+    if missing:
+        head = ["not covered by the recipe", "number", "shape", "why"]
+        parts.append(Table(f"Weights of {network.name} that the recipe does not cover", head, missing))
+    parts.append(Facts({"source": comparison.recipe.source, "note": comparison.recipe.notes}))
+    return Section(f"{network.name} against a published recipe: {comparison.recipe.title}", parts)
+
+
+def provenance(network: CheckedNetwork) -> list[Part]:
+    """Return what was run."""
+    return [Heading(network.name), Facts({name: each for name, each in network.about.items() if name not in ELSEWHERE})]
+
+
+def threshold_table(thresholds: Thresholds) -> Table:
+    """Return the thresholds with their sources."""
+    rows = [
+        [name, *("" if (level := each.at(grade)) is None else f"{level:g}" for grade in (WATCH, BROKEN)), each.source]
+        for name, each in thresholds.items()
+    ]
+    return Table("Thresholds", ["threshold", WATCH, BROKEN, "source"], rows)
+
+
+def laws(network: CheckedNetwork) -> list[Part]:
+    """Return the law of every weight, like layers in one row."""
+    if network.laws is None:
+        return []
+    head = ["weights", "number", "shape", "law", "tied to"]
+    rows = [[name, str(each[0]), *each[1:]] for name, each in network.laws.alike().items()]
+    count = f"{len(network.laws)} parameters, {network.laws.count:,} entries, as the code draws them."
+    return [f"{network.name}: {count}", Table(f"Law of the weights of {network.name}", head, rows)]

@@ -1,55 +1,46 @@
-"""The page of training steps: verdicts, loss by step and by rate, and what moves by layer and by weight.
-
-It is like the page of a check: one file, curves as SVG with their numbers, and a policy that lets nothing be loaded. A
-menu chooses the learning rate; without a script all rates are shown.
-"""
+"""What the page of training steps shows: verdicts, loss by step and by rate, and what moves by layer and by weight."""
 
 from collections.abc import Callable, Sequence
-from html import escape
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from limitformer.checking.curves import kind_and_block
-from limitformer.checking.page.page import evenly, threshold_table
+from limitformer.checking.page.page import threshold_table
 from limitformer.checking.step_verdicts import compared_loss, middle, quantile, stated_rate
 from limitformer.checking.thresholds import STEP_THRESHOLDS
 from limitformer.checking.trained_networks import TrainedNetworks
-from limitformer.reports.figures import LINES, WIDTH, Line, Panel, kind_of, number, plot, rows_as_html, toggle
-from limitformer.reports.page import card, document, keys, pairs, paragraph, region, section
+from limitformer.reports.figures import LINES, HeatMap, Line, Panel, drawable, evenly, kind_of, number
+from limitformer.reports.page import Choice, Code, Facts, Figures, Page, Part, Section, Table, verdict_card
 
 LAW = (
     "These are training steps in law: networks as their own code draws them, and steps by the optimiser's own formulas."
 )
 LOW, HIGH = 0.05, 0.95  # of the bands
-BAND = "median of networks, and 5 to 95 %"
+BAND = "5 to 95 % of networks"
 ELSEWHERE = ("laws", "kept", "groups")
-LEAST_COLOUR, MIDDLE_COLOUR, MOST_COLOUR = (247, 251, 255), (107, 174, 214), (8, 48, 107)  # as in page.js
-SIGNS = {"still": "still", "awoken": "was zero", "unknown": "not known"}  # classes of page.css
-ABSENT = -1.0  # there is no such weight
-ROW, LABEL, BAR = 18, 17, 34  # heights of a row of cells, of its label, and of the scale below
-SPAN = 10  # ratio of the largest value to the smallest from which colours follow the logarithm
 
 
-def page(report: TrainedNetworks) -> str:
+def contents(report: TrainedNetworks) -> Page:
     """Return the page of a report."""
-    script = files("limitformer.checking.page").joinpath("steps.js").read_text(encoding="utf-8")
-    parts = [heading(report), rates(report), losses(report), movements(report), sources(report)]
-    return document(f"{report.name}: limitformer steps", "".join(parts), script)
+    laws = str(report.about.get("laws", ""))
+    facts = {name: value for name, value in report.about.items() if name not in ELSEWHERE}
+    sections = [
+        Section("Verdict", [verdict_card(each, exists=True) for each in report.verdicts]),
+        Section("By learning rate", rates(report)),
+        Section("Loss by step", losses(report)),
+        Section("Gradients by step", norms(report)),
+        Section("What moves, by layer and weight", [movements(report)]),
+        Section("Thresholds", [threshold_table(STEP_THRESHOLDS)]),
+        Section("Law of the weights", [Code("Law of the weights", laws)] if laws else []),
+        Section("Provenance", [Facts(facts)]),
+    ]
+    about = (report.heading, report.proof, LAW, report.caveat)
+    return Page("steps", report.name, report.name, about, sections)
 
 
-def heading(report: TrainedNetworks) -> str:
-    top = paragraph(report.heading) + paragraph(report.proof) + paragraph(LAW) + paragraph(report.caveat)
-    cards = "".join(card(each, exists=True) for each in report.verdicts)
-    return f"<header><h1>{escape(report.name)}</h1>{top}</header>" + section("Verdict", "verdict", cards)
-
-
-# By rate
-
-
-def rates(report: TrainedNetworks) -> str:
+def rates(report: TrainedNetworks) -> list[Part]:
     """Return the share of networks whose loss falls, over the rate, and the table by rate."""
     table, count = report.table().sortby("rate"), report.data.sizes["sample"]
     x = table["rate"].values.astype(float)
@@ -58,7 +49,8 @@ def rates(report: TrainedNetworks) -> str:
     note = f"{count} network{'' if count == 1 else 's'}; dashed: it explodes; band: Wilson's interval, about 95 %"
     note += " before a rate is selected"
     band = (x, table["low"].values, table["high"].values)
-    share = Panel("Share of networks whose loss falls", note, "rate", (falls, explodes), band, True, log=True)
+    share = Panel("Share of networks whose loss falls", note, "rate", (falls, explodes), band, True, log=True,
+                  band_label="Wilson's interval")  # fmt: skip
     loss = [
         Line("m0", "batch, before", x, table["loss_first"].values),
         Line("m1", "batch, after the last step", x, table["loss_last"].values),
@@ -66,36 +58,24 @@ def rates(report: TrainedNetworks) -> str:
     ]
     named = (("m2", "stream at the last layer", "stream_change"), ("m5", "output", "output_change"))
     changes = [Line(kind, label, x, table[name].values) for kind, label, name in named if name in table]
-    plots = plot(share) + drawn(
-        [
-            Panel("Loss before and after", "median of networks", "rate", tuple(loss), log=True),
-            Panel("Change after the last step", "stream: over its size; output: root mean square", "rate",
-                  tuple(changes), log=True),
-        ]
-    )  # fmt: skip
-    columns = report.columns()
-    rows = report.rows()
+    size = "stream: over its size; output: root mean square"
+    panels = [
+        Panel("Loss before and after", "median of networks", "rate", tuple(loss), log=True),
+        Panel("Change after the last step", size, "rate", tuple(changes), log=True),
+    ]
+    columns, rows = report.columns(), report.rows()
     names = list(rows[0])
-    numbers = rows_as_html(
-        [name.replace("_", " ") for name in names], [[number(row[n]) for n in names] for row in rows]
-    )
-    meaning = rows_as_html(["column", "meaning"], [[n.replace("_", " "), columns[n]] for n in names])
-    meaning = f"<details><summary>meaning of the columns</summary>{meaning}</details>"
-    legend = keys([(line.kind, line.label) for line in (*loss, *changes)])
-    inner = legend + f'<div class="plots">{plots}</div>' + region("Table by rate", numbers) + meaning
-    return section("By learning rate", "rates", inner)
+    words = [name.replace("_", " ") for name in names]
+    meaning = [[word, columns[name]] for word, name in zip(words, names, strict=True)]
+    return [
+        Figures([share, *drawable(panels)], [(line.kind, line.label) for line in (*loss, *changes)]),
+        Table("Table by rate", words, [[number(row[name]) for name in names] for row in rows]),
+        Table("meaning of the columns", ["column", "meaning"], meaning, folded=True),
+    ]
 
 
-def drawn(panels: Sequence[Panel]) -> str:
-    """Return the panels that have a finite number."""
-    return "".join(plot(each) for each in panels if any(np.isfinite(line.y).any() for line in each.lines))
-
-
-# By step
-
-
-def losses(report: TrainedNetworks) -> str:
-    """Return the loss by step, a plot for each rate, and the gradient norm of all rates."""
+def losses(report: TrainedNetworks) -> list[Part]:
+    """Return the loss by step, a panel for each rate."""
     data = report.data
     kind = compared_loss(data)
     steps = data["step"].values.astype(float)
@@ -110,56 +90,43 @@ def losses(report: TrainedNetworks) -> str:
         band = steps, quantile(shaded, LOW, 0), quantile(shaded, HIGH, 0)
         diverged = int((~np.isfinite(own[:, -1])).sum())
         note = f"{diverged} of {len(own)} networks diverged" if diverged else ""
-        panels.append(Panel(f"Loss at rate {number(float(rate))}", note, "steps done", lines, band))
+        title = f"Loss at rate {number(float(rate))}"
+        panels.append(Panel(title, note, "steps done", lines, band, band_label=BAND))
     several = "the batch" if kind == "loss" else "the unseen batch"
-    legend = keys([("band", f"5 to 95 % of networks, {several}"), ("law", "loss of the batch, median"),
-                   ("other", "loss of an unseen batch, median")])  # fmt: skip
-    few = evenly(data.sizes["rate"], LINES).tolist()
-    norms = data["gradient_norm"].transpose("rate", "sample", "step").values
-    gradient = Panel(
-        "Gradient norm", "of all weights together, median of networks", "steps done",
-        tuple(Line(kind_of(j), f"rate {number(float(data['rate'][k]))}", steps, middle(norms[k], 0))
-              for j, k in enumerate(few)),
-    )  # fmt: skip
-    factors = data["clipping"].transpose("rate", "sample", "step").values
-    clipping = Panel(
-        "Clipping", "factor of all gradients, median of networks", "steps done",
-        tuple(Line(kind_of(j), f"rate {number(float(data['rate'][k]))}", steps, middle(factors[k], 0))
-              for j, k in enumerate(few)),
-    )  # fmt: skip
-    clipped = [clipping] if bool((data["clipping"] < 1).any()) else []
-    colours = keys([(line.kind, line.label) for line in gradient.lines])
-    inner = legend + f'<div class="plots">{drawn(panels)}</div>'
-    return section("Loss by step", "loss", inner) + section(
-        "Gradients by step", "gradients", colours + f'<div class="plots">{drawn([gradient, *clipped])}</div>'
-    )
+    legend = [("band", f"{BAND}, {several}"), ("law", "loss of the batch, median"),
+              ("other", "loss of an unseen batch, median")]  # fmt: skip
+    return [Figures(drawable(panels), legend)]
 
 
-# By layer and weight
-
-
-def movements(report: TrainedNetworks) -> str:
-    """Return what the steps move at each rate, and a menu of the rates; the stated rate comes first."""
+def norms(report: TrainedNetworks) -> list[Part]:
+    """Return the norm of the gradient by step, with a line for each rate, and how it is clipped."""
     data = report.data
-    first = stated_rate(report.table())
-    order = [first, *(k for k in range(data.sizes["rate"]) if k != first)]
-    options, choices = "", ""
-    for k in order:
-        rate = number(float(data["rate"][k]))
-        options += f'<option value="{k}">{escape(rate)}</option>'
-        choices += (
-            f'<div class="rate" data-choice="{k}"><h3>Rate {escape(rate)}</h3>{movement(data.isel(rate=k))}</div>'
+    steps, few = data["step"].values.astype(float), evenly(data.sizes["rate"], LINES).tolist()
+    titles = {"gradient_norm": ("Gradient norm", "of all weights together, median of networks")}
+    if bool((data["clipping"] < 1).any()):
+        titles["clipping"] = ("Clipping", "factor of all gradients, median of networks")
+    panels = []
+    for name, (title, note) in titles.items():
+        values = data[name].transpose("rate", "sample", "step").values
+        lines = tuple(
+            Line(kind_of(j), f"rate {number(float(data['rate'][k]))}", steps, middle(values[k], 0))
+            for j, k in enumerate(few)
         )
-    menu = f'<p class="control"><label for="rate">Learning rate</label> <select id="rate">{options}</select></p>'
+        panels.append(Panel(title, note, "steps done", lines))
+    return [Figures(drawable(panels), [(line.kind, line.label) for line in panels[0].lines])]
+
+
+def movements(report: TrainedNetworks) -> Choice:
+    """Return what the steps move at each rate; the stated rate is chosen."""
+    data, first = report.data, stated_rate(report.table())
     count = data.sizes["step"] - 1
-    legend = keys(
-        [(kind_of(step), f"after step {step}" if step else "before") for step in range(min(count + 1, LINES))]
-    )
-    return section("What moves, by layer and weight", "movements", menu + legend + choices)
+    legend = [(kind_of(step), f"after step {step}" if step else "before") for step in range(min(count + 1, LINES))]
+    options = {number(float(data["rate"][k])): movement(data.isel(rate=k), legend) for k in range(data.sizes["rate"])}
+    return Choice("Learning rate", options, first)
 
 
-def movement(data: xr.Dataset) -> str:
-    """Return the plots by layer, block and weight at one rate."""
+def movement(data: xr.Dataset, legend: Sequence[tuple[str, str]]) -> list[Part]:
+    """Return the panels by layer, block and weight at one rate."""
     layers, blocks = places(data, "layer"), places(data, "block")
     panels = [
         by_step(title, note, "layer", layers, data[name], start)
@@ -185,7 +152,7 @@ def movement(data: xr.Dataset) -> str:
         if name in data:
             note = "largest head" if join is np.nanmax else "mean of heads"
             panels.append(by_step(title, note, "block", blocks, over_heads(data[name], join), start=True))
-    return f'<div class="plots">{drawn(panels)}</div>' + maps(data)
+    return [Figures(drawable(panels), legend), Figures(maps(data))]
 
 
 def over_heads(values: xr.DataArray, join: Callable[..., Any]) -> xr.DataArray:
@@ -204,7 +171,7 @@ def places(data: xr.Dataset, dimension: str) -> Any:
 
 
 def by_step(title: str, note: str, axis: str, x: Any, values: xr.DataArray, start: bool = False) -> Panel:
-    """Return a plot of medians over samples, with a line for each step; `start`: also before the first."""
+    """Return a panel of medians over samples, with a line for each step; `start`: also before the first."""
     rows = values.transpose("sample", "step", ...).values
     steps = range(0 if start else 1, rows.shape[1])
     lines = [
@@ -213,7 +180,7 @@ def by_step(title: str, note: str, axis: str, x: Any, values: xr.DataArray, star
     return Panel(title, note, axis, tuple(lines))
 
 
-def maps(data: xr.Dataset) -> str:
+def maps(data: xr.Dataset) -> list[HeatMap]:
     """Return heat maps of the change of every matrix, by kind and block, after the first and the last step."""
     is_matrix = data["matrix"].values.astype(bool)
     names = [str(name) for name in data["weight"].values[is_matrix]]
@@ -231,9 +198,10 @@ def maps(data: xr.Dataset) -> str:
         for step in dict.fromkeys((1, last)):
             if np.isfinite(values[step]).any():
                 kinds, cells = by_kind(names, values[step])
+                columns = tuple(map(str, range(cells.shape[1])))
                 ending = f"after the {'first step' if step == 1 else f'last step, {step}'}"
-                parts.append(heat_map(f"{title}, {ending}", note, kinds, cells))
-    return f'<div class="grids">{"".join(parts)}</div>' if parts else ""
+                parts.append(HeatMap(f"{title}, {ending}", note, tuple(kinds), columns, cells, above=True))
+    return parts
 
 
 def by_kind(names: Sequence[str], values: Any) -> tuple[list[str], Any]:
@@ -247,99 +215,4 @@ def by_kind(names: Sequence[str], values: Any) -> tuple[list[str], Any]:
         at = kinds.index(kind), max(block, 0)
         cells[at] = value if absent[at] else np.fmax(cells[at], value)  # of several in one place the largest
         absent[at] = False
-    return kinds, np.where(absent, ABSENT, cells)
-
-
-# Heat maps: a row for each kind of weight, a column for each block
-
-
-def heat_map(title: str, note: str, rows: Sequence[str], cells: Any) -> str:
-    """Return the figure of cells (row, column).
-
-    NaN (unknown) is grey, 0 is an empty frame, infinity (a change of what was zero) has a colour of its own.
-    """
-    known = cells[np.isfinite(cells) & (cells > 0)]
-    low, high = (float(known.min()), float(known.max())) if len(known) else (1.0, 1.0)
-    logarithmic = high > SPAN * low
-    wide = WIDTH / cells.shape[1]
-    parts = []
-    for r, name in enumerate(rows):
-        top = r * (ROW + LABEL)
-        parts.append(f'<text x="0" y="{top + LABEL - 5}">{escape(name)}</text>')
-        for c, value in enumerate(cells[r]):
-            if value != ABSENT:
-                parts.append(cell(c * wide, top + LABEL, wide, float(value), (low, high, logarithmic), f"{name} {c}"))
-    height = len(rows) * (ROW + LABEL)
-    parts.append(scale(height + 6, low, high))
-    columns = cells.shape[1]
-    by = f"{columns} blocks from left to right" if columns > 1 else "one column"
-    words = f"{title}: {len(rows)} kinds of weight, {by}, from {number(low)} to {number(high)}."
-    kind = "colours by the logarithm" if logarithmic else "colours by the value"
-    numbers = rows_as_html(
-        ["weight", *(str(c) for c in range(columns))],
-        [
-            [name, *("" if value == ABSENT else number(float(value)) for value in cells[r])]
-            for r, name in enumerate(rows)
-        ],
-    )
-    caption = f"<strong>{escape(title)}</strong> <span>{escape(f'{note}; {by}, {kind}')}</span>"
-    drawing = (
-        f'<svg viewBox="0 0 {WIDTH} {height + BAR}" role="img" aria-label="{escape(words)}">{"".join(parts)}</svg>'
-    )
-    return f"<figure><figcaption>{caption}</figcaption>{drawing}{toggle(title, numbers)}</figure>"
-
-
-def cell(x: float, y: float, wide: float, value: float, span: tuple[float, float, bool], name: str) -> str:
-    low, high, logarithmic = span
-    title = f"<title>{escape(name)}: {number(value)}</title>"
-    place = f'x="{x + 0.5:.1f}" y="{y}" width="{max(wide - 1, 0.6):.1f}" height="{ROW - 2}"'
-    if not np.isfinite(value):
-        return f'<rect class="{"unknown" if np.isnan(value) else "awoken"}" {place}>{title}</rect>'
-    if value <= 0:
-        return f'<rect class="still" {place}>{title}</rect>'
-    part = (
-        np.log(value / low) / np.log(high / low) if logarithmic else (value - low) / (high - low) if high > low else 0.5
-    )
-    return f'<rect fill="{colour(float(part))}" {place}>{title}</rect>'
-
-
-def colour(part: float) -> str:
-    """Return the colour of a number in [0, 1]."""
-    stops = (LEAST_COLOUR, MIDDLE_COLOUR, MOST_COLOUR)
-    k = min(int(2 * part), 1)
-    mixed = (round(a + (2 * part - k) * (b - a)) for a, b in zip(stops[k], stops[k + 1], strict=True))
-    return f"rgb({','.join(map(str, mixed))})"
-
-
-def scale(y: float, low: float, high: float) -> str:
-    """Return the bar of colours with its ends, and the signs of matrices without a number."""
-    steps = 20
-    parts = [
-        f'<rect fill="{colour((k + 0.5) / steps)}" x="{50 + 3 * k}" y="{y}" width="3.2" height="8"/>'
-        for k in range(steps)
-    ]
-    parts.append(f'<text x="46" y="{y + 9}" text-anchor="end">{number(low, 3)}</text>')
-    parts.append(f'<text x="{54 + 3 * steps}" y="{y + 9}">{number(high, 3)}</text>')
-    for x, (kind, label) in zip((166, 206, 268), SIGNS.items(), strict=True):
-        parts.append(f'<rect class="{kind}" x="{x}" y="{y}" width="9" height="8"/>')
-        parts.append(f'<text x="{x + 12}" y="{y + 9}">{label}</text>')
-    return "".join(parts)
-
-
-# Sources
-
-
-def sources(report: TrainedNetworks) -> str:
-    """Return the thresholds and the provenance."""
-    facts = {
-        name: number(value) if isinstance(value, float) else value
-        for name, value in report.about.items()
-        if name not in ELSEWHERE
-    }
-    weights = str(report.about.get("laws", ""))
-    law = region("Law of the weights", f"<pre>{escape(weights)}</pre>") if weights else ""
-    return (
-        section("Thresholds", "thresholds", threshold_table(STEP_THRESHOLDS))
-        + section("Law of the weights", "laws", law)
-        + section("Provenance", "provenance", pairs(facts))
-    )
+    return kinds, np.ma.masked_array(cells, absent)
