@@ -1,5 +1,7 @@
 """Pages of reports, as tests read them: their tags and texts, and in a browser without a network."""
 
+import html
+import re
 from contextlib import contextmanager
 from html.parser import HTMLParser
 
@@ -64,14 +66,29 @@ class PageParser(HTMLParser):
         return sum(tag == name for tag, _ in self.tags)
 
 
-def intruders(text, scripts=2):
-    """Return what a page must not hold: more scripts than these, pictures, handlers, addresses."""
+def figure_of(text, title):
+    """Return the first figure with a title."""
+    start = text.index(f"<strong>{title}</strong>")
+    return text[start : text.index("</figure>", start)]
+
+
+def table_of(text):
+    """Return the first table as text, by row; the head is the first."""
+    rows = re.findall("<tr>(.*?)</tr>", text[text.index("<table>") : text.index("</table>")])
+    return [[html.unescape(each) for each in re.findall("<t[hd][^>]*>(.*?)</t[hd]>", row)] for row in rows]
+
+
+def intruders(text):
+    """Return what a page must not hold: scripts, pictures, handlers, addresses, torn attributes."""
     seen = PageParser(text)
-    result = ["script"] * (seen.count("script") - scripts) + ["img"] * seen.count("img") + ["b"] * seen.count("b")
+    result = [tag for tag, _ in seen.tags if tag in ("script", "img", "b")]
     for tag, attributes in seen.tags:
-        result += [f"{tag} {name}" for name in attributes if name.startswith("on")]
-        places = [attributes.get(name) or "" for name in ("src", "href", "action", "data")]
-        result += [f"{tag} {place}" for place in places if place and place != "data:,"]
+        result += [
+            f"{tag} {name}" for name in attributes if name.startswith("on") or not re.fullmatch("[a-z0-9:-]+", name)
+        ]
+        places = [attributes.get(name) or "" for name in ("src", "href", "xlink:href", "action", "data")]
+        inside = ("data:,", "#m", "data:image/png;base64,")  # what Matplotlib draws again, and its images
+        result += [f"{tag} {place}" for place in places if place and not place.startswith(inside)]
     return result
 
 

@@ -4,8 +4,7 @@
 """
 
 import base64
-import hashlib
-import json
+import io
 import os
 import re
 from dataclasses import replace
@@ -15,17 +14,18 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from PIL import Image
 
 import limitformer as lf
 from chromium import launched
 from limitformer.checking import check
 from limitformer.checking.curves import CURVES
-from limitformer.checking.page import page as pages
 from limitformer.checking.verdicts import Verdict
 from limitformer.initialisation.weight_by_weight import initialisation
-from limitformer.reports import figures
+from limitformer.reports import drawing
 from limitformer.reports import page as frame
-from pages_read import CONTRAST, PageParser, intruders, opened
+from limitformer.reports.figures import HeatMap
+from pages_read import CONTRAST, PageParser, figure_of, intruders, opened, table_of
 
 SIZES = {"vocab_size": 60, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 24, "bos_token_id": 1}
 SIZES |= {"eos_token_id": 2, "initializer_range": 0.15}
@@ -77,11 +77,6 @@ def hostile(network):
     return replace(result, about=about, against=replace(network.against, name=HOSTILE))
 
 
-def data_of(text):
-    """Return the data of the script."""
-    return json.loads(PageParser(text).scripts[0])
-
-
 # Text
 
 
@@ -90,7 +85,7 @@ def test_verdicts_precede_the_curves_with_their_reasons(law, law_page):
     words = PageParser(text).words
     broken = [verdict for verdict in law.verdicts if verdict.grade == "broken"]
     assert broken
-    assert text.index('id="verdict"') < text.index('id="curves"') < text.index('id="matrix"')
+    assert text.index(">Verdict<") < text.index(">By layer<") < text.index(">Correlation of tokens, at a depth<")
     for verdict in law.verdicts:
         for part in (verdict.said, verdict.why, verdict.mends, verdict.source, f"{verdict.share:.0%} of them"):
             assert " ".join(part.split()) in words
@@ -143,46 +138,41 @@ def test_page_lists_findings_on_the_weights(network, network_page, law_page):
 def test_hostile_names_stay_text(hostile):
     text = hostile.page()
     assert intruders(text) == []
-    words = PageParser(text).words
-    assert words.count(" ".join(HOSTILE.split())) > 10
-    assert data_of(text)["matrices"][0]["words"][0] == HOSTILE
-    assert data_of(text)["matrices"][0]["network"] == HOSTILE
+    assert PageParser(text).words.count(" ".join(HOSTILE.split())) > 10
+    assert drawing.short(HOSTILE) in PageParser(text).words  # a word beside the cells
 
 
-@pytest.mark.parametrize(
-    ("module", "function", "twin"),
-    [(pages, "escape", str), (figures, "escape", str), (frame, "escape", str), (pages, "as_json", json.dumps)],
-)
-def test_wrong_twin_without_escaped_names_is_detected(module, function, twin, hostile, monkeypatch):
-    monkeypatch.setattr(module, function, twin)
+@pytest.mark.parametrize("module", [frame, drawing])
+def test_wrong_twin_without_escaped_names_is_detected(module, hostile, monkeypatch):
+    monkeypatch.setattr(module, "escape", str)
     assert intruders(hostile.page())
 
 
-def test_policy_allows_only_the_script_of_the_page(network_page):
-    text = network_page
-    seen = PageParser(text)
+def test_policy_allows_no_script_and_no_request(network_page):
+    seen = PageParser(network_page)
     policy = next(each["content"] for tag, each in seen.tags if tag == "meta" and "content" in each)
-    digest = base64.b64encode(hashlib.sha256(seen.scripts[1].encode()).digest()).decode()
-    assert "default-src 'none'" in policy
-    assert f"script-src 'sha256-{digest}'" in policy
-    assert "unsafe-inline" not in policy.split("script-src")[1]
-    style = text[text.index("<style>") : text.index("</style>")]
+    assert policy == "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'none'"
+    assert seen.count("script") == 0
+    style = network_page[network_page.index("<style>") : network_page.index("</style>")]
     assert "url(" not in style
     assert "@import" not in style
+
+
+def test_same_report_gives_the_same_bytes(law, law_page):
+    assert law.page() == law_page
 
 
 # Curves
 
 
-def drawn(text, title, kind):
+def drawn(text, title, colour):
     """Return the points (x, y) of a line in the units of its axes, and the numbers at its ticks."""
-    start = text.index(f"<strong>{title}</strong>")
-    figure = text[start : text.index("</figure>", start)]
-    path = re.search(rf'<path class="line {kind}" d="([^"]*)"', figure)[1]
-    at = np.array([[float(each) for each in pair.split(",")] for pair in re.findall(r"[-\d.]+,[-\d.]+", path)])
-    labels = re.findall(r'<text x="([-\d.]+)" y="([-\d.]+)" text-anchor="(\w+)">([^<]*)</text>', figure)
-    x = np.array([[float(a), float(text)] for a, _, anchor, text in labels[:-1] if anchor == "middle"])
-    y = np.array([[float(b) - 4, float(text)] for _, b, anchor, text in labels if anchor == "end"])
+    figure = figure_of(text, title)
+    path = re.search(rf'<path d="([^"]*)" style="fill: none;[^"]*stroke: var\(--{colour}\)', figure)[1]
+    at = np.array(re.findall(r"[-\d.]+", path), float).reshape(-1, 2)
+    labels = re.findall(r'text-anchor: (\w+)[^>]* x="([-\d.]+)" y="([-\d.]+)">([-\d.e]+)</text>', figure)
+    x = np.array([[float(a), float(text)] for anchor, a, _, text in labels if anchor == "middle"])
+    y = np.array([[float(b) - 4.2, float(text)] for anchor, _, b, text in labels if anchor == "end"])
     return at, x, y
 
 
@@ -216,44 +206,78 @@ def test_logarithmic_axis_has_logarithmic_positions(law, law_page):
 
 def test_page_draws_every_curve_and_kind_of_weight(network, network_page):
     text = network_page
-    sublayers = network.curves.sizes["sublayer"]
     measured = [name for name in SHOWN if name in network.curves]
     kinds = {*network.curves["kind"].values, *network.against.curves["kind"].values}
+    depths, maps = 6, 6  # cells of two networks
     assert len(measured) == len(SHOWN)
-    assert text.count('<figure class="plot">') == len(measured) + sublayers - 1 + len(kinds) + 1
+    count = len(measured) + network.curves.sizes["sublayer"] - 1 + len(kinds) + 1 + 2 * depths + maps
+    assert text.count('<figure class="plot">') == count
     assert {f"<strong>{kind}</strong>" for kind in kinds} <= set(re.findall("<strong>.*?</strong>", text))
     assert f"{network.about['chance']:.4g}" in PageParser(text).words
+
+
+def test_picture_shows_the_panels_of_the_page(network):
+    figure = network.draw()
+    (axes,) = (each for each in figure.axes if each.get_title() == "Stream")
+    lines = {line.get_label(): line.get_ydata() for line in axes.lines}
+    assert lines["this network"] == pytest.approx(network.curves["size"].values[0])
+    assert lines["median of new networks"] == pytest.approx(network.band["size"].sel(edge="middle").values)
+    assert lines[network.against.name] == pytest.approx(np.median(network.against.curves["size"].values, 0))
 
 
 # Coloured cells
 
 
-def unpacked(text, tokens):
-    """Return the matrix (token, token_) of one depth."""
-    cells = np.frombuffer(base64.b64decode(text), np.int8)
-    rho = np.zeros((tokens, tokens))
-    rho[np.tril_indices(tokens)] = cells / 100
-    return np.maximum(rho, rho.T) if (cells >= 0).all() else rho + np.tril(rho, -1).T
+def cells_of(figure):
+    """Return the colours (row, column, 4) of the cells of a figure."""
+    encoded = re.search(r"data:image/png;base64,\s*([^\"]+)", figure)[1]
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(encoded))).convert("RGBA"), float)
 
 
 def test_matrices_hold_the_correlations_by_token(network, network_page):
-    result = data_of(network_page)["matrices"]
-    assert [each["layers"] for each in result] == [list(range(4)), list(range(6))]
-    for one, report in zip(result, (network, network.against), strict=True):
-        for row, layer in zip(one["rows"], one["layers"], strict=True):
+    views = network_page[network_page.index(">Correlation of tokens, at a depth<") :].split('<div class="view">')[1:]
+    for report in (network, network.against):
+        depths = report.data.sizes["layer"]
+        for layer in {0, depths - 1}:
+            figure = figure_of(views[round(layer * 5 / (depths - 1))], report.name)
+            assert f"layer {layer} of {depths - 1}" in figure
             v = report.data["covariance"].values[0, layer].astype(float)
-            size = np.sqrt(np.diag(v))
-            assert unpacked(row, len(v)) == pytest.approx(v / np.outer(size, size), abs=0.00501)
-    assert result[0]["words"] == list(network.data["word"].values)
+            rho = v / np.sqrt(np.outer(np.diag(v), np.diag(v)))
+            below = np.tril_indices(len(v))
+            head, *rows = table_of(figure)
+            assert head[1:] == [row[0] for row in rows] == list(report.data["word"].values)
+            hundredths = np.array([float(each) for k, row in enumerate(rows) for each in row[1 : k + 2]])
+            assert hundredths / 100 == pytest.approx(rho[below], abs=0.00501)
+            red, _, blue, _ = np.moveaxis(cells_of(figure), -1, 0)
+            assert np.corrcoef((red - blue).ravel(), rho.ravel())[0, 1] > 0.98
 
 
 def test_heads_hold_medians_by_block(network, network_page):
-    result = data_of(network_page)["heads"]
-    assert [each["network"] for each in result] == [network.name] * 3 + [network.against.name] * 3
-    cells = np.array(result[4]["cells"])
+    text = network_page[network_page.index(">Heads by block<") :]
+    text = text[text.index(f"{network.against.name}: 4 heads in 5 blocks") - 400 :]
+    figure = figure_of(text, "Effective tokens")
+    head, *rows = table_of(figure)
+    assert head == ["block", *"12345"]
     expected = np.median(network.against.curves["effective_tokens"].values, 0).T
-    assert cells == pytest.approx(expected, rel=1e-4)
-    assert cells.shape == (4, 5)
+    assert np.array([row[1:] for row in rows], float) == pytest.approx(expected, rel=1e-3)
+    dark = -cells_of(figure)[..., 0]
+    assert dark.ravel()[np.argmax(expected)] == dark.max()
+    assert dark.ravel()[np.argmin(expected)] == dark.min()
+
+
+def test_cells_without_a_colour_have_signs():
+    values = np.ma.masked_array([[1.0, 0.0, np.nan], [np.inf, 100.0, 5.0]], [[0, 0, 0], [0, 0, 1]])
+    cells = HeatMap("Change", "of matrices", ("up", "down"), ("0", "1", "2"), values, above=True)
+    with drawing.canvas() as canvas:
+        colours = cells_of(canvas.svg(cells))
+    assert (colours[1::2, :, 3] > 0).tolist() == [[True, False, False], [False, True, False]]
+    assert cells.legend() == "colours by the logarithm, ○ zero, △ it was zero, × not known"
+    assert {sign: where.tolist() for sign, where in cells.signs().items()} == {
+        "o": [[False, True, False], [False] * 3],
+        "^": [[False] * 3, [True, False, False]],
+        "x": [[False, False, True], [False] * 3],
+    }
+    assert cells.table()[1] == [["up", "1", "0", "–"], ["down", "inf", "100", ""]]
 
 
 # In a browser
@@ -269,52 +293,34 @@ def browser():
 UNDRAWN = """() => {
   const empty = [];
   for (const plot of document.querySelectorAll("svg[role=img]")) {
-    if (plot.closest("[hidden]")) continue;
-    const shapes = [...plot.querySelectorAll(".line, circle")].map((each) => each.getBoundingClientRect());
-    if (!shapes.some((box) => box.width + box.height > 3)) empty.push(plot.getAttribute("aria-label"));
+    if (!plot.getClientRects().length) continue;
+    const shapes = [...plot.querySelectorAll("path, image, use")].map((each) => each.getBoundingClientRect());
+    if (shapes.filter((box) => box.width + box.height > 3).length < 1) empty.push(plot.getAttribute("aria-label"));
   }
-  for (const canvas of document.querySelectorAll("canvas")) {
-    const cells = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
-    const colours = new Set(new Uint32Array(cells.buffer));
-    if (colours.size < 3) empty.push(canvas.getAttribute("aria-label"));
-  }
-  for (const part of ["matrices", "heads"]) if (!document.querySelector(`#${part} canvas`)) empty.push(part);
   return empty;
 }"""
-PICTURE = "document.querySelector('#matrices canvas').toDataURL()"
 
 
 def test_browser_draws_every_plot_without_a_request(browser, network_page, tmp_path):
     with opened(browser, network_page, tmp_path) as tab:
         assert tab.troubles == []
         assert tab.evaluate(UNDRAWN) == []
-        assert tab.locator("canvas:visible").count() == 2 + 6
         shown = tab.locator("svg[role=img]:visible").count()
-        assert shown == len(SHOWN) + 1 + 1 + 1  # two sublayers, one kind of weight, the loss
+        assert shown == len(SHOWN) + 1 + 1 + 1 + 2 + 6  # sublayers, a kind of weight, the loss, a depth, heads
 
 
-def test_wrong_twin_of_the_script_is_detected(browser, network, tmp_path, monkeypatch):
-    script = pages.SCRIPT
-    broken = script.replace("const matrix = data", "").replace("this.cell(pen, row, column);", "nothing();")
-    assert broken != script
-    monkeypatch.setattr(pages, "SCRIPT", broken)
-    with opened(browser, network.page(), tmp_path) as tab:
-        assert tab.troubles
-        assert tab.evaluate(UNDRAWN)
-
-
-def test_slider_keys_change_the_depth(browser, network_page, tmp_path):
+def test_keys_choose_the_depth(browser, network_page, tmp_path):
     with opened(browser, network_page, tmp_path) as tab:
-        slider = tab.get_by_role("slider", name="Depth")
-        last, label = tab.evaluate(PICTURE), tab.locator("#depth-said").text_content()
-        assert label == "layer 3 of 3."
-        slider.focus()
-        tab.keyboard.press("Home")
-        assert tab.locator("#depth-said").text_content() == "layer 0 of 3."
-        assert tab.evaluate(PICTURE) != last
-        assert "layer 0 of 5" in tab.locator("#matrices figure").nth(1).text_content()
-        tab.keyboard.press("End")
-        assert tab.evaluate(PICTURE) == last
+        last = tab.get_by_role("radio", name="5", exact=True)
+        assert last.is_checked()
+        assert tab.locator("figure:visible", has_text="layer 3 of 3").count() == 1
+        last.focus()
+        for _ in range(5):
+            tab.keyboard.press("ArrowLeft")
+        assert tab.get_by_role("radio", name="0", exact=True).is_checked()
+        assert tab.locator("figure:visible", has_text="layer 0 of 3").count() == 1
+        assert tab.locator("figure:visible", has_text="layer 0 of 5").count() == 1
+        assert tab.locator("figure:visible", has_text="layer 3 of 3").count() == 0
         assert tab.troubles == []
 
 

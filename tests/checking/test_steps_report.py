@@ -19,7 +19,6 @@ from scipy import stats
 import limitformer as lf
 from chromium import launched
 from limitformer.checking import STEP_THRESHOLDS, StepsInterrupted, StepsReport
-from limitformer.checking.page import steps as pages
 from limitformer.checking.step_verdicts import (
     by_rate,
     compared_loss,
@@ -32,6 +31,7 @@ from limitformer.checking.step_verdicts import (
     step_verdicts,
 )
 from limitformer.checking.thresholds import STEP_VERDICTS, failing
+from limitformer.reports import page as frame
 from pages_read import CONTRAST, PageParser, intruders, opened
 from zero_projections import BLOCKS, ZeroNetwork, sgd
 
@@ -429,9 +429,9 @@ def hostile():
 
 
 def test_hostile_names_stay_text_on_the_page(monkeypatch):
-    assert intruders(hostile().page(), scripts=1) == []
-    monkeypatch.setattr(pages, "escape", str)  # the wrong twin
-    assert intruders(hostile().page(), scripts=1)
+    assert intruders(hostile().page()) == []
+    monkeypatch.setattr(frame, "escape", str)  # the wrong twin
+    assert intruders(hostile().page())
 
 
 def test_page_shows_verdicts_caveat_table_and_provenance(zero, zero_page):

@@ -20,10 +20,10 @@ from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, Formatter, LogLocator, MaxNLocator, NullLocator
 
-from limitformer.reports.figures import COLOURS, LINE_STYLES, Drawing, HeatMap, Line, Panel, Strip, number, runs
+from limitformer.reports.figures import COLOURS, LINE_STYLES, Drawing, HeatMap, Line, Panel, number, runs
 
 SIZE = 11  # of letters; positions and sizes are in units of a drawing, which the page scales
-WIDTH, HEIGHT, STRIP = 340.0, 210.0, 78.0
+WIDTH, HEIGHT = 340.0, 210.0
 LEFT, RIGHT, TOP, BOTTOM = 48.0, 10.0, 10.0, 34.0
 ROW, NAME = 18.0, 17.0  # heights of a row of cells and of its name
 MANY = 24  # tokens from which cells have no names
@@ -142,33 +142,15 @@ def draw_band(axes: Axes, x: Any, low: Any, high: Any, label: str) -> None:
 
 
 def draw_line(axes: Axes, line: Line) -> None:
-    """Draw a curve, broken at unknown values, with dots at single points, and at all points of a short own curve."""
+    """Draw a curve, broken at unknown values, with dots at single points."""
     style, y = LINE_STYLES[line.kind], np.where(np.isfinite(line.y), line.y, np.nan)
-    short = line.kind == "own" and len(y) <= LONG
-    dots = [int(k) for run in runs(np.isfinite(y)) for k in run if short or len(run) == 1]
+    every = style.dots and len(y) <= LONG
+    dots = [int(k) for run in runs(np.isfinite(y)) for k in run if every or len(run) == 1]
     (drawn,) = axes.plot(line.x, y, color=COLOURS[style.colour], linewidth=style.width, label=line.label)
     if style.dashes:
         drawn.set_dashes([each / style.width for each in style.dashes])
     if dots:
         drawn.set(marker="o", markersize=4.5, markevery=dots)
-
-
-def draw_strip(axes: Axes, strip: Strip) -> None:
-    """Draw a dot for each number, and an upright line for the loss of a uniform guess."""
-    low, high, log = strip.span()
-    axes.set(xscale="linear", yscale="linear", ylim=(-1, 1), yticks=[], xlabel="")
-    axes.plot((low, high), (0, 0), color=COLOURS["rule"], linewidth=1)
-    if strip.band is not None:
-        axes.fill_betweenx((-0.5, 0.5), *strip.band, color=COLOURS["law"], alpha=0.2, linewidth=0)
-    for kind, _, values in strip.marks:
-        upright: Any = (
-            {"marker": "|", "markersize": 32.0, "markeredgewidth": 2} if kind == "chance" else {"marker": "o"}
-        )
-        known = values[np.isfinite(values)]
-        axes.plot(known, 0 * known, color=COLOURS[LINE_STYLES[kind].colour], linestyle="none", **upright)
-    for artist in (*axes.lines, *axes.collections):
-        artist.set_clip_on(False)
-    set_scale(axes.xaxis, low, high, log, LogLocator(subs=subs(low, high), numticks=6) if log else MaxNLocator(5))
 
 
 def draw_cells(axes: Axes, cells: HeatMap) -> None:
@@ -239,8 +221,6 @@ class Canvas:
         axes.tick_params(axis="x", labelrotation=90 if named else 0)
         if isinstance(drawing, Panel):
             draw_panel(axes, drawing)
-        elif isinstance(drawing, Strip):
-            draw_strip(axes, drawing)
         else:
             draw_cells(axes, drawing)
         text = io.StringIO()
@@ -252,8 +232,6 @@ def room(drawing: Drawing) -> tuple[float, float, float, float, float]:
     """Return the margins left, right, above and below, and the height."""
     if isinstance(drawing, Panel):
         return LEFT, RIGHT, TOP, BOTTOM, HEIGHT
-    if isinstance(drawing, Strip):
-        return LEFT, LEFT, TOP, BOTTOM, STRIP
     if drawing.above:
         return 0.0, 1.0, 0.0, BOTTOM, (ROW + NAME) * len(drawing.rows) + BOTTOM
     if not drawing.correlations:

@@ -1,4 +1,4 @@
-"""Figures of a report as data: curves over a band, numbers on a line, and coloured cells.
+"""Figures of a report as data: curves over a band, and coloured cells.
 
 Each has a description in words and a table of its numbers. `drawing` draws them, for the page and for the picture.
 """
@@ -27,16 +27,21 @@ SIGNED = ("#0072b2", "#ffffff", "#d55e00")  # of −1, 0 and 1
 
 @dataclass(frozen=True)
 class LineStyle:
+    """A colour of the page, dashes, a width, and whether each point has a dot; single points always have one."""
+
     colour: str
     dashes: tuple[float, ...] = ()
     width: float = 2.0
+    dots: bool = False
 
 
 LINE_STYLES = {
     "law": LineStyle("law"),
-    "own": LineStyle("own", width=2.5),
+    "own": LineStyle("own", width=2.5, dots=True),
     "other": LineStyle("other", (6, 4)),
-    "chance": LineStyle("quiet"),
+    "guess": LineStyle("quiet"),
+    "samples": LineStyle("law", width=0.0, dots=True),
+    "others": LineStyle("other", width=0.0, dots=True),
     **{f"m{k}": LineStyle(colour) for k, colour in enumerate(("law", "own", "fine", "other"))},
     **{f"m{k + 4}": LineStyle(colour, (2, 3)) for k, colour in enumerate(("law", "own", "fine", "other"))},
 }
@@ -110,31 +115,6 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Strip:
-    """Numbers on a horizontal line, (kind, label, values), over the law's band."""
-
-    title: str
-    note: str
-    marks: tuple[tuple[str, str, Array], ...]
-    band: tuple[float, float] | None = None
-
-    def span(self) -> tuple[float, float, bool]:
-        """Return the ends of the line, and whether it is logarithmic."""
-        return span_of(np.concatenate([each for _, _, each in self.marks] + [np.array(self.band or ())]))
-
-    def table(self) -> tuple[list[str], Rows]:
-        """Return a row for each number."""
-        rows = [[label, number(value)] for _, label, each in self.marks for value in each.tolist()]
-        rows += [["law, 90 %", f"{number(self.band[0])} to {number(self.band[1])}"]] if self.band else []
-        return ["", "value"], rows
-
-    def words(self) -> str:
-        """Return the numbers in words."""
-        parts = [f"{label} {', '.join(number(value) for value in each.tolist())}" for _, label, each in self.marks]
-        return f"{self.title}: {'; '.join(parts)}."
-
-
-@dataclass(frozen=True)
 class HeatMap:
     """Coloured cells (row, column) with the names of rows and columns; a masked cell does not exist.
 
@@ -204,7 +184,7 @@ class HeatMap:
         return f"{self.title}, {self.note}: {size}, from {number(low)} to {number(high)}."
 
 
-Drawing = Panel | Strip | HeatMap
+Drawing = Panel | HeatMap
 
 
 def span_of(values: Array, linear: bool = False, least_span: float = 0.0) -> tuple[float, float, bool]:

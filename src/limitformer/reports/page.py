@@ -258,7 +258,7 @@ def swatch(kind: str) -> str:
         style = LINE_STYLES[kind]
         dashes = f";stroke-dasharray:{' '.join(map(str, style.dashes))}" if style.dashes else ""
         inner = f'<path style="stroke:var(--{style.colour});stroke-width:{style.width}{dashes}" d="M0,6 28,6"/>'
-        inner += f'<circle style="fill:var(--{style.colour})" cx="14" cy="6" r="2.6"/>' if kind == "own" else ""
+        inner += f'<circle style="fill:var(--{style.colour})" cx="14" cy="6" r="2.6"/>' if style.dots else ""
     return f'<svg class="swatch" viewBox="0 0 28 12" aria-hidden="true">{inner}</svg>'
 
 

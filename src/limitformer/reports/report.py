@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class AnyReport(ABC):
-    """The result of a command. A subclass has `record` and `dataset`, and what it needs of `contents`, `csv` and `draw`.
+    """The result of a command. A subclass has `record`, `dataset`, and what it needs of `contents`, `csv` and `draw`.
 
     Attributes:
         FILES: the name of its files, without their endings.

@@ -82,7 +82,7 @@ def draw(result: MeasuredSizes) -> "Figure":
     from limitformer.reports.drawing import draw_panel
 
     names = list(result.exponents)
-    rows = -(-len(names) // COLUMNS)
+    rows = max(1, -(-len(names) // COLUMNS))
     figure, axes = panels(COLUMNS, 3.4, 2.7, rows)
     for place in axes.ravel()[len(names) :]:
         place.remove()

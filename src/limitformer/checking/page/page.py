@@ -9,7 +9,7 @@ import xarray as xr
 from limitformer.checking.curves import ARTANH, BY_HEAD, CURVES, inside, layer_numbers, over_heads, typical
 from limitformer.checking.network import CheckedNetwork, stack_like
 from limitformer.checking.thresholds import Threshold
-from limitformer.reports.figures import HeatMap, Line, Panel, Strip, evenly, number
+from limitformer.reports.figures import HeatMap, Line, Panel, evenly, number
 from limitformer.reports.page import Choice, Facts, Figures, Heading, Page, Part, Section, Table, verdict_card
 from limitformer.reports.verdict import BROKEN, WATCH
 from limitformer.results.correlation import correlation
@@ -69,15 +69,14 @@ def verdicts(network: CheckedNetwork) -> list[Part]:
 
 def by_layer(network: CheckedNetwork, against: CheckedNetwork | None, thresholds: Thresholds) -> Figures:
     """Return the panels of all measured curves, one for each sublayer, and the loss if it is of these blocks."""
-    result: list[Panel | Strip] = []
+    result: list[Panel] = []
     for name, curve in CURVES.items():
         parts: list[Place] = [{}]
         if name in network.curves and "sublayer" in network.curves[name].dims:
             parts = [{"sublayer": k} for k in range(network.curves.sizes["sublayer"])]
         for part in parts if curve.title else []:
             result.append(panel(network, against, name, thresholds, part))
-    drawn = [each for each in result if isinstance(each, Panel) and each.lines]
-    return Figures([*drawn, *loss(network, against)], legend(network, against))
+    return Figures([*(each for each in result if each.lines), *loss(network, against)], legend(network, against))
 
 
 def gradients(network: CheckedNetwork, against: CheckedNetwork | None) -> Choice:
@@ -141,23 +140,22 @@ def part_of(curves: xr.Dataset | None, name: str, part: Place) -> xr.DataArray |
     return curve
 
 
-def loss(network: CheckedNetwork, against: CheckedNetwork | None) -> list[Strip]:
-    """Return the loss and that of a uniform guess; nothing without a loss."""
+def loss(network: CheckedNetwork, against: CheckedNetwork | None) -> list[Panel]:
+    """Return the loss of each sample and that of a uniform guess; nothing without a loss."""
     if "loss" not in network.curves:
         return []
-    kind, label = ("own", "this network") if network.exists else ("law", "a sample of the law")
-    marks = [(kind, label, network.curves["loss"].values.astype(float))]
-    if against is not None and "loss" in against.curves:
-        marks.append(("other", against.name, against.curves["loss"].values.astype(float)))
-    note = ""
+    kind, label = ("own", "this network") if network.exists else ("samples", "a sample of the law")
+    every = [(kind, label, network)] + ([] if against is None else [("others", against.name, against)])
+    values = [(*names, each.curves["loss"].values.astype(float)) for *names, each in every if "loss" in each.curves]
+    count = max(len(each) for *_, each in values)
+    lines = [Line(kind, label, np.arange(1.0, len(each) + 1), each) for kind, label, each in values]
+    at, note, band = np.arange(1.0, count + 1), "", None
     if "chance" in network.about:
-        note = "upright line: ln(vocabulary), the loss of a uniform guess"
-        marks.append(("chance", "ln(vocabulary)", np.array([float(network.about["chance"])])))
-    band = None
+        note = "grey line: ln(vocabulary), the loss of a uniform guess"
+        lines.append(Line("guess", "ln(vocabulary)", at, np.full(count, float(network.about["chance"]))))
     if network.band is not None and "loss" in network.band:
-        low, high = (float(network.band["loss"].sel(edge=edge)) for edge in ("low", "high"))
-        band = (low, high) if np.isfinite([low, high]).all() else None
-    return [Strip("Loss", note, tuple(marks), band)]
+        band = (at, *(np.full(count, float(network.band["loss"].sel(edge=edge))) for edge in ("low", "high")))
+    return [Panel("Loss", note, "sample", tuple(lines), band)]
 
 
 def legend(network: CheckedNetwork, against: CheckedNetwork | None) -> list[tuple[str, str]]:
