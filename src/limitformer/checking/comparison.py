@@ -12,8 +12,8 @@ from limitformer.base.errors import require
 from limitformer.checking.check import check
 from limitformer.checking.curves import CURVES, LAYERWISE, layer_numbers, typical
 from limitformer.checking.report import Report
-from limitformer.reports.figures import Line, Panel, drawable, kind_of
-from limitformer.reports.page import Figures, Heading, Page, Part, Section, Table
+from limitformer.reports.figures import Line, Panel, kind_of
+from limitformer.reports.page import Figures, Heading, Page, Part, Section, TextTable
 from limitformer.reports.report import AnyReport, csv_of, finite_values
 from limitformer.reports.verdict import FINE, TRAINED, Verdict, number_text
 
@@ -131,15 +131,15 @@ class Comparison(AnyReport):
         meaning = [[short(name), meaning] for name, meaning in COLUMNS.items()]
         title = f"{len(self.reports)} networks"
         sections = [
-            Section("Table", [Table("Table of networks", head, rows)]),
+            Section("Table", [TextTable("Table of networks", head, rows)]),
             Section("Verdicts", verdicts),
             Section("By depth", [Figures(self.panels(), [(kind_of(k), name) for k, name in enumerate(self.reports)])]),
-            Section("Columns", [Table("Meaning of the columns", ["column", "meaning"], meaning)]),
+            Section("Columns", [TextTable("Meaning of the columns", ["column", "meaning"], meaning)]),
         ]
         return Page("check", title, title, [ABOUT], sections)
 
     def panels(self) -> list[Panel]:
-        """Return a panel for each curve that any network has."""
+        """Return a panel for each curve."""
         result = []
         for name, curve in CURVES.items():
             lines = []
@@ -149,7 +149,7 @@ class Comparison(AnyReport):
                 depth = layer_numbers(report.curves[name]) / max(1, report.curves.sizes["layer"] - 1)
                 lines.append(Line(kind_of(k), model, depth, typical(report.curves[name])))
             result.append(Panel(curve.title, curve.note, "depth", tuple(lines), None, curve.scale == "artanh"))
-        return drawable(result)
+        return result
 
 
 def compare(models: Any, text: Any = None, **options: Any) -> Comparison:

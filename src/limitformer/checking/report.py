@@ -17,7 +17,7 @@ from limitformer.initialisation.recipes import RecipeComparison
 from limitformer.initialisation.recipes.comparison import names_text
 from limitformer.reports.page import Page
 from limitformer.reports.report import AnyReport, finite_values
-from limitformer.reports.verdict import COLUMNS, FINE, TRAINED, number_text, wrapped
+from limitformer.reports.verdict import COLUMNS, FINE, TRAINED, number_text, verdict_lines, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,12 +58,7 @@ class Report(CheckedNetwork, AnyReport):
     def __str__(self) -> str:
         """Return verdicts with their reasons, and the curves at a few layers, on lines of at most 80 characters."""
         lines = wrapped(f"{self.name}: {self.heading}", "") + wrapped(self.proof, "")
-        for one in self.verdicts:
-            share = "" if self.exists or one.share == 1 else f" ({one.share:.0%} of samples)"
-            title = one.said if one.name in (FINE, TRAINED) else f"{one.grade}: {one.said}"
-            lines += wrapped(f"  {one.sign} {title}{share}", "    ")
-            lines += wrapped(f"    why: {one.why}", "      ") if one.why else []
-            lines += wrapped(f"    fix: {one.mends}", "      ") if one.mends else []
+        lines += verdict_lines(self.verdicts, self.exists)
         if self.trained:
             lines += ["", f"{'differs from initialisation':>38}{'this network':>14}{'a new one, 90 %':>24}"]
             lines += [f"{each.name:>38}{each.now:>14}{each.new:>24}" for each in self.changes()]

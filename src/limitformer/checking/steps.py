@@ -16,7 +16,7 @@ from limitformer.checking.thresholds import valid_rate
 from limitformer.checking.trained_networks import COLUMNS, SHOWN, TrainedNetworks
 from limitformer.reports.page import Page
 from limitformer.reports.report import AnyReport
-from limitformer.reports.verdict import number_text, titled, wrapped
+from limitformer.reports.verdict import number_text, titled, verdict_lines, wrapped
 from limitformer.simulation.simulate import Interrupted
 from limitformer.stepping.optimizers import NotUnderstoodError
 from limitformer.stepping.simulate import SAME, simulate_steps, training_of
@@ -50,10 +50,7 @@ class StepsReport(TrainedNetworks, AnyReport):
     def __str__(self) -> str:
         """Return the verdicts with their reasons, and the table by rate, on lines of at most 80 characters."""
         lines = wrapped(f"{self.name}: {self.heading}", "") + wrapped(self.proof, "")
-        for one in self.verdicts:
-            lines += wrapped(f"  {one.sign} {one.grade}: {one.said}", "    ")
-            lines += wrapped(f"    why: {one.why}", "      ") if one.why else []
-            lines += wrapped(f"    fix: {one.mends}", "      ") if one.mends else []
+        lines += verdict_lines(self.verdicts, exists=True)
         table = self.rows()
         columns = [name for name in SHOWN if name in table[0]]
         head = f"{'rate':>8}" + "".join(f"{COLUMNS[name][0]:>9}" for name in columns)

@@ -29,7 +29,6 @@ ROW, NAME = 18.0, 17.0  # heights of a row of cells and of its name
 MANY = 24  # tokens from which cells have no names
 NAMES = 66.0  # room for names of tokens
 LEVELS = 101  # of the colours of cells; more of them make the page larger
-LABEL = 40  # least distance of two labels of x
 LONG = 32  # points, of a curve without dots
 STYLE: Any = {
     "svg.fonttype": "none",
@@ -88,45 +87,26 @@ def draw_panel(axes: Axes, panel: Panel) -> None:
     for artist in (*axes.lines, *axes.patches):
         artist.set_clip_on(False)  # everything is inside
     axes.set_xlabel(panel.axis)
-    set_scale(axes.yaxis, low, high, log, LogLocator(subs=subs(low, high), numticks=6) if log else MaxNLocator(5))
+    few = (1.0,) if high > 200 * low else (1.0, 2.0, 5.0)  # ticks of a decade
+    set_scale(axes, "y", low, high, log, LogLocator(subs=few, numticks=6) if log else MaxNLocator(5))
     first, last = float(places[0]), float(places[-1])
     if panel.log:
         room = (last / first) ** 0.015 if last > first else 1.5
         many = not panel.ticks and last >= 100 * first
-        marks = LogLocator(numticks=6) if many else FixedLocator(apart(panel.ticks or places.tolist(), first, last))
-        set_scale(axes.xaxis, first / room, last * room, True, marks)
+        marks = LogLocator(numticks=6) if many else FixedLocator(panel.ticks or places.tolist(), nbins=6)
+        set_scale(axes, "x", first / room, last * room, True, marks)
     else:
         room = 0.015 * (last - first) or 0.5
-        set_scale(axes.xaxis, first - room, last + room, False, MaxNLocator(6, integer=True))
+        set_scale(axes, "x", first - room, last + room, False, MaxNLocator(6, integer=True))
 
 
-def set_scale(axis: Any, low: float, high: float, log: bool, locator: Any) -> None:
-    """Set the scale, the ends and the ticks of an axis."""
-    scale, limits = (
-        (axis.axes.set_xscale, axis.axes.set_xlim)
-        if axis.axis_name == "x"
-        else (axis.axes.set_yscale, axis.axes.set_ylim)
-    )
-    scale("log" if log else "linear")
-    limits(low, high)
+def set_scale(axes: Axes, name: str, low: float, high: float, log: bool, locator: Any) -> None:
+    """Set the scale, the ends and the ticks of the axis x or y."""
+    axes.set(**{f"{name}scale": "log" if log else "linear", f"{name}lim": (low, high)})
+    axis: Any = axes.xaxis if name == "x" else axes.yaxis
     axis.set_major_locator(locator)
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(TickText())
-
-
-def subs(low: float, high: float) -> tuple[float, ...]:
-    """Return the ticks of a decade; a few decades have more than one."""
-    return (1.0,) if high > 200 * low else (1.0, 2.0, 5.0)
-
-
-def apart(ticks: Any, first: float, last: float) -> list[float]:
-    """Return the ticks of a logarithmic axis whose labels do not overlap; the last one is among them."""
-    scale = (WIDTH - LEFT - RIGHT) / max(float(np.log(last / first)), 1e-9)
-    result: list[float] = []
-    for tick in sorted(ticks, reverse=True):
-        if not result or scale * np.log(result[-1] / tick) >= LABEL:
-            result.append(tick)
-    return result[::-1]
 
 
 def draw_band(axes: Axes, x: Any, low: Any, high: Any, label: str) -> None:
@@ -165,9 +145,9 @@ def draw_cells(axes: Axes, cells: HeatMap) -> None:
     axes.set(xscale="linear", yscale="linear")
     axes.imshow(image, aspect="auto", interpolation="none", clip_on=False)
     for sign, where in cells.signs().items():
-        r, c = np.nonzero(where)
-        if len(r):
-            axes.plot(c, up * r + up - 1, sign, color=COLOURS["own" if sign == "^" else "quiet"], markersize=5,
+        down, across = np.nonzero(where)
+        if len(down):
+            axes.plot(across, up * down + up - 1, sign, color=COLOURS["own" if sign == "^" else "quiet"], markersize=5,
                       fillstyle="none", clip_on=False)  # fmt: skip
     axes.set(xlim=(-0.5, len(cells.columns) - 0.5), ylim=(up * len(cells.rows) - 0.5, -0.5), xlabel=cells.axis)
     named = len(cells.rows) <= MANY

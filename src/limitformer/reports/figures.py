@@ -5,7 +5,6 @@ Each has a description in words and a table of its numbers. `drawing` draws them
 
 import math
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,6 +80,11 @@ class Panel:
     band_label: str = "nine of ten new networks"
 
     @property
+    def known(self) -> bool:
+        """Whether a line has a finite number."""
+        return any(np.isfinite(line.y).any() for line in self.lines)
+
+    @property
     def places(self) -> Array:
         """The values of x that any line has."""
         return np.unique(np.concatenate([line.x for line in self.lines]))
@@ -131,6 +135,11 @@ class HeatMap:
     axis: str = "block"
     above: bool = False
     correlations: bool = False
+
+    @property
+    def known(self) -> bool:
+        """Whether a cell has a finite number, or is a correlation."""
+        return self.correlations or bool(np.isfinite(self.values.compressed()).any())
 
     @property
     def colours(self) -> tuple[str, ...]:
@@ -222,8 +231,3 @@ def kind_of(k: int) -> str:
 def evenly(count: int, most: int) -> NDArray[np.int64]:
     """Return at most `most` of 0 … count − 1, from the first to the last."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
-
-
-def drawable(panels: Sequence[Panel]) -> list[Panel]:
-    """Return the panels that have a finite number."""
-    return [each for each in panels if any(np.isfinite(line.y).any() for line in each.lines)]

@@ -24,7 +24,7 @@ CELLS = 2000  # numbers of a picture from which they are written as text, not as
 
 
 @dataclass(frozen=True)
-class Table:
+class TextTable:
     """A table; `folded`: a click shows it."""
 
     label: str
@@ -35,13 +35,13 @@ class Table:
 
 @dataclass(frozen=True)
 class Card:
-    """A grade, with its sign and in words, a sentence, and the facts behind it."""
+    """A grade, in words and with its sign, a sentence, and the facts behind it."""
 
     grade: str
     word: str
     sentence: str
-    sign: str
     facts: Mapping[str, Any] = field(default_factory=dict)
+    sign: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,14 +66,17 @@ class Heading:
 
 @dataclass(frozen=True)
 class Figures:
-    """Figures side by side, and the legend that they share: (kind, label), where kind is one of LINE_STYLES or band."""
+    """Figures side by side, without those of which nothing is known, and the legend that they share.
+
+    `legend` has pairs (kind, label), where kind is one of LINE_STYLES or band.
+    """
 
     drawings: Sequence[Drawing]
     legend: Sequence[tuple[str, str]] = ()
 
 
 @dataclass(frozen=True)
-class Choice:
+class Menu:
     """Parts by name, of which the reader chooses one to see; `chosen` is the index of the first."""
 
     label: str
@@ -81,7 +84,7 @@ class Choice:
     chosen: int = 0
 
 
-Part = str | Table | Card | Facts | Code | Heading | Figures | Choice  # a text is a paragraph
+Part = str | TextTable | Card | Facts | Code | Heading | Figures | Menu  # a text is a paragraph
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """What a report shows. `command` and `name` are the title of the window, `title` and `about` begin the page."""
+    """The contents of a page. `command` and `name` are the title of the window, `title` and `about` begin the page."""
 
     command: str
     name: str
@@ -144,13 +147,13 @@ class Writer:
 
     def part(self, part: Part) -> str:
         if isinstance(part, Figures):
-            figures = "".join(map(self.figure, part.drawings))
+            figures = "".join(self.figure(each) for each in part.drawings if each.known)
             large = any(isinstance(each, HeatMap) and each.correlations for each in part.drawings)
             room = "plots large" if large else "plots"
             return f'{keys(part.legend)}<div class="{room}">{figures}</div>' if figures else ""
-        if isinstance(part, Choice):
+        if isinstance(part, Menu):
             return self.choice(part)
-        if isinstance(part, Table):
+        if isinstance(part, TextTable):
             return folded(part.label, table(part)) if part.folded else region(part.label, table(part))
         if isinstance(part, Card):
             return card(part)
@@ -160,7 +163,7 @@ class Writer:
             return region(part.label, f"<pre>{escape(part.text)}</pre>")
         return f"<h3>{escape(part.text)}</h3>" if isinstance(part, Heading) else paragraph(part)
 
-    def choice(self, choice: Choice) -> str:
+    def choice(self, choice: Menu) -> str:
         """Return radio buttons, each with its parts, of which the style shows those of the chosen one."""
         name, inner = self.new_id(choice.label), ""
         for k, (label, parts) in enumerate(choice.options.items()):
@@ -183,7 +186,7 @@ def numbers(drawing: Drawing) -> str:
     """Return the numbers of a figure, which a click shows: a table, or many as text with tabs."""
     head, rows = drawing.table()
     if len(head) * len(rows) <= CELLS:
-        return folded("numbers", table(Table("", head, rows)), drawing.title)
+        return folded("numbers", table(TextTable("", head, rows)), drawing.title)
     lines = "\n".join("\t".join(row).rstrip() for row in [head, *rows])
     return folded("numbers", f'<div class="scroll" tabindex="0"><pre>{escape(lines)}</pre></div>', drawing.title)
 
@@ -211,7 +214,7 @@ def region(label: str, inner: str) -> str:
     return f'<div role="region" aria-label="{escape(label)}" tabindex="0">{inner}</div>'
 
 
-def table(part: Table) -> str:
+def table(part: TextTable) -> str:
     """Return a table in which every cell is text."""
     top = "".join(f'<th scope="col">{escape(each)}</th>' for each in part.head)
     body = "".join(f"<tr>{''.join(f'<td>{escape(each)}</td>' for each in row)}</tr>" for row in part.rows)
@@ -225,9 +228,10 @@ def pairs(facts: Mapping[str, Any]) -> str:
 
 
 def card(part: Card) -> str:
-    sign = f'<span class="kind"><span aria-hidden="true">{part.sign}</span> {escape(part.word)}</span>'
+    sign = f'<span aria-hidden="true">{part.sign or SIGNS[part.grade]}</span>'
+    title = f'<span class="kind">{sign} {escape(part.word)}</span> {escape(part.sentence)}'
     facts = pairs(part.facts) if part.facts else ""
-    return f'<article class="card {part.grade}"><h3>{sign} {escape(part.sentence)}</h3>{facts}</article>'
+    return f'<article class="card {part.grade}"><h3>{title}</h3>{facts}</article>'
 
 
 def verdict_card(verdict: Verdict, exists: bool) -> Card:
@@ -243,12 +247,7 @@ def verdict_card(verdict: Verdict, exists: bool) -> Card:
     }
     word = TRAINED if verdict.name == TRAINED else verdict.grade
     sentence = verdict.said.removeprefix(f"{word}: ")
-    return Card(word, word, sentence, verdict.sign, {} if verdict.name in (FINE, TRAINED) else facts)
-
-
-def answer_card(grade: str, word: str, sentence: str) -> Card:
-    """Return the answer to the question of a page."""
-    return Card(grade, word, sentence, SIGNS[grade])
+    return Card(word, word, sentence, {} if verdict.name in (FINE, TRAINED) else facts, verdict.sign)
 
 
 def swatch(kind: str) -> str:

@@ -74,6 +74,18 @@ def wrapped(line: str, indent: str) -> list[str]:
     return textwrap.wrap(line, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
+def verdict_lines(verdicts: list[Verdict], exists: bool) -> list[str]:
+    """Return the verdicts with their reasons; without `exists` also in how many samples they are seen."""
+    lines = []
+    for one in verdicts:
+        share = "" if exists or one.share == 1 else f" ({one.share:.0%} of samples)"
+        title = one.said if one.name in (FINE, TRAINED) else f"{one.grade}: {one.said}"
+        lines += wrapped(f"  {one.sign} {title}{share}", "    ")
+        lines += wrapped(f"    why: {one.why}", "      ") if one.why else []
+        lines += wrapped(f"    fix: {one.mends}", "      ") if one.mends else []
+    return lines
+
+
 def titled(name: str, settings: Mapping[str, Any] | None) -> str:
     """Return the name of a network with the settings that were changed."""
     changes = ", ".join(f"{key}={value}" for key, value in (settings or {}).items())

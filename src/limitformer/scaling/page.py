@@ -1,4 +1,4 @@
-"""What the page and the picture of `limitformer.transfer` show: the conclusion, and every measure over the size."""
+"""The page and the picture of `limitformer.transfer`: the conclusion, and every measure over the size."""
 
 from collections.abc import Sequence
 from textwrap import wrap
@@ -8,7 +8,7 @@ import numpy as np
 
 from limitformer.checking.page.steps import BAND, HIGH, LOW
 from limitformer.reports.figures import Line, Panel, number
-from limitformer.reports.page import Facts, Figures, Page, Section, Table, answer_card
+from limitformer.reports.page import Card, Facts, Figures, Page, Section, TextTable
 from limitformer.reports.verdict import BROKEN, FINE, WATCH
 from limitformer.scaling.measures import MeasuredSizes
 
@@ -36,11 +36,11 @@ def contents(result: MeasuredSizes) -> Page:
     """Return the page of a result."""
     others = [name for name in result.exponents if name not in result.deciding]
     head, *rows = result.cells()
-    answer = answer_card(*VERDICTS[result.transfers], result.conclusion)
+    answer = Card(*VERDICTS[result.transfers], result.conclusion)
     partial = [note for note in result.notes if note.startswith("PARTIAL")]
     sections = [
         Section("Verdict", [answer, *partial]),
-        Section("Exponents", [Table("Exponents of all measures", head, rows), *result.legend]),
+        Section("Exponents", [TextTable("Exponents of all measures", head, rows), *result.legend]),
         Section("Measures that decide", [figures(result, list(result.deciding))]),
         Section("Other measures", [figures(result, others)]),
         Section(f"What the rule {result.rule} assumes and changes", result.notes),

@@ -1,4 +1,4 @@
-"""What the page of a check shows: verdicts, curves, correlations, heads, weights, thresholds and provenance."""
+"""The contents of the page of a check: verdicts, curves, correlations, heads, weights, thresholds and provenance."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from limitformer.checking.curves import ARTANH, BY_HEAD, CURVES, inside, layer_n
 from limitformer.checking.network import CheckedNetwork, stack_like
 from limitformer.checking.thresholds import Threshold
 from limitformer.reports.figures import HeatMap, Line, Panel, evenly, number
-from limitformer.reports.page import Choice, Facts, Figures, Heading, Page, Part, Section, Table, verdict_card
+from limitformer.reports.page import Facts, Figures, Heading, Menu, Page, Part, Section, TextTable, verdict_card
 from limitformer.reports.verdict import BROKEN, WATCH
 from limitformer.results.correlation import correlation
 
@@ -62,7 +62,7 @@ def verdicts(network: CheckedNetwork) -> list[Part]:
     if network.trained:
         rows = [[each.name, each.now, each.new] for each in network.changes()]
         head = ["differs from initialisation", "this network", "a new one, 90 %"]
-        comparison = [Table(f"What differs from initialisation in {network.name}", head, rows)]
+        comparison = [TextTable(f"What differs from initialisation in {network.name}", head, rows)]
     cards = [verdict_card(each, network.exists) for each in network.verdicts]
     return [*cards, *comparison, *network.remarks()]
 
@@ -76,16 +76,16 @@ def by_layer(network: CheckedNetwork, against: CheckedNetwork | None, thresholds
             parts = [{"sublayer": k} for k in range(network.curves.sizes["sublayer"])]
         for part in parts if curve.title else []:
             result.append(panel(network, against, name, thresholds, part))
-    return Figures([*(each for each in result if each.lines), *loss(network, against)], legend(network, against))
+    return Figures([*result, *loss(network, against)], legend(network, against))
 
 
-def gradients(network: CheckedNetwork, against: CheckedNetwork | None) -> Choice:
+def gradients(network: CheckedNetwork, against: CheckedNetwork | None) -> Menu:
     """Return a panel for each kind of weight of either network."""
     curves = [each.curves for each in (network, against) if each is not None and "gradient" in each.curves]
     kinds = dict.fromkeys(str(kind) for each in curves for kind in each["kind"].values)
     panels = {kind: panel(network, against, "gradient", {}, {"kind": kind}) for kind in kinds}
-    options = {kind: [Figures([each], legend(network, against))] for kind, each in panels.items() if each.lines}
-    return Choice("Kind of weight", options)
+    options = {kind: [Figures([each], legend(network, against))] for kind, each in panels.items() if each.known}
+    return Menu("Kind of weight", options)
 
 
 def panel(
@@ -142,19 +142,21 @@ def part_of(curves: xr.Dataset | None, name: str, part: Place) -> xr.DataArray |
 
 def loss(network: CheckedNetwork, against: CheckedNetwork | None) -> list[Panel]:
     """Return the loss of each sample and that of a uniform guess; nothing without a loss."""
+    networks = [each for each in (network, against) if each is not None and "loss" in each.curves]
     if "loss" not in network.curves:
         return []
-    kind, label = ("own", "this network") if network.exists else ("samples", "a sample of the law")
-    every = [(kind, label, network)] + ([] if against is None else [("others", against.name, against)])
-    values = [(*names, each.curves["loss"].values.astype(float)) for *names, each in every if "loss" in each.curves]
-    count = max(len(each) for *_, each in values)
-    lines = [Line(kind, label, np.arange(1.0, len(each) + 1), each) for kind, label, each in values]
+    losses = [each.curves["loss"].values.astype(float) for each in networks]
+    count = max(map(len, losses))
     at, note, band = np.arange(1.0, count + 1), "", None
+    own = ("own", "this network") if network.exists else ("samples", "a sample of the law")
+    names = [own, *(("others", each.name) for each in networks[1:])]
+    lines = [Line(*name, at[: len(each)], each) for name, each in zip(names, losses, strict=True)]
     if "chance" in network.about:
         note = "grey line: ln(vocabulary), the loss of a uniform guess"
         lines.append(Line("guess", "ln(vocabulary)", at, np.full(count, float(network.about["chance"]))))
     if network.band is not None and "loss" in network.band:
-        band = (at, *(np.full(count, float(network.band["loss"].sel(edge=edge))) for edge in ("low", "high")))
+        low, high = (np.full(count, float(network.band["loss"].sel(edge=edge))) for edge in ("low", "high"))
+        band = (at, low, high)
     return [Panel("Loss", note, "sample", tuple(lines), band)]
 
 
@@ -169,29 +171,27 @@ def legend(network: CheckedNetwork, against: CheckedNetwork | None) -> list[tupl
     return pairs + ([("other", against.name)] if against is not None else [])
 
 
-def matrices(networks: Sequence[CheckedNetwork]) -> Choice:
+def matrices(networks: Sequence[CheckedNetwork]) -> Menu:
     """Return the correlations of every network at a few depths, from the first to the last layer."""
-    every = [matrices_of(each) for each in networks]
-    stops = max(map(len, every))
-    at = [[round(k / max(stops - 1, 1) * (len(each) - 1)) for each in every] for k in range(stops)]
-    layers = [evenly(each.data.sizes["layer"], DEPTHS) for each in networks]
-    longest = max(range(len(every)), key=lambda k: len(every[k]))
-    options = {
-        str(int(networks[longest].data["layer"].values[layers[longest][k]])): [
-            Figures([each[depth] for each, depth in zip(every, depths, strict=True)])
-        ]
-        for k, depths in enumerate(at)
-    }
-    return Choice(f"Layer of {networks[longest].name}", options, chosen=stops - 1)
+    deepest = max(networks, key=lambda each: each.data.sizes["layer"])
+    count = min(DEPTHS, deepest.data.sizes["layer"])
+    every = [matrices_of(each, count) for each in networks]
+    layers = deepest.data["layer"].values[depths(deepest, count)].tolist()
+    options = {str(layer): [Figures(maps)] for layer, *maps in zip(layers, *every, strict=True)}
+    return Menu(f"Layer of {deepest.name}", options, chosen=count - 1)
 
 
-def matrices_of(network: CheckedNetwork) -> list[HeatMap]:
+def depths(network: CheckedNetwork, count: int) -> Any:
+    """Return `count` layers at equal distances; a network of fewer layers repeats some."""
+    return np.linspace(0, network.data.sizes["layer"] - 1, count).round().astype(int)
+
+
+def matrices_of(network: CheckedNetwork, count: int) -> list[HeatMap]:
     """Return the correlations of at most TOKENS tokens of the first sequence in the first sample, by depth."""
     first = network.data[["covariance"]].isel(sample=0)
     sequence = first["sequence"].values if "sequence" in first.coords else np.zeros(first.sizes["token"])
     every = np.flatnonzero(sequence == sequence[0])
-    tokens = every[evenly(len(every), TOKENS)]
-    layers = evenly(first.sizes["layer"], DEPTHS)
+    tokens, layers = every[evenly(len(every), TOKENS)], depths(network, count)
     rho = correlation(first.isel(layer=layers, token=tokens, token_=tokens)).values.astype(float)
     names = first["word"].values[tokens].tolist() if "word" in first.coords else (tokens + 1).tolist()
     names = tuple(map(str, names))
@@ -218,8 +218,7 @@ def heads(networks: Sequence[CheckedNetwork]) -> list[Part]:
                 columns = tuple(str(int(each)) for each in blocks)
                 note = f"{network.name}: {len(rows)} heads in {len(columns)} blocks"
                 result.append(HeatMap(CURVES[name].title, note, rows, columns, np.ma.masked_array(values)))
-    known = [each for each in result if np.isfinite(each.values.data).any()]
-    return [HEADS, Figures(known)] if known else []
+    return [HEADS, Figures(result)] if any(each.known for each in result) else []
 
 
 def findings(network: CheckedNetwork) -> list[Part]:
@@ -232,7 +231,7 @@ def findings(network: CheckedNetwork) -> list[Part]:
         [each.bug or each.kind, each.pattern, each.entries, each.law, number(each.p), f"{each.why} {each.mend}"]
         for each in report.findings
     ]
-    table = [Table(f"Findings on the weights of {network.name}", head, rows)] if rows else []
+    table = [TextTable(f"Findings on the weights of {network.name}", head, rows)] if rows else []
     return [f"{network.name}: {report.summary}.", *table]
 
 
@@ -248,12 +247,12 @@ def recipe_section(network: CheckedNetwork) -> Section:
         for row in comparison.rows
     ]
     parts: list[Part] = [f"{network.name}: {comparison.summary}."]
-    parts += [Table(f"{network.name} against recipe {name}", head, rows)] if rows else []
+    parts += [TextTable(f"{network.name} against recipe {name}", head, rows)] if rows else []
     parts += [f"{remark}." for remark in comparison.remarks]
     missing = [[each.names, str(each.count), each.shape, each.reason] for each in comparison.uncovered]
     if missing:
         head = ["not covered by the recipe", "number", "shape", "why"]
-        parts.append(Table(f"Weights of {network.name} that the recipe does not cover", head, missing))
+        parts.append(TextTable(f"Weights of {network.name} that the recipe does not cover", head, missing))
     parts.append(Facts({"source": comparison.recipe.source, "note": comparison.recipe.notes}))
     return Section(f"{network.name} against a published recipe: {comparison.recipe.title}", parts)
 
@@ -263,13 +262,13 @@ def provenance(network: CheckedNetwork) -> list[Part]:
     return [Heading(network.name), Facts({name: each for name, each in network.about.items() if name not in ELSEWHERE})]
 
 
-def threshold_table(thresholds: Thresholds) -> Table:
+def threshold_table(thresholds: Thresholds) -> TextTable:
     """Return the thresholds with their sources."""
     rows = [
         [name, *("" if (level := each.at(grade)) is None else f"{level:g}" for grade in (WATCH, BROKEN)), each.source]
         for name, each in thresholds.items()
     ]
-    return Table("Thresholds", ["threshold", WATCH, BROKEN, "source"], rows)
+    return TextTable("Thresholds", ["threshold", WATCH, BROKEN, "source"], rows)
 
 
 def laws(network: CheckedNetwork) -> list[Part]:
@@ -279,4 +278,4 @@ def laws(network: CheckedNetwork) -> list[Part]:
     head = ["weights", "number", "shape", "law", "tied to"]
     rows = [[name, str(each[0]), *each[1:]] for name, each in network.laws.alike().items()]
     count = f"{len(network.laws)} parameters, {network.laws.count:,} entries, as the code draws them."
-    return [f"{network.name}: {count}", Table(f"Law of the weights of {network.name}", head, rows)]
+    return [f"{network.name}: {count}", TextTable(f"Law of the weights of {network.name}", head, rows)]

@@ -1,4 +1,4 @@
-"""What the page of training steps shows: verdicts, loss by step and by rate, and what moves by layer and by weight."""
+"""The contents of the page of training steps: verdicts, loss by step and by rate, what moves by layer and weight."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,8 +11,8 @@ from limitformer.checking.page.page import threshold_table
 from limitformer.checking.step_verdicts import compared_loss, middle, quantile, stated_rate
 from limitformer.checking.thresholds import STEP_THRESHOLDS
 from limitformer.checking.trained_networks import TrainedNetworks
-from limitformer.reports.figures import LINES, HeatMap, Line, Panel, drawable, evenly, kind_of, number
-from limitformer.reports.page import Choice, Code, Facts, Figures, Page, Part, Section, Table, verdict_card
+from limitformer.reports.figures import LINES, HeatMap, Line, Panel, evenly, kind_of, number
+from limitformer.reports.page import Code, Facts, Figures, Menu, Page, Part, Section, TextTable, verdict_card
 
 LAW = (
     "These are training steps in law: networks as their own code draws them, and steps by the optimiser's own formulas."
@@ -60,6 +60,7 @@ def rates(report: TrainedNetworks) -> list[Part]:
     changes = [Line(kind, label, x, table[name].values) for kind, label, name in named if name in table]
     size = "stream: over its size; output: root mean square"
     panels = [
+        share,
         Panel("Loss before and after", "median of networks", "rate", tuple(loss), log=True),
         Panel("Change after the last step", size, "rate", tuple(changes), log=True),
     ]
@@ -68,9 +69,9 @@ def rates(report: TrainedNetworks) -> list[Part]:
     words = [name.replace("_", " ") for name in names]
     meaning = [[word, columns[name]] for word, name in zip(words, names, strict=True)]
     return [
-        Figures([share, *drawable(panels)], [(line.kind, line.label) for line in (*loss, *changes)]),
-        Table("Table by rate", words, [[number(row[name]) for name in names] for row in rows]),
-        Table("meaning of the columns", ["column", "meaning"], meaning, folded=True),
+        Figures(panels, [(line.kind, line.label) for line in (*loss, *changes)]),
+        TextTable("Table by rate", words, [[number(row[name]) for name in names] for row in rows]),
+        TextTable("meaning of the columns", ["column", "meaning"], meaning, folded=True),
     ]
 
 
@@ -95,7 +96,7 @@ def losses(report: TrainedNetworks) -> list[Part]:
     several = "the batch" if kind == "loss" else "the unseen batch"
     legend = [("band", f"{BAND}, {several}"), ("law", "loss of the batch, median"),
               ("other", "loss of an unseen batch, median")]  # fmt: skip
-    return [Figures(drawable(panels), legend)]
+    return [Figures(panels, legend)]
 
 
 def norms(report: TrainedNetworks) -> list[Part]:
@@ -113,16 +114,16 @@ def norms(report: TrainedNetworks) -> list[Part]:
             for j, k in enumerate(few)
         )
         panels.append(Panel(title, note, "steps done", lines))
-    return [Figures(drawable(panels), [(line.kind, line.label) for line in panels[0].lines])]
+    return [Figures(panels, [(line.kind, line.label) for line in panels[0].lines])]
 
 
-def movements(report: TrainedNetworks) -> Choice:
+def movements(report: TrainedNetworks) -> Menu:
     """Return what the steps move at each rate; the stated rate is chosen."""
     data, first = report.data, stated_rate(report.table())
     count = data.sizes["step"] - 1
     legend = [(kind_of(step), f"after step {step}" if step else "before") for step in range(min(count + 1, LINES))]
     options = {number(float(data["rate"][k])): movement(data.isel(rate=k), legend) for k in range(data.sizes["rate"])}
-    return Choice("Learning rate", options, first)
+    return Menu("Learning rate", options, first)
 
 
 def movement(data: xr.Dataset, legend: Sequence[tuple[str, str]]) -> list[Part]:
@@ -152,7 +153,7 @@ def movement(data: xr.Dataset, legend: Sequence[tuple[str, str]]) -> list[Part]:
         if name in data:
             note = "largest head" if join is np.nanmax else "mean of heads"
             panels.append(by_step(title, note, "block", blocks, over_heads(data[name], join), start=True))
-    return [Figures(drawable(panels), legend), Figures(maps(data))]
+    return [Figures(panels, legend), Figures(maps(data))]
 
 
 def over_heads(values: xr.DataArray, join: Callable[..., Any]) -> xr.DataArray:
@@ -196,11 +197,10 @@ def maps(data: xr.Dataset) -> list[HeatMap]:
             zero = data["weight_size"].values[is_matrix] == 0
             values = np.where(np.isnan(values) & zero & finite[:, None], 0.0, values)
         for step in dict.fromkeys((1, last)):
-            if np.isfinite(values[step]).any():
-                kinds, cells = by_kind(names, values[step])
-                columns = tuple(map(str, range(cells.shape[1])))
-                ending = f"after the {'first step' if step == 1 else f'last step, {step}'}"
-                parts.append(HeatMap(f"{title}, {ending}", note, tuple(kinds), columns, cells, above=True))
+            kinds, cells = by_kind(names, values[step])
+            columns = tuple(map(str, range(cells.shape[1])))
+            ending = f"after the {'first step' if step == 1 else f'last step, {step}'}"
+            parts.append(HeatMap(f"{title}, {ending}", note, tuple(kinds), columns, cells, above=True))
     return parts
 
 
