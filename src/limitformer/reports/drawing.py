@@ -75,6 +75,19 @@ def draw_panel(axes: Axes, panel: Panel) -> None:
     """Draw the limits, the band and the lines, with labels for a legend."""
     places = panel.places
     low, high, log = panel.span()
+    few = (1.0,) if high > 200 * low else (1.0, 2.0, 5.0)  # ticks of a decade
+    set_scale(axes, "y", low, high, log, LogLocator(subs=few, numticks=6) if log else MaxNLocator(5))
+    first, last = float(places[0]), float(places[-1])
+    if panel.log:
+        room = (last / first) ** 0.015 if last > first else 1.5
+        many = not panel.ticks and last >= 100 * first
+        marks: Any = LogLocator(numticks=6) if many else FixedLocator(panel.ticks or places.tolist(), nbins=6)
+        set_scale(axes, "x", first / room, last * room, True, marks)
+    else:
+        room = 0.015 * (last - first) or 0.5
+        marks = MaxNLocator(6, integer=bool((places == places.round()).all()))
+        set_scale(axes, "x", first - room, last + room, False, marks)
+    axes.set_xlabel(panel.axis)
     for grade, level in panel.limits:
         if low <= level <= high:
             across = axes.get_yaxis_transform()
@@ -86,18 +99,6 @@ def draw_panel(axes: Axes, panel: Panel) -> None:
         draw_line(axes, line)
     for artist in (*axes.lines, *axes.patches):
         artist.set_clip_on(False)  # everything is inside
-    axes.set_xlabel(panel.axis)
-    few = (1.0,) if high > 200 * low else (1.0, 2.0, 5.0)  # ticks of a decade
-    set_scale(axes, "y", low, high, log, LogLocator(subs=few, numticks=6) if log else MaxNLocator(5))
-    first, last = float(places[0]), float(places[-1])
-    if panel.log:
-        room = (last / first) ** 0.015 if last > first else 1.5
-        many = not panel.ticks and last >= 100 * first
-        marks = LogLocator(numticks=6) if many else FixedLocator(panel.ticks or places.tolist(), nbins=6)
-        set_scale(axes, "x", first / room, last * room, True, marks)
-    else:
-        room = 0.015 * (last - first) or 0.5
-        set_scale(axes, "x", first - room, last + room, False, MaxNLocator(6, integer=True))
 
 
 def set_scale(axes: Axes, name: str, low: float, high: float, log: bool, locator: Any) -> None:
@@ -237,7 +238,7 @@ def embedded(text: str, height: float, words: str) -> str:
 @contextmanager
 def canvas() -> Iterator[Canvas]:
     """Yield a canvas in the style of the page."""
-    with mpl.rc_context(), warnings.catch_warnings():
+    with mpl.rc_context(), warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.filterwarnings("ignore", message="Glyph")  # of words in a script that Matplotlib's font lacks
         mpl.rcdefaults()
         mpl.rcParams.update(STYLE)

@@ -15,7 +15,7 @@ Rows = list[list[str]]
 
 SPAN = 5  # ratio of the largest value to the smallest from which an axis is logarithmic
 WIDE = 10  # and the colours of cells
-LEAST, MOST = sys.float_info.min, sys.float_info.max
+LEAST, MOST = sys.float_info.min, 1e300  # ends of an axis whose span Matplotlib can compute
 COLOURS = {  # of page.css, which has other values for dark screens
     "quiet": "#57606a", "rule": "#d0d7de", "law": "#0072b2", "own": "#c04a00", "other": "#8a6100",
     "broken": "#a40e26", "watch": "#7a4b00", "fine": "#0a6b4b",
