@@ -3,11 +3,16 @@
 import csv
 import html
 import json
+import re
 
+import numpy as np
 import pytest
 import xarray as xr
 
 import limitformer as lf
+from limitformer.reports import drawing
+from limitformer.reports.figures import COLOURS, Line, Panel
+from limitformer.reports.page import STYLE
 
 SMALL = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 60, "initializer_range": 0.2}
 STEPS = {"optimizer": "sgd", "steps": 1, "seed": 0, "progress": False}
@@ -71,3 +76,24 @@ def agrees(name, table, path):
             elif value is not None:
                 assert row[key] == str(value)
     assert numbers > 2
+
+
+def test_colours_of_figures_are_those_of_the_page():
+    light = STYLE[: STYLE.index("@media")]
+    assert all(f"--{name}: {colour};" in light for name, colour in COLOURS.items())
+    assert len(set(COLOURS.values())) == len(COLOURS)
+
+
+def test_figures_survive_numbers_that_no_axis_can_show():
+    """Ranges beyond floating numbers, nothing, one place, and words that are formulas or in another script."""
+    x, ends = np.arange(4.0), [-1e308, 1e308, 0.0, 1.0]
+    for y in (ends, np.abs(ends), [np.nan] * 4, [1.0, np.inf, 2.0, np.nan], [5e-324, 1.0, 2.0, 3.0], [0.0] * 4):
+        for place in (x, x[:1]):
+            line = Line("own", "$\\frac 日本", place, np.array(y)[: len(place)])
+            panel = Panel("$", "", "$x", (line,), (place, line.y, line.y))
+            with drawing.canvas() as canvas:
+                text = canvas.svg(panel)
+            assert "$x</text>" in text
+            positions = re.findall(r' (?:d|x|y)="([^"]*)"', text)
+            assert positions
+            assert not any("inf" in each or "nan" in each for each in positions)

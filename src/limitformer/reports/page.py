@@ -77,10 +77,10 @@ class Figures:
 
 @dataclass(frozen=True)
 class Menu:
-    """Parts by name, of which the reader chooses one to see; `chosen` is the index of the first."""
+    """Parts with their names, of which the reader chooses one to see; `chosen` is the index of the first."""
 
     label: str
-    options: Mapping[str, "Sequence[Part]"]
+    options: Sequence[tuple[str, "Sequence[Part]"]]
     chosen: int = 0
 
 
@@ -166,7 +166,7 @@ class Writer:
     def choice(self, choice: Menu) -> str:
         """Return radio buttons, each with its parts, of which the style shows those of the chosen one."""
         name, inner = self.new_id(choice.label), ""
-        for k, (label, parts) in enumerate(choice.options.items()):
+        for k, (label, parts) in enumerate(choice.options):
             chosen = " checked" if k == choice.chosen else ""
             inner += f'<input type="radio" name="{name}" id="{name}-{k}"{chosen}><label for="{name}-{k}">'
             inner += f'{escape(label)}</label><div class="view">{self.parts(parts)}</div>'

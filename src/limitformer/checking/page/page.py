@@ -84,7 +84,7 @@ def gradients(network: CheckedNetwork, against: CheckedNetwork | None) -> Menu:
     curves = [each.curves for each in (network, against) if each is not None and "gradient" in each.curves]
     kinds = dict.fromkeys(str(kind) for each in curves for kind in each["kind"].values)
     panels = {kind: panel(network, against, "gradient", {}, {"kind": kind}) for kind in kinds}
-    options = {kind: [Figures([each], legend(network, against))] for kind, each in panels.items() if each.known}
+    options = [(kind, [Figures([each], legend(network, against))]) for kind, each in panels.items() if each.known]
     return Menu("Kind of weight", options)
 
 
@@ -177,7 +177,7 @@ def matrices(networks: Sequence[CheckedNetwork]) -> Menu:
     count = min(DEPTHS, deepest.data.sizes["layer"])
     every = [matrices_of(each, count) for each in networks]
     layers = deepest.data["layer"].values[depths(deepest, count)].tolist()
-    options = {str(layer): [Figures(maps)] for layer, *maps in zip(layers, *every, strict=True)}
+    options = [(str(layer), [Figures(maps)]) for layer, *maps in zip(layers, *every, strict=True)]
     return Menu(f"Layer of {deepest.name}", options, chosen=count - 1)
 
 

@@ -122,7 +122,8 @@ def movements(report: TrainedNetworks) -> Menu:
     data, first = report.data, stated_rate(report.table())
     count = data.sizes["step"] - 1
     legend = [(kind_of(step), f"after step {step}" if step else "before") for step in range(min(count + 1, LINES))]
-    options = {number(float(data["rate"][k])): movement(data.isel(rate=k), legend) for k in range(data.sizes["rate"])}
+    rates = [number(rate) for rate in data["rate"].values.tolist()]
+    options = [(rate, movement(data.isel(rate=k), legend)) for k, rate in enumerate(rates)]
     return Menu("Learning rate", options, first)
 
 
