@@ -1,1 +1,1 @@
-"""The result of a command: `report` saves it, `verdict` is a statement, `page` and `figures` are its HTML."""
+"""The result of a command: `report` saves it, `page` writes its HTML, and `drawing` draws the data of `figures`."""

@@ -77,7 +77,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Menu:
-    """Parts with their names, of which the reader chooses one to see; `chosen` is the index of the first."""
+    """Parts with their names, of which the reader chooses one to see, at first that of the index `chosen`."""
 
     label: str
     options: Sequence[tuple[str, "Sequence[Part]"]]
@@ -124,7 +124,7 @@ def html_of(page: Page) -> str:
 
 
 class Writer:
-    """Writes the parts of a page; titles have ids of their text, and choices are numbered."""
+    """Writes the parts of a page. Titles and menus have ids of their text."""
 
     def __init__(self, drawn: "Canvas") -> None:
         self.canvas = drawn
@@ -152,7 +152,7 @@ class Writer:
             room = "plots large" if large else "plots"
             return f'{keys(part.legend)}<div class="{room}">{figures}</div>' if figures else ""
         if isinstance(part, Menu):
-            return self.choice(part)
+            return self.menu(part)
         if isinstance(part, TextTable):
             return folded(part.label, table(part)) if part.folded else region(part.label, table(part))
         if isinstance(part, Card):
@@ -163,14 +163,14 @@ class Writer:
             return region(part.label, f"<pre>{escape(part.text)}</pre>")
         return f"<h3>{escape(part.text)}</h3>" if isinstance(part, Heading) else paragraph(part)
 
-    def choice(self, choice: Menu) -> str:
+    def menu(self, menu: Menu) -> str:
         """Return radio buttons, each with its parts, of which the style shows those of the chosen one."""
-        name, inner = self.new_id(choice.label), ""
-        for k, (label, parts) in enumerate(choice.options):
-            chosen = " checked" if k == choice.chosen else ""
+        name, inner = self.new_id(menu.label), ""
+        for k, (label, parts) in enumerate(menu.options):
+            chosen = " checked" if k == menu.chosen else ""
             inner += f'<input type="radio" name="{name}" id="{name}-{k}"{chosen}><label for="{name}-{k}">'
             inner += f'{escape(label)}</label><div class="view">{self.parts(parts)}</div>'
-        return f'<fieldset class="choice"><legend>{escape(choice.label)}</legend>{inner}</fieldset>' if inner else ""
+        return f'<fieldset class="choice"><legend>{escape(menu.label)}</legend>{inner}</fieldset>' if inner else ""
 
     def figure(self, drawing: Drawing) -> str:
         """Return a figure: its title, the drawing, and its numbers."""

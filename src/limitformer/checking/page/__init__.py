@@ -1,1 +1,1 @@
-"""A report as one HTML page that needs nothing from elsewhere."""
+"""The contents of the pages of a check and of training steps."""
