@@ -53,13 +53,13 @@ if TYPE_CHECKING:
     from limitformer.models import from_tokens as from_tokens
     from limitformer.models import to_json as to_json
     from limitformer.rates.rate import rate as rate
-    from limitformer.results.correlation import correlation as correlation
+    from limitformer.results.datasets import correlation as correlation
     from limitformer.results.outcomes import outcomes as outcomes
     from limitformer.results.outputs import outputs as outputs
     from limitformer.results.storage import load as load
     from limitformer.results.storage import save as save
     from limitformer.scaling.transfer import transfer as transfer
-    from limitformer.simulation.limit import limit as limit
+    from limitformer.simulation.processes import limit as limit
     from limitformer.simulation.simulate import Interrupted as Interrupted
     from limitformer.simulation.simulate import recording_size as recording_size
     from limitformer.simulation.simulate import simulate as simulate
@@ -208,6 +208,6 @@ def _unknown(name: str) -> str:
 
 
 def _version() -> str:
-    from limitformer.base.version import package_version
+    from limitformer.base.extras import package_version
 
     return package_version()

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 import limitformer as lf
+from limitformer.cli.options import user_object
 from limitformer.cli.steps import rates_of
-from limitformer.cli.user_code import user_object
 from limitformer.stepping.trajectory import Trajectory
 
 SMALL = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 30, "n_positions": 16}

@@ -1,12 +1,24 @@
-"""Imports that need an extra, and packages that import their names at first use."""
+"""The installed version, imports that need an extra, and packages that import their names at first use."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 
 from limitformer.base.errors import MissingExtraError
+
+
+@cache
+def package_version() -> str:
+    """Return the installed version of limitformer; cached, because the look-up takes longer than a small simulation."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("limitformer")
+    except PackageNotFoundError:
+        return "not installed"
 
 
 @contextmanager

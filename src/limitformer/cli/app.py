@@ -37,7 +37,7 @@ COMMANDS = {
         "Tell whether a Transformer collapses, explodes or freezes: the exact law at initialisation, or a checkpoint.",
     ),
     "recipes": (
-        "limitformer.cli.recipes:recipes",
+        "limitformer.cli.initialisation:recipes",
         "List published initialisations, or print one: its code, settings and source.",
     ),
     "initialisation": (

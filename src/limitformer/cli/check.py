@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from limitformer.base.errors import InputError, require, require_count
-from limitformer.cli.check_options import (
+from limitformer.cli.endings import begin_work
+from limitformer.cli.options import (
     Blocks,
     InputsOption,
     LossOption,
@@ -19,16 +20,18 @@ from limitformer.cli.check_options import (
     WitnessOption,
     assignments,
     complete_shape,
+    names_code,
     numbers,
     one_of,
     quicker,
     require_known,
     require_readable,
+    user_inputs,
+    user_loss,
+    user_recipe,
     witness_of,
 )
-from limitformer.cli.endings import begin_work
 from limitformer.cli.report import errors_in_one_line, next_command, print_plain, print_report
-from limitformer.cli.user_code import names_code, user_inputs, user_loss, user_recipe
 
 if TYPE_CHECKING:
     from limitformer.checking import Comparison

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from limitformer.base.errors import InputError, require, require_count
-from limitformer.cli.check_options import (
+from limitformer.cli.endings import begin_work
+from limitformer.cli.options import (
     Settings,
     Text,
     Tokens,
@@ -16,7 +17,6 @@ from limitformer.cli.check_options import (
     require_known,
     require_readable,
 )
-from limitformer.cli.endings import begin_work
 from limitformer.cli.report import errors_in_one_line, print_plain
 from limitformer.subjects.user_code import names_code
 

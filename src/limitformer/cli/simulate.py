@@ -11,8 +11,8 @@ import typer
 from rich.table import Table
 
 from limitformer.base.errors import InputError, require
-from limitformer.cli.check_options import assignments
 from limitformer.cli.endings import INTERRUPTED, begin_work
+from limitformer.cli.options import assignments
 from limitformer.cli.report import errors, errors_in_one_line, print_plain, screen
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def even_points(kind: str, simulated: Any, options: dict[str, Any]) -> "np.ndarr
     """Return at most `ROWS` evenly spaced layers or times from 0 to the last. Times coincide with steps."""
     import numpy as np
 
-    from limitformer.sampling.times import whole_steps
+    from limitformer.sampling.process import whole_steps
 
     if kind != "limit":
         return np.unique(np.rint(np.linspace(0, simulated.depth, ROWS)))
@@ -181,7 +181,7 @@ def table_of(dataset: "xr.Dataset") -> Table:
     """Tabulate correlations (over all pairs and samples) and variances by layer or time."""
     import numpy as np
 
-    from limitformer.results.correlation import correlation
+    from limitformer.results.datasets import correlation
 
     axis = str(dataset["covariance"].dims[1])
     tokens = dataset.sizes["token"]

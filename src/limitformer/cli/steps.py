@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from limitformer.base.errors import InputError, require, require_count
-from limitformer.cli.check_options import (
+from limitformer.cli.endings import INTERRUPTED, begin_work
+from limitformer.cli.options import (
     Blocks,
     InputsOption,
     LossOption,
@@ -21,13 +22,15 @@ from limitformer.cli.check_options import (
     WitnessOption,
     assignments,
     complete_shape,
+    names_code,
     require_known,
     require_readable,
+    user_inputs,
+    user_loss,
+    user_object,
     witness_of,
 )
-from limitformer.cli.endings import INTERRUPTED, begin_work
 from limitformer.cli.report import errors, errors_in_one_line, print_plain, print_report
-from limitformer.cli.user_code import names_code, user_inputs, user_loss, user_object
 
 if TYPE_CHECKING:
     from limitformer.checking import StepsReport
@@ -131,8 +134,8 @@ def steps(
         from limitformer.checking import StepsInterrupted
         from limitformer.checking import steps as run_steps
         from limitformer.reports.verdict import titled
+        from limitformer.subjects.inputs import inputs_for
         from limitformer.subjects.subject import resolve
-        from limitformer.subjects.texts import inputs_for
 
         if place is not None:
             check_writable(place)

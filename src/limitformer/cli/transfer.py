@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from limitformer.base.errors import InputError, require, require_count
-from limitformer.cli.check_options import (
+from limitformer.cli.endings import INTERRUPTED, begin_work
+from limitformer.cli.options import (
     LossOption,
     NoWitness,
     Settings,
@@ -16,13 +17,14 @@ from limitformer.cli.check_options import (
     WitnessOption,
     assignments,
     complete_shape,
+    names_code,
     require_known,
     require_readable,
+    user_loss,
+    user_object,
     witness_of,
 )
-from limitformer.cli.endings import INTERRUPTED, begin_work
 from limitformer.cli.report import errors, errors_in_one_line, print_plain
-from limitformer.cli.user_code import names_code, user_loss, user_object
 
 if TYPE_CHECKING:
     from limitformer.scaling.transfer import Transfer

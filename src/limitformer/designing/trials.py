@@ -29,10 +29,9 @@ from limitformer.designing.knobs import (
 from limitformer.designing.objective import Objective, Values, values_of, values_of_stacks
 from limitformer.models import Transformer
 from limitformer.simulation.simulate import simulate as simulate_chain
-from limitformer.subjects.inputs import Inputs
+from limitformer.subjects.inputs import Inputs, inputs_for, start_of
 from limitformer.subjects.losses import chosen_loss, readout
 from limitformer.subjects.subject import Subject, resolve
-from limitformer.subjects.texts import inputs_for, start_of
 from limitformer.weightless.arrays import Arrays, dataset
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.simulate import (
@@ -204,7 +203,7 @@ Trials = StockTrials | ShapedTrials
 def limit_of(model: Transformer) -> CovarianceLimit | None:
     """Return the SDE of a Transformer, or None if it has none."""
     from limitformer.base.errors import NoLimitError
-    from limitformer.simulation.limit import limit
+    from limitformer.simulation.processes import limit
 
     try:
         process = limit(model)

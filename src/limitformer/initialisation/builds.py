@@ -29,7 +29,7 @@ from limitformer.base.foreign import one_line
 from limitformer.base.memory import SHARE, available_memory, readable
 from limitformer.initialisation.sharding import in_one_process, joined_module, unequal_replicas
 from limitformer.initialisation.summary import TensorSummary, summarise
-from limitformer.initialisation.two_builds import p_of_law
+from limitformer.initialisation.weight_tests import p_of_law
 from limitformer.subjects import checkpoints
 from limitformer.subjects.checkpoints import holds_weights, weights_in
 from limitformer.subjects.size import size_of

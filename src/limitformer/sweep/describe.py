@@ -19,8 +19,7 @@ from limitformer.covariance.limit import CovarianceFlow, CovarianceLimit
 from limitformer.models import SphereModel, Transformer, equicorrelated, to_json
 from limitformer.models.display import with_display
 from limitformer.sampling.process import Process
-from limitformer.simulation.limit import limit
-from limitformer.simulation.processes import process_of
+from limitformer.simulation.processes import limit, process_of
 from limitformer.simulation.simulate import simulate
 from limitformer.sphere.limit import TokenLimit
 from limitformer.sweep.grid import SEED, START, Cell, cells, check_axes, name_of

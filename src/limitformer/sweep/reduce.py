@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from limitformer.base.errors import InputError, require
 from limitformer.covariance.limit.covariance import CovarianceLimit, crossing_chances
 from limitformer.numerics.random import key, replica_normals
-from limitformer.results.correlation import correlation
+from limitformer.results.datasets import correlation
 from limitformer.results.outcomes import OUTCOMES, labels_of, outcomes
-from limitformer.simulation.limit import limit
+from limitformer.simulation.processes import limit
 from limitformer.simulation.simulate import simulate
 from limitformer.sphere.limit import TokenLimit
 from limitformer.sphere.outcome import ANTIPODAL, CLUSTERS, LARGEST

@@ -26,7 +26,7 @@ from limitformer.checking.thresholds import Threshold
 from limitformer.reports.figures import Line, Panel, number, plot, rows_as_html, strip
 from limitformer.reports.page import as_json, card, document, pairs, paragraph, region, section, swatch
 from limitformer.reports.verdict import BROKEN, WATCH
-from limitformer.results.correlation import correlation
+from limitformer.results.datasets import correlation
 
 SCRIPT = files("limitformer.checking.page").joinpath("page.js").read_text(encoding="utf-8")
 LAW = (

@@ -16,10 +16,9 @@ from limitformer.numerics.watch import Watch, count_whole, is_halted, keep_going
 from limitformer.sampling.arrays import as_result_array
 from limitformer.sampling.exits import first_at
 from limitformer.sampling.process import Outputs
-from limitformer.sphere.methods import ONE_NUMBER, can_merge
+from limitformer.sphere.methods import ONE_NUMBER, Method, can_merge
 from limitformer.sphere.near.near_tree import link_initial, update_links
 from limitformer.sphere.near.relations import GAP_FLOOR, Rows, alone, nearness, related, related_pair
-from limitformer.sphere.options import Method
 from limitformer.sphere.pair.chain import CHECK
 from limitformer.sphere.process import SpherePaths, gap_at, key_words
 from limitformer.sphere.stopping.merging import NEVER, NOT_YET, Merging, all_merged, merging_bounds, open_merged
