@@ -138,7 +138,7 @@ HOMES = {
     "base.errors": ("InputError", "MissingExtraError", "NoLimitError"),
     "covariance.limit": ("CovarianceFlow", "CovarianceLimit"),
     "sphere.limit": ("TokenLimit",),
-    "simulation.limit": ("limit",),  # named like its module, so the full path is needed
+    "simulation.processes": ("limit",),
     "sphere.overlap": ("OverlapDiffusion", "overlap"),
     "models": (
         *("Elementwise", "Gated", "GeGLU", "Mixing", "RadialNorm", "SiLU", "SquaredReLU", "SwiGLU", "Tanh"),
@@ -149,7 +149,7 @@ HOMES = {
     "results.outcomes": ("outcomes",),
     "sweep.phase": ("phase_diagram",),
     "results.outputs": ("outputs",),
-    "results.correlation": ("correlation",),
+    "results.datasets": ("correlation",),
     "results.storage": ("load", "save"),
     "sweep": ("Sweep", "compute_sweep", "load_sweep", "read_sweep", "run_sweep"),
     "designing": ("design",),  # these, and three of the modules below, need an extra

@@ -17,7 +17,7 @@ import xarray as xr
 from limitformer.base.errors import InputError, require, require_count, set_fields
 from limitformer.covariance.limit import CovarianceFlow, CovarianceLimit
 from limitformer.models import SphereModel, Transformer, equicorrelated, to_json
-from limitformer.models.display import with_display
+from limitformer.models.kinds import with_display
 from limitformer.sampling.process import Process
 from limitformer.simulation.processes import limit, process_of
 from limitformer.simulation.simulate import simulate
