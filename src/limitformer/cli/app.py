@@ -13,9 +13,9 @@ from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
-from limitformer.cli.endings import ALIKE, BAD_INPUT, CLOSED_PIPE, code_at_end, finish_streams, remove_new_folder
+from limitformer.cli.endings import ALIKE, BAD_INPUT, CLOSED_PIPE, code_at_end, finish_streams
 
 # Typer re-exports only a subclass; the module of the class itself depends on the version.
 UsageError: Any = typer.BadParameter.__base__
@@ -83,24 +83,11 @@ def commands_of(entry: EntryPoint) -> dict[str, tuple[str, str]]:
 for entry in entry_points(group="limitformer.commands"):  # `limitformer_papers` has two
     COMMANDS = COMMANDS | commands_of(entry) | COMMANDS  # none replaces ours
 
-ONCE = ("check", "design", "steps")  # they write several files; elsewhere the last of two values counts, as usual
 FILE_ERRORS = ("NoSuchOption", "MissingParameter")
 MODEL_FILE = (  # in place of the options that `simulate` had for fields of the model
     "The model comes from a TOML file, and 'limitformer simulate --help' shows one: "
     "limitformer simulate model.toml --set gamma=0.3."
 )
-
-
-class Once(TyperCommand):
-    """A command that refuses an option given twice, because the first folder would be lost silently."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments. Refuse an option that is given twice and takes one value."""
-        order = [] if ctx.resilient_parsing else self.make_parser(ctx).parse_args(args=list(args))[2]
-        for option in order:
-            if order.count(option) > 1 and not getattr(option, "multiple", True):
-                raise typer.BadParameter(f"{max(option.opts, key=len)} is given twice", ctx)
-        return super().parse_args(ctx, args)
 
 
 def command_of(name: str) -> Any:
@@ -111,7 +98,7 @@ def command_of(name: str) -> Any:
     if isinstance(command, typer.Typer):
         holder.add_typer(command, name=name)
     else:
-        holder.command(name, cls=Once if name in ONCE else TyperCommand)(command)
+        holder.command(name)(command)
     return typer.main.get_group(holder).commands[name]
 
 
@@ -225,5 +212,4 @@ def run() -> None:
     failure = finish_streams()
     for number in (signal.SIGINT, *ALIKE):
         signal.signal(number, signal.SIG_DFL)
-    remove_new_folder()
     sys.exit(code_at_end(code or failure))

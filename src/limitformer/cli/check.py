@@ -12,7 +12,6 @@ from limitformer.cli.options import (
     Blocks,
     InputsOption,
     LossOption,
-    NoWitness,
     Settings,
     Text,
     Tokens,
@@ -93,7 +92,6 @@ def check(
         ),
     ] = None,
     witness: WitnessOption = "auto",
-    no_witness: NoWitness = False,
 ) -> None:
     """Tell whether a Transformer collapses, explodes or freezes: the exact law at initialisation, or a checkpoint.
 
@@ -131,7 +129,7 @@ def check(
             batch = text if inputs is None else user_inputs(inputs)
             options |= {"gradients": gradients, "seed": seed, "trust_remote_code": trust_remote_code}
             options |= {"blocks": blocks or None, "recipe": published, "loss": user_loss(loss)}
-            options["witness"] = not no_witness and witness_of(witness)
+            options["witness"] = witness_of(witness)
             if several or len(what) > 1:
                 comparison = check_several(what, several, batch, options, place)
                 if fail_on and comparison.failed(fail_on):

@@ -24,7 +24,6 @@ Blocks = Annotated[
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run the Python code in the folder of a configuration.")
 ]
-NoWitness = Annotated[bool, typer.Option("--no-witness", help="The same as --witness no.")]
 LossOption = Annotated[
     str | None,
     typer.Option(

@@ -23,7 +23,6 @@ from limitformer.cli.endings import (
     OutputError,
     check_folder,
     code_of,
-    import_failure,
 )
 
 if TYPE_CHECKING:
@@ -113,12 +112,9 @@ def errors_in_one_line() -> Iterator[None]:
         say_error(f"The module's own code ends the process: {call}. Nearest: the same code without it.")
         raise typer.Exit(BAD_INPUT) from error
     except Exception as error:
-        line = import_failure(error)
-        if line is None and isinstance(error, OSError) and error.filename is not None:
-            line = unusable(error)  # a file that no command has checked
-        if line is None:
+        if not isinstance(error, OSError) or error.filename is None:
             raise
-        say_error(line)
+        say_error(unusable(error))  # a file that no command has checked
         raise typer.Exit(BAD_INPUT) from error
 
 

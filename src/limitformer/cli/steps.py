@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +13,6 @@ from limitformer.cli.options import (
     Blocks,
     InputsOption,
     LossOption,
-    NoWitness,
     Settings,
     Text,
     Tokens,
@@ -23,6 +21,7 @@ from limitformer.cli.options import (
     assignments,
     complete_shape,
     names_code,
+    one_of,
     require_known,
     require_readable,
     user_inputs,
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 
 FAILED = 1
 OPTIMIZERS = ("sgd", "adam", "adamw", "lion", "muon")
-ALSO = {"nadam": "adam", "adamax": "adam", "adagrad": "adam", "rmsprop": "adam", "shampoo": "muon", "soap": "muon"}
 BATCHES = ("same", "fresh")
 MOST_RATES = 100
 
@@ -63,11 +61,10 @@ def steps(
         str | None,
         typer.Option(
             metavar="LOW:HIGH:N",
-            help="Learning rates, N of them from LOW to HIGH by equal factors, or several with commas.",
+            help="Learning rates, N of them from LOW to HIGH by equal factors, or one or several with commas.",
             show_default="the optimiser's own",
         ),
     ] = None,
-    rate: Annotated[float | None, typer.Option(help="One learning rate, instead of --rates.")] = None,
     steps: Annotated[int, typer.Option(help="Number of steps.")] = 3,
     samples: Annotated[int, typer.Option(help="Networks; 35 can show that a loss falls in nine of ten.")] = 8,
     tokens: Tokens = 32,
@@ -97,7 +94,6 @@ def steps(
     blocks: Blocks = None,
     trust_remote_code: TrustRemoteCode = False,
     witness: WitnessOption = "auto",
-    no_witness: NoWitness = False,
 ) -> None:
     """Compute the first training steps in law: which learning rates a network takes, and what moves.
 
@@ -107,21 +103,21 @@ def steps(
     """
     with errors_in_one_line():
         fails_on(fail_on)
-        require(rates is None or rate is None, "--rates and --rate cannot both be given.")
-        every = rates_of(rates) if rate is None else [checked_rate(rate, "--rate")]
+        every = rates_of(rates)
         options: dict[str, Any] = {
             "rates": every,
             "steps": require_count("--steps", steps),
             "samples": require_count("--samples", samples),
             "clip": clip if clip is None else positive("--clip", clip),
             "warmup": require_count("--warmup", warmup, least=0),
-            "batches": one_batch(batches),
+            "batches": batches,
             "settings": assignments(settings, "--set"),
             "seed": seed,
             "trust_remote_code": trust_remote_code,
             "blocks": blocks or None,
-            "witness": not no_witness and witness_of(witness),
+            "witness": witness_of(witness),
         }
+        one_of(batches, BATCHES, "--batches has no")
         require_count("--tokens", tokens, least=2)
         rule = optimizer_of(optimizer, {"weight_decay": weight_decay, "betas": betas, "momentum": momentum})
         require_known(what)
@@ -191,12 +187,12 @@ def rates_of(text: str | None) -> list[float] | None:
     if text is None:
         return None
     if ":" not in text:
-        result = [checked_rate(each, "--rates") for each in text.split(",")]
+        result = [checked_rate(each) for each in text.split(",")]
         require(len(set(result)) == len(result), f"--rates gives a rate twice; got {text!r}.")
     else:
         parts = text.split(":")
         require(len(parts) == 3, f"--rates takes LOW:HIGH:N, such as 1e-5:1e-2:7, or 1e-4,1e-3; got {text!r}.")
-        low, high = (checked_rate(each, "--rates") for each in parts[:2])
+        low, high = (checked_rate(each) for each in parts[:2])
         require(
             low < high,
             f"--rates takes LOW:HIGH:N with LOW below HIGH; got {text!r}. Nearest: {high:g}:{low:g}:{parts[2]}",
@@ -210,27 +206,19 @@ def rates_of(text: str | None) -> list[float] | None:
     return result
 
 
-def checked_rate(value: str | float, option: str) -> float:
-    """Return a learning rate as a number."""
+def checked_rate(text: str) -> float:
     from limitformer.checking.thresholds import valid_rate
 
     try:
-        number = float(value)
+        number = float(text)
     except ValueError as error:
-        raise InputError(f"{option} takes numbers, such as 1e-3; got {value!r}.") from error
-    return valid_rate(option, number)
+        raise InputError(f"--rates takes numbers, such as 1e-3; got {text!r}.") from error
+    return valid_rate("--rates", number)
 
 
 def positive(option: str, value: float) -> float:
     require(0 < value < math.inf, f"{option} must be above 0 and finite; got {value:g}.")
     return value
-
-
-def one_batch(text: str) -> str:
-    near = get_close_matches(text, BATCHES, 1)
-    hint = f" Nearest: {near[0]}." if near else ""
-    require(text in BATCHES, f"--batches must be same or fresh; got {text!r}.{hint}")
-    return text
 
 
 def optimizer_of(name: str, options: dict[str, Any]) -> Any:
@@ -240,9 +228,7 @@ def optimizer_of(name: str, options: dict[str, Any]) -> Any:
         used = ", ".join(f"--{key.replace('_', '-')}" for key in values)
         require(not values, f"{used}: a function sets its options itself; {name} is one.")
         return name
-    near = get_close_matches(name.lower(), OPTIMIZERS, 1, 0.4) or [ALSO.get(name.lower(), "adamw")]
-    known = f"{', '.join(OPTIMIZERS)}, or FILE.py:NAME"
-    require(name in OPTIMIZERS, f"--optimizer has no {name!r}; there are {known}. Nearest: {near[0]}.")
+    one_of(name, OPTIMIZERS, "--optimizer is not FILE.py:NAME, and has no")
     if "betas" in values:
         require(name != "sgd", "--betas is for adam, adamw, lion and muon; sgd has --momentum.")
         values["betas"] = betas_of(values["betas"])

@@ -11,7 +11,6 @@ from limitformer.base.errors import InputError, require, require_count
 from limitformer.cli.endings import INTERRUPTED, begin_work
 from limitformer.cli.options import (
     LossOption,
-    NoWitness,
     Settings,
     Text,
     WitnessOption,
@@ -75,7 +74,6 @@ def transfer(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the networks.")] = 0,
     witness: WitnessOption = "auto",
-    no_witness: NoWitness = False,
     out: Annotated[
         str | None, typer.Option(metavar="PATH", help="Folder for transfer.html, .json, .csv, .nc and .png.")
     ] = None,
@@ -101,7 +99,7 @@ def transfer(
             fail_on is None or samples >= 4,
             f"--fail-on transfer needs --samples 4 or more for a verdict; got {samples}. Nearest: --samples 4.",
         )
-        proof = not no_witness and witness_of(witness)
+        proof = witness_of(witness)
         changes = assignments(settings, "--set")
         require_readable(text)
         require_known(what)
