@@ -21,6 +21,7 @@ from limitformer.cli.options import (
     complete_shape,
     names_code,
     numbers,
+    of_option,
     one_of,
     quicker,
     require_known,
@@ -30,7 +31,14 @@ from limitformer.cli.options import (
     user_recipe,
     witness_of,
 )
-from limitformer.cli.report import errors_in_one_line, next_command, print_plain, print_report
+from limitformer.cli.report import (
+    errors_in_one_line,
+    next_command,
+    print_plain,
+    print_report,
+    print_written,
+    save_and_print,
+)
 
 if TYPE_CHECKING:
     from limitformer.checking import Comparison
@@ -142,8 +150,7 @@ def check(
         require(not blind, f"--fail-on {', '.join(blind)}: no attention was seen in {report.name}.")
         if report.against is not None:
             print_report(report.against)
-        if written:
-            print_plain("Wrote " + ", ".join(map(str, written)))
+        print_written(written)
         designs = shaped is None and not names_code(what[0])
         print_plain("\n" + next_command(report, what[0], settings, designs, place))
         untrained = not (fail_on and report.trained)
@@ -163,15 +170,11 @@ def checked_options(
     """Return the verdicts that fail, and options of `limitformer.check`; a wrong option raises `InputError` at once."""
     from limitformer.checking.thresholds import failing, thresholds_with
 
-    try:
+    with of_option("--fail-on"):
         names = failing(fail_on)
-    except InputError as error:
-        raise InputError(f"--fail-on: {error}") from error
     thresholds = assignments(threshold, "--threshold")
-    try:
+    with of_option("--threshold"):
         thresholds_with(thresholds)
-    except InputError as error:
-        raise InputError(f"--threshold: {error}") from error
     return names, {
         "tokens": require_count("--tokens", tokens, least=2),
         "samples": require_count("--samples", samples),
@@ -237,7 +240,5 @@ def check_several(
                 raise InputError(f"{one}: {error}") from error
             reports[distinct(report.name, reports)] = report
     result = Comparison(reports)
-    print_report(result)
-    if place is not None:
-        print_plain("Wrote " + ", ".join(map(str, result.save(place))))
+    save_and_print(result, place)
     return result

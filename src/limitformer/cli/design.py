@@ -17,7 +17,7 @@ from limitformer.cli.options import (
     require_known,
     require_readable,
 )
-from limitformer.cli.report import errors_in_one_line, print_plain
+from limitformer.cli.report import errors_in_one_line, print_plain, print_written
 from limitformer.subjects.user_code import names_code
 
 USUAL = ("initializer_range", "output", "gamma", "tau0")  # without --knobs
@@ -102,8 +102,7 @@ def design(
         written = [] if out is None else result.save(out)
         print_plain(str(result))
         print_plain(f"\n{result.python()}")
-        if written:
-            print_plain("Wrote " + ", ".join(map(str, written)))
+        print_written(written)
 
 
 def knobs_of(text: str) -> list[str]:

@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from limitformer.base.errors import InputError
 from limitformer.cli.endings import begin_work
-from limitformer.cli.options import require_known, user_recipe
+from limitformer.cli.options import of_option, require_known, user_recipe
 from limitformer.cli.report import errors_in_one_line, print_plain
 
 FAILED = 1
@@ -50,10 +49,8 @@ def initialisation(
 
         if find_spec("transformers") is not None:
             import_module("transformers")  # before the work begins
-        try:
+        with of_option("--fail-on"):
             failing_kinds(fail_on)
-        except InputError as error:
-            raise InputError(f"--fail-on: {error}") from error
         begin_work()
         report = compare(a, b, same=same, level=level, shards=shards)
         if table and not as_json:

@@ -1,6 +1,8 @@
 """Options that several commands share: their validation without torch, and functions in the user's own files."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -103,6 +105,15 @@ def require_readable(text: Path | None) -> None:
     require(text is None or text.exists(), f"Cannot read the text {text}: there is no such file.")
 
 
+@contextmanager
+def of_option(option: str) -> Iterator[None]:
+    """Begin the message of an `InputError` in the block with the option that it is about."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{option}: {error}") from error
+
+
 def one_of(name: str, known: tuple[str, ...], what: str) -> None:
     """Raise `InputError` unless the name is known."""
     require(name in known, f"{what} {name!r}; there are {', '.join(known)}.{nearest(name, known)}")
@@ -131,10 +142,8 @@ def user_recipe(text: str, option: str) -> Any:
 
     name, _, settings = text.partition(",")
     function = user_object(name, option) if names_code(name) else None
-    try:
+    with of_option(option):
         return recipe_of(text) if function is None else recipe_of(function, settings)
-    except InputError as error:
-        raise InputError(f"{option}: {error}") from error
 
 
 def user_inputs(text: str) -> Any:

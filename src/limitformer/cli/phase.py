@@ -10,7 +10,7 @@ from rich.table import Table
 
 from limitformer.base.errors import require
 from limitformer.cli.endings import begin_work
-from limitformer.cli.report import errors_in_one_line, print_plain, screen
+from limitformer.cli.report import errors_in_one_line, print_written, screen
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -177,7 +177,9 @@ def phase(
         from limitformer.base.progress import suggest_quicker
         from limitformer.sweep.phase import phase_diagram
 
-        check_run(layers_per_unit_time, early_stop)
+        require(layers_per_unit_time >= 1, f"--layers must be at least 1; got {layers_per_unit_time}.")
+        valid = 0 <= early_stop < 1
+        require(valid, f"--early-stop must be at least 0 (never) and below 1; got {early_stop:g}.")
         over = grid_of(dim, beta, epsilon, tokens)
         base = sphere_model(context.params, **{name: axis[0] for name, axis in over.items()})
         if out is not None:
@@ -197,14 +199,7 @@ def phase(
             )
         paths = [] if out is None else write(data, out)
         screen.print(table_of(data), crop=False)
-        if paths:
-            print_plain("Wrote " + ", ".join(map(str, paths)))
-
-
-def check_run(layers: int, early_stop: float) -> None:
-    """Raise `InputError` about options whose name or meaning differs from the library's."""
-    require(layers >= 1, f"--layers must be at least 1; got {layers}.")
-    require(0 <= early_stop < 1, f"--early-stop must be at least 0 (never) and below 1; got {early_stop:g}.")
+        print_written(paths)
 
 
 def grid_of(dim: str, beta: str, epsilon: str | None, tokens: str) -> dict[str, Any]:

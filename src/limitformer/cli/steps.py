@@ -21,6 +21,7 @@ from limitformer.cli.options import (
     assignments,
     complete_shape,
     names_code,
+    of_option,
     one_of,
     require_known,
     require_readable,
@@ -29,10 +30,10 @@ from limitformer.cli.options import (
     user_object,
     witness_of,
 )
-from limitformer.cli.report import errors, errors_in_one_line, print_plain, print_report
+from limitformer.cli.report import errors, errors_in_one_line, save_and_print
 
 if TYPE_CHECKING:
-    from limitformer.checking import StepsReport
+    pass
 
 FAILED = 1
 OPTIMIZERS = ("sgd", "adam", "adamw", "lion", "muon")
@@ -102,7 +103,10 @@ def steps(
     Gradients come from these tokens alone; a larger batch has other gradients, and nothing is said about later steps.
     """
     with errors_in_one_line():
-        fails_on(fail_on)
+        from limitformer.checking.thresholds import STEP_VERDICTS, failing
+
+        with of_option("--fail-on"):
+            failing(fail_on, STEP_VERDICTS)
         every = rates_of(rates)
         options: dict[str, Any] = {
             "rates": every,
@@ -150,32 +154,14 @@ def steps(
             with suggest_quicker(quicker):
                 report = run_steps(subject, batch, optimizer=rule, **options)
         except StepsInterrupted as interrupt:
-            finish(interrupt.report, place)
+            save_and_print(interrupt.report, place)
             count = interrupt.report.data.sizes["sample"]
             networks = f"the {count} finished networks" if count > 1 else "the finished network"
             errors.print(f"Interrupted; this is about {networks}.", markup=False, highlight=False, soft_wrap=True)
             raise typer.Exit(INTERRUPTED) from interrupt
-        finish(report, place)
+        save_and_print(report, place)
         if report.failed(fail_on):
             raise typer.Exit(FAILED)
-
-
-def finish(report: "StepsReport", place: Path | None) -> None:
-    """Save and print a report."""
-    written = [] if place is None else report.save(place)
-    print_report(report)
-    if written:
-        print_plain("Wrote " + ", ".join(map(str, written)))
-
-
-def fails_on(names: str | None) -> None:
-    """Raise `InputError` unless there are verdicts or grades of these names."""
-    from limitformer.checking.thresholds import STEP_VERDICTS, failing
-
-    try:
-        failing(names, STEP_VERDICTS)
-    except InputError as error:
-        raise InputError(f"--fail-on: {error}") from error
 
 
 def rates_of(text: str | None) -> list[float] | None:

@@ -23,10 +23,10 @@ from limitformer.cli.options import (
     user_object,
     witness_of,
 )
-from limitformer.cli.report import errors, errors_in_one_line, print_plain
+from limitformer.cli.report import errors, errors_in_one_line, print_plain, save_and_print
 
 if TYPE_CHECKING:
-    from limitformer.scaling.transfer import Transfer
+    pass
 
 FAILED = 1
 VERDICT = "transfer"
@@ -130,23 +130,15 @@ def transfer(
                     samples=samples, seed=seed, clip=clip, loss=function, witness=proof,
                 )  # fmt: skip
         except TransferInterrupted as interrupt:
-            finish(interrupt.result, place)
+            save_and_print(interrupt.result, place)
             counts = " and ".join(str(each.sizes["sample"]) for each in interrupt.result.data.values())
             line = f"Interrupted; this is about the finished networks of {len(interrupt.result.sizes)} sizes: {counts}."
             errors.print(line, markup=False, highlight=False, soft_wrap=True)
             raise typer.Exit(INTERRUPTED) from interrupt
-        finish(result, place)
+        save_and_print(result, place)
         print_plain(f"{time.monotonic() - began:.0f} s")
         if fail_on is not None and result.transfers is False:
             raise typer.Exit(FAILED)
-
-
-def finish(result: "Transfer", place: Path | None) -> None:
-    """Save a result, then print it."""
-    written = [] if place is None else result.save(place)
-    print_plain(str(result))
-    if written:
-        print_plain("Wrote " + ", ".join(map(str, written)))
 
 
 def sizes_of(widths: str | None, depths: str | None, over: str | None) -> dict[str, list[int]]:

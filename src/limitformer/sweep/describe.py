@@ -32,31 +32,13 @@ MOST_CHECKED = 5_000  # models that are checked when a sweep is declared
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """The checked `simulate` argument of a sweep, defaults filled in.
+def settings_of(simulate: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the checked `simulate` argument of a sweep, with defaults filled in, without what depends on the cell.
 
-    Attributes:
-        samples: number of samples in a cell.
-        seed: the seed of the sweep.
-        start: None for the model's own start; else a number, a matrix, or {tokens, correlation, variance}.
-        record: "last", "all", or a list of layers or times.
-        process: "chain" or "limit".
-        common_seed: whether all cells use the sweep's seed, so that differences between cells are less noisy.
-        options: all other options of `simulate`.
+    `start` is None for the model's own, a number, a matrix, or {tokens, correlation, variance}; `record` is "last",
+    "all", or a list of layers or times. With `common_seed` all cells use the sweep's seed, so that differences between
+    cells are less noisy.
     """
-
-    samples: int
-    seed: int = 0
-    start: Any = None
-    record: Any = "last"
-    process: str = "chain"
-    common_seed: bool = False
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-def settings_of(simulate: Mapping[str, Any]) -> Settings:
-    """Check all settings that do not depend on the cell."""
     require("samples" in simulate, "A sweep needs samples: how many in each cell.")
     process = simulate.get("as", "chain")
     require(process in ("chain", "limit"), f'"as" must be "chain" or "limit"; got {process!r}.')
@@ -67,15 +49,15 @@ def settings_of(simulate: Mapping[str, Any]) -> Settings:
     require(isinstance(common_seed, bool | np.bool_), f"common_seed must be true or false; got {common_seed!r}.")
     reserved = sorted({"threads", "chunk", "progress", "keep"} & set(simulate))
     require(not reserved, f"A sweep sets {', '.join(reserved)} itself; leave it out.")
-    return Settings(
-        samples=require_count("samples", simulate["samples"]),
-        seed=seed,
-        start=json_value(simulate.get("start")),
-        record=record if isinstance(record, str) else json_value(record),
-        process=process,
-        common_seed=bool(common_seed),
-        options={name: json_value(value) for name, value in simulate.items() if name not in OWN_SETTINGS},
-    )
+    return {
+        "samples": require_count("samples", simulate["samples"]),
+        "seed": seed,
+        "start": json_value(simulate.get("start")),
+        "record": record if isinstance(record, str) else json_value(record),
+        "as": process,
+        "common_seed": bool(common_seed),
+        **{name: json_value(value) for name, value in simulate.items() if name not in OWN_SETTINGS},
+    }
 
 
 def checked_seed(seed: Any) -> int:
@@ -122,7 +104,7 @@ class Sweep:
     over: Mapping[str, Sequence[Any]]
     simulate: Mapping[str, Any]
     reduce: Mapping[str, Any] = field(default_factory=lambda: {"moments": {}})
-    settings: Settings = field(init=False, repr=False)
+    settings: dict[str, Any] = field(init=False, repr=False)  # `simulate`, checked
     unchecked: InitVar[bool] = False  # for a part of a sweep that was checked
 
     def __post_init__(self, unchecked: bool) -> None:
@@ -157,19 +139,10 @@ class Sweep:
 
     def record(self) -> dict[str, Any]:
         """Return all that determines the numbers, for JSON."""
-        settings = self.settings
         return {
             "base": json.loads(to_json(self.base)),
             "over": dict(self.over),
-            "simulate": {
-                "samples": settings.samples,
-                "seed": settings.seed,
-                "start": settings.start,
-                "record": settings.record,
-                "as": settings.process,
-                "common_seed": settings.common_seed,
-                **settings.options,
-            },
+            "simulate": self.settings,
             "keep": {name: options or True for name, options in self.reduce.items()},
         }
 
@@ -181,7 +154,7 @@ def is_list(values: Any) -> bool:
 def start_of(sweep: Sweep, cell: Cell) -> Any:
     """Return the start of a cell as `simulate` takes it."""
     own = {name.removeprefix(START): value for name, value in cell.changes.items() if name.startswith(START)}
-    start = sweep.settings.start
+    start = sweep.settings["start"]
     if not own and not isinstance(start, Mapping):
         return start
     mergeable = start is None or isinstance(start, Mapping)
@@ -197,12 +170,13 @@ def start_of(sweep: Sweep, cell: Cell) -> Any:
 
 def seed_of(sweep: Sweep, cell: Cell) -> int:
     """Return the seed of a cell, 63 bits."""
-    seed = checked_seed(cell.changes.get(SEED, sweep.settings.seed))
-    if sweep.settings.common_seed:
+    seed = checked_seed(cell.changes.get(SEED, sweep.settings["seed"]))
+    if sweep.settings["common_seed"]:
         return seed
     own = {name: value for name, value in cell.changes.items() if name != SEED}
-    start = json.dumps([sweep.settings.start, own], sort_keys=True) if own or sweep.settings.start is not None else ""
-    return model_seed(seed, cell.model, start)
+    start = sweep.settings["start"]
+    text = json.dumps([start, own], sort_keys=True) if own or start is not None else ""
+    return model_seed(seed, cell.model, text)
 
 
 def model_seed(seed: int, model: Any, start: str = "") -> int:
@@ -213,12 +187,13 @@ def model_seed(seed: int, model: Any, start: str = "") -> int:
 
 def simulated_model(sweep: Sweep, cell: Cell) -> Any:
     """Return the model of a cell, or its limit."""
-    return limit(cell.model) if sweep.settings.process == "limit" else cell.model
+    return limit(cell.model) if sweep.settings["as"] == "limit" else cell.model
 
 
 def options_of(sweep: Sweep, model: Any) -> dict[str, Any]:
     """Return the options of `simulate` for a model, `record` and `keep` among them."""
-    options, record = dict(sweep.settings.options), sweep.settings.record
+    options = {name: value for name, value in sweep.settings.items() if name not in OWN_SETTINGS}
+    record = sweep.settings["record"]
     if record == "last":
         options["record"] = [last_point(model, options)]
     elif record != "all":
@@ -300,7 +275,7 @@ def where(sweep: Sweep, index: tuple[int, ...]) -> str:
 def compute(sweep: Sweep, cell: Cell, *, samples: int | None = None, threads: int | None = 1) -> dict[str, Reduced]:
     """Simulate a cell and reduce it; two samples are enough to learn the shapes."""
     model, start = simulated_model(sweep, cell), start_of(sweep, cell)
-    count = sweep.settings.samples if samples is None else samples
+    count = sweep.settings["samples"] if samples is None else samples
     settings = {"samples": count, "seed": seed_of(sweep, cell), "threads": threads, **options_of(sweep, model)}
     dataset: xr.Dataset = simulate(model, start, progress=False, **settings)
     own = {name: value for name, value in settings.items() if name != "record"}
