@@ -8,13 +8,14 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from importlib.metadata import EntryPoint, entry_points
 from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from limitformer.base.extras import package_version
 from limitformer.cli.endings import ALIKE, BAD_INPUT, CLOSED_PIPE, code_at_end, finish_streams
 
 # Typer re-exports only a subclass; the module of the class itself depends on the version.
@@ -171,10 +172,7 @@ for each, (_, line) in COMMANDS.items():
 def show_version(asked: bool) -> None:
     """Print the version and exit."""
     if asked:
-        try:
-            typer.echo(f"limitformer {version('limitformer')}")
-        except PackageNotFoundError:
-            typer.echo("limitformer, not installed")
+        typer.echo(f"limitformer {package_version()}")
         raise typer.Exit
 
 

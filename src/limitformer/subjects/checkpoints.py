@@ -10,7 +10,6 @@ from typing import Any
 from zipfile import is_zipfile
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from limitformer.base.errors import InputError, require
@@ -70,6 +69,8 @@ def weights_in(folder: Path) -> dict[str, Tensor]:
 def tensors_in(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a file of safetensors, or of one of `torch.save` that holds nothing else."""
     if path.suffix == ".safetensors":
+        from safetensors import safe_open  # which only checkpoints need
+
         with safe_open(str(path), framework="pt", device="cpu") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     try:

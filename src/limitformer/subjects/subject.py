@@ -24,6 +24,7 @@ from limitformer.base.foreign import one_line, readable_name
 from limitformer.models import Transformer
 from limitformer.models.serial import from_record
 from limitformer.nn.drawn.network import Network
+from limitformer.subjects.checkpoints import holds_weights
 from limitformer.subjects.configurations import (
     as_plain_formulas,
     check_sizes,
@@ -102,24 +103,16 @@ def resolve(
     name = None if path is None else readable_name(path.absolute())
     if path is not None and trust_remote_code and has_code(path):
         result = subject_of(code_of_folder(path, settings or {}, loads))
-    elif path is not None and loads and has_weights(path):
+    elif path is not None and loads and holds_weights(path):
         require(not settings and shaping is None, EXISTS)
         return loaded(path)
     else:
         result = subject_of(model_of(what, settings))
-        if path is not None and not loads and has_weights(path):
+        if path is not None and not loads and holds_weights(path):
             name = f"{name}, its configuration without its weights"
     if name is not None and result.module is None:
         result = replace(result, name=name)
     return result if shaping is None else shape(result, shaping)
-
-
-def has_weights(path: Path) -> bool:
-    if not os.path.isdir(path):
-        return False
-    from limitformer.subjects.checkpoints import holds_weights  # with safetensors, which other models do not need
-
-    return holds_weights(path)
 
 
 def model_of(what: Any, settings: Mapping[str, Any] | None = None) -> Any:
@@ -342,7 +335,7 @@ def code_of_folder(path: Path, settings: Mapping[str, Any], loads: bool) -> Subj
         if auto is None:
             raise InputError(f"auto_map of {name} must name a class for a task, such as 'AutoModelForCausalLM'.")
         maker: Any = getattr(transformers, auto)
-        if loads and has_weights(path):
+        if loads and holds_weights(path):
             require(not settings, EXISTS)
             module, report = maker.from_pretrained(folder, config=config, output_loading_info=True, **options)
             missing = sorted(report["missing_keys"])

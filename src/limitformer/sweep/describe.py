@@ -214,16 +214,6 @@ def last_point(model: Any, options: Mapping[str, Any]) -> float:
     return options["horizon"]
 
 
-def check_cells(sweep: Sweep) -> None:
-    """Raise `InputError` if some cell cannot run or has another shape than the others.
-
-    Of a grid of more than `MOST_CHECKED` models only a part is checked, with the ends of each axis.
-    """
-    models = prod(len(values) for name, values in sweep.over.items() if name != SEED and is_list(values))
-    most = max(2, int(MOST_CHECKED ** (1 / len(sweep.over)))) if models > MOST_CHECKED else None
-    check_grid(sweep, {name: evenly(values, most) for name, values in sweep.over.items()})
-
-
 def evenly(values: Sequence[Any], most: int | None) -> Sequence[Any]:
     """Return at most `most` of the values, evenly spaced, with the first and the last."""
     if most is None or len(values) <= most:
@@ -231,8 +221,15 @@ def evenly(values: Sequence[Any], most: int | None) -> Sequence[Any]:
     return [values[k * (len(values) - 1) // (most - 1)] for k in range(most)]
 
 
-def check_grid(sweep: Sweep, over: Mapping[str, Sequence[Any]]) -> None:
-    """Check the cells of a grid; each seed is checked only once, as it is valid in all cells or in none."""
+def check_cells(sweep: Sweep) -> None:
+    """Raise `InputError` if some cell cannot run or has another shape than the others.
+
+    Of a grid of more than `MOST_CHECKED` models only a part is checked, with the ends of each axis. Each seed is
+    checked only once, as it is valid in all cells or in none.
+    """
+    number = prod(len(values) for name, values in sweep.over.items() if name != SEED and is_list(values))
+    most = max(2, int(MOST_CHECKED ** (1 / len(sweep.over)))) if number > MOST_CHECKED else None
+    over = {name: evenly(values, most) for name, values in sweep.over.items()}
     check_axes(over)
     firsts = {name: values[0] for name, values in over.items()}
     for seed in over.get(SEED, ()):
