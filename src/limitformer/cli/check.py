@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from limitformer.base.errors import InputError, require, require_count
+from limitformer.base.errors import InputError, about, require, require_count
+from limitformer.base.progress import suggest_quicker
 from limitformer.cli.endings import begin_work
 from limitformer.cli.options import (
     Blocks,
@@ -19,9 +20,9 @@ from limitformer.cli.options import (
     WitnessOption,
     assignments,
     complete_shape,
+    folder_of,
     names_code,
     numbers,
-    of_option,
     one_of,
     quicker,
     require_known,
@@ -122,14 +123,9 @@ def check(
         require_readable(text)
         require(text is None or inputs is None, "--text and --inputs cannot both be given.")
         published = None if recipe is None else user_recipe(recipe, "--recipe")
-        require(out is None or bool(out.strip()), "--out must be a folder; got ''. Nearest: --out . for this one.")
-        place = None if out is None else Path(out)
-        from limitformer.base.files import check_writable
-        from limitformer.base.progress import suggest_quicker
         from limitformer.checking import check as run_check
 
-        if place is not None:
-            check_writable(place)
+        place = folder_of(out)
         if options["shaping"] is not None:
             options["shaping"] = shaping_of(options["shaping"])
         begin_work()
@@ -170,10 +166,10 @@ def checked_options(
     """Return the verdicts that fail, and options of `limitformer.check`; a wrong option raises `InputError` at once."""
     from limitformer.checking.thresholds import failing, thresholds_with
 
-    with of_option("--fail-on"):
+    with about("--fail-on"):
         names = failing(fail_on)
     thresholds = assignments(threshold, "--threshold")
-    with of_option("--threshold"):
+    with about("--threshold"):
         thresholds_with(thresholds)
     return names, {
         "tokens": require_count("--tokens", tokens, least=2),
@@ -234,10 +230,8 @@ def check_several(
     require(not both, f"--set and --vary both give {', '.join(both)}.")
     for one in what:
         for changes in settings or [{}]:
-            try:
+            with about(one):
                 report = run_check(one, given, settings=common | changes, **options)
-            except InputError as error:
-                raise InputError(f"{one}: {error}") from error
             reports[distinct(report.name, reports)] = report
     result = Comparison(reports)
     save_and_print(result, place)

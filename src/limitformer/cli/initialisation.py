@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
+from limitformer.base.errors import about
 from limitformer.cli.endings import begin_work
-from limitformer.cli.options import of_option, require_known, user_recipe
+from limitformer.cli.options import require_known, user_recipe
 from limitformer.cli.report import errors_in_one_line, print_plain
 
 FAILED = 1
@@ -49,7 +50,7 @@ def initialisation(
 
         if find_spec("transformers") is not None:
             import_module("transformers")  # before the work begins
-        with of_option("--fail-on"):
+        with about("--fail-on"):
             failing_kinds(fail_on)
         begin_work()
         report = compare(a, b, same=same, level=level, shards=shards)

@@ -1,14 +1,15 @@
 """Options that several commands share: their validation without torch, and functions in the user's own files."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from limitformer.base.errors import InputError, nearest, require
+from limitformer.base.errors import InputError, about, nearest, require
+from limitformer.base.files import check_writable
 from limitformer.base.foreign import one_line
 from limitformer.subjects.user_code import names_code, user_object
 
@@ -66,6 +67,14 @@ def assignments(pairs: list[str] | None, option: str) -> dict[str, Any]:
     return result
 
 
+def separated(text: str, takes: str, kind: Callable[[str], Any] = float) -> list[Any]:
+    """Read numbers with commas between; raise `InputError`, which says what the option takes."""
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError as error:
+        raise InputError(f"{takes}; got {text!r}.") from error
+
+
 def numbers(values: dict[str, Any], option: str) -> dict[str, Any]:
     """Return the assignments, or raise `InputError` for a value that is not a number."""
     for name, value in values.items():
@@ -84,10 +93,7 @@ def require_known(what: str) -> None:
 
     if names_code(what):
         return
-    try:
-        exists = Path(what).exists()
-    except (OSError, ValueError):
-        exists = False
+    exists = os.path.exists(what)
     is_code = exists and what.endswith(".py")
     require(not is_code, f"{what} is Python. Nearest: {what}:NAME, with the name of a function that builds a module.")
     if not exists and not what.lstrip().startswith("{"):
@@ -100,18 +106,18 @@ def witness_of(name: str) -> bool | str:
     return {"auto": True, "no": False}.get(name, name)
 
 
+def folder_of(out: str | Path | None) -> Path | None:
+    """Return the folder of --out, and make it; raise `InputError` unless it can be written."""
+    require(out is None or bool(str(out).strip()), "--out must be a folder; got ''. Nearest: --out . for this one.")
+    if out is None:
+        return None
+    check_writable(Path(out))
+    return Path(out)
+
+
 def require_readable(text: Path | None) -> None:
     """Raise `InputError` unless the file of the text exists."""
     require(text is None or text.exists(), f"Cannot read the text {text}: there is no such file.")
-
-
-@contextmanager
-def of_option(option: str) -> Iterator[None]:
-    """Begin the message of an `InputError` in the block with the option that it is about."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"{option}: {error}") from error
 
 
 def one_of(name: str, known: tuple[str, ...], what: str) -> None:
@@ -142,7 +148,7 @@ def user_recipe(text: str, option: str) -> Any:
 
     name, _, settings = text.partition(",")
     function = user_object(name, option) if names_code(name) else None
-    with of_option(option):
+    with about(option):
         return recipe_of(text) if function is None else recipe_of(function, settings)
 
 

@@ -9,7 +9,9 @@ import typer
 from rich.table import Table
 
 from limitformer.base.errors import require
+from limitformer.base.progress import suggest_quicker
 from limitformer.cli.endings import begin_work
+from limitformer.cli.options import folder_of
 from limitformer.cli.report import errors_in_one_line, print_written, screen
 
 if TYPE_CHECKING:
@@ -173,8 +175,6 @@ def phase(
     For example: limitformer phase --dim 4:10:1 --beta 0:4:0.25 --out out
     """
     with errors_in_one_line():
-        from limitformer.base.files import check_writable
-        from limitformer.base.progress import suggest_quicker
         from limitformer.sweep.phase import phase_diagram
 
         require(layers_per_unit_time >= 1, f"--layers must be at least 1; got {layers_per_unit_time}.")
@@ -182,8 +182,7 @@ def phase(
         require(valid, f"--early-stop must be at least 0 (never) and below 1; got {early_stop:g}.")
         over = grid_of(dim, beta, epsilon, tokens)
         base = sphere_model(context.params, **{name: axis[0] for name, axis in over.items()})
-        if out is not None:
-            check_writable(out)
+        folder_of(out)
         begin_work()
         with suggest_quicker(f"--samples {max(1, samples // 2)} takes about half."):
             data = phase_diagram(

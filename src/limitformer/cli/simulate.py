@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from limitformer.base.errors import InputError, require
+from limitformer.base.errors import about, require
 from limitformer.cli.endings import INTERRUPTED, begin_work
-from limitformer.cli.options import assignments
+from limitformer.cli.options import assignments, separated
 from limitformer.cli.report import errors, errors_in_one_line, print_plain, screen
 
 if TYPE_CHECKING:
@@ -123,12 +123,9 @@ def parse_record(record: str | None) -> list[float] | None:
     """Parse a comma-separated list of numbers."""
     if record is None:
         return None
-    try:
-        points = [float(part) for part in record.split(",")]
-    except ValueError:
-        points = []
-    known = len(points) > 0 and all(map(isfinite, points))
-    require(known, f"--record must be numbers separated by commas, e.g. 0,50,150; got {record!r}.")
+    takes = "--record must be numbers separated by commas, e.g. 0,50,150"
+    points = separated(record, takes)
+    require(all(map(isfinite, points)), f"{takes}; got {record!r}.")
     return points
 
 
@@ -267,16 +264,13 @@ def read_model(path: Path, changes: Mapping[str, Any]) -> "Transformer":
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     record = None if path.suffix == ".json" else read_toml(path).get("model")
-    try:
+    with about(str(path)):
         record = json_object(read_text(path), "A model") if path.suffix == ".json" else record
-        require(
-            isinstance(record, dict), "A model's file needs the table [model]; 'limitformer simulate --help' has one."
-        )
+        needs = "A model's file needs the table [model]; 'limitformer simulate --help' has one."
+        require(isinstance(record, dict), needs)
         for name, value in changes.items():
             set_in(record, name, value)
         model = from_record(record)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from error
     fits = isinstance(model, Transformer)
     require(fits, f"{path} describes a {type(model).__name__}, not a Transformer.")
     return model

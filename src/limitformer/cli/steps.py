@@ -2,12 +2,12 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from limitformer.base.errors import InputError, require, require_count
+from limitformer.base.errors import about, require, require_count
+from limitformer.base.progress import suggest_quicker
 from limitformer.cli.endings import INTERRUPTED, begin_work
 from limitformer.cli.options import (
     Blocks,
@@ -20,11 +20,12 @@ from limitformer.cli.options import (
     WitnessOption,
     assignments,
     complete_shape,
+    folder_of,
     names_code,
-    of_option,
     one_of,
     require_known,
     require_readable,
+    separated,
     user_inputs,
     user_loss,
     user_object,
@@ -105,7 +106,7 @@ def steps(
     with errors_in_one_line():
         from limitformer.checking.thresholds import STEP_VERDICTS, failing
 
-        with of_option("--fail-on"):
+        with about("--fail-on"):
             failing(fail_on, STEP_VERDICTS)
         every = rates_of(rates)
         options: dict[str, Any] = {
@@ -127,18 +128,13 @@ def steps(
         require_known(what)
         require_readable(text)
         require(text is None or inputs is None, "--text and --inputs cannot both be given.")
-        require(out is None or bool(out.strip()), "--out must be a folder; got ''. Nearest: --out . for this one.")
-        place = None if out is None else Path(out)
-        from limitformer.base.files import check_writable
-        from limitformer.base.progress import suggest_quicker
         from limitformer.checking import StepsInterrupted
         from limitformer.checking import steps as run_steps
         from limitformer.reports.verdict import titled
         from limitformer.subjects.inputs import inputs_for
         from limitformer.subjects.subject import resolve
 
-        if place is not None:
-            check_writable(place)
+        place = folder_of(out)
         begin_work()
         options["loss"] = user_loss(loss)
         if isinstance(rule, str):
@@ -173,12 +169,12 @@ def rates_of(text: str | None) -> list[float] | None:
     if text is None:
         return None
     if ":" not in text:
-        result = [checked_rate(each) for each in text.split(",")]
+        result = checked_rates(text)
         require(len(set(result)) == len(result), f"--rates gives a rate twice; got {text!r}.")
     else:
         parts = text.split(":")
         require(len(parts) == 3, f"--rates takes LOW:HIGH:N, such as 1e-5:1e-2:7, or 1e-4,1e-3; got {text!r}.")
-        low, high = (checked_rate(each) for each in parts[:2])
+        low, high = checked_rates(",".join(parts[:2]))
         require(
             low < high,
             f"--rates takes LOW:HIGH:N with LOW below HIGH; got {text!r}. Nearest: {high:g}:{low:g}:{parts[2]}",
@@ -192,14 +188,10 @@ def rates_of(text: str | None) -> list[float] | None:
     return result
 
 
-def checked_rate(text: str) -> float:
+def checked_rates(text: str) -> list[float]:
     from limitformer.checking.thresholds import valid_rate
 
-    try:
-        number = float(text)
-    except ValueError as error:
-        raise InputError(f"--rates takes numbers, such as 1e-3; got {text!r}.") from error
-    return valid_rate("--rates", number)
+    return [valid_rate("--rates", each) for each in separated(text, "--rates takes numbers, such as 1e-3")]
 
 
 def positive(option: str, value: float) -> float:
@@ -227,10 +219,7 @@ def optimizer_of(name: str, options: dict[str, Any]) -> Any:
 
 
 def betas_of(text: str) -> tuple[float, float]:
-    try:
-        betas = [float(each) for each in text.split(",")]
-    except ValueError as error:
-        raise InputError(f"--betas takes two numbers, such as 0.9,0.95; got {text!r}.") from error
-    fits = len(betas) == 2 and all(0 <= each < 1 for each in betas)
-    require(fits, f"--betas takes two numbers in [0, 1), such as 0.9,0.95; got {text!r}.")
+    takes = "--betas takes two numbers in [0, 1), such as 0.9,0.95"
+    betas = separated(text, takes)
+    require(len(betas) == 2 and all(0 <= each < 1 for each in betas), f"{takes}; got {text!r}.")
     return betas[0], betas[1]

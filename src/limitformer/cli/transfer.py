@@ -2,12 +2,12 @@
 
 import time
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from limitformer.base.errors import InputError, require, require_count
+from limitformer.base.errors import require, require_count
+from limitformer.base.progress import suggest_quicker
 from limitformer.cli.endings import INTERRUPTED, begin_work
 from limitformer.cli.options import (
     LossOption,
@@ -16,9 +16,11 @@ from limitformer.cli.options import (
     WitnessOption,
     assignments,
     complete_shape,
+    folder_of,
     names_code,
     require_known,
     require_readable,
+    separated,
     user_loss,
     user_object,
     witness_of,
@@ -103,13 +105,8 @@ def transfer(
         changes = assignments(settings, "--set")
         require_readable(text)
         require_known(what)
-        place = None if out is None else Path(out)
-        from limitformer.base.files import check_writable
-
-        if place is not None:
-            check_writable(place)
+        place = folder_of(out)
         import_module("transformers")  # before the work begins
-        from limitformer.base.progress import suggest_quicker
         from limitformer.models.text import words_of
         from limitformer.scaling.transfer import TransferInterrupted
         from limitformer.scaling.transfer import transfer as run_transfer
@@ -150,7 +147,4 @@ def sizes_of(widths: str | None, depths: str | None, over: str | None) -> dict[s
         lists.append((name, values))
     require(len(lists) == 1, "give sizes by one of --widths, --depths and --over. Nearest: --widths 256,512,1024.")
     ((name, values),) = lists
-    try:
-        return {name: [int(value) for value in values.split(",")]}
-    except ValueError as error:
-        raise InputError(f"sizes must be whole numbers, such as 256,512,1024; got {values!r}.") from error
+    return {name: separated(values, "sizes must be whole numbers, such as 256,512,1024", int)}

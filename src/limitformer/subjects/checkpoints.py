@@ -3,6 +3,7 @@
 Files of safetensors are data. Files of torch are pickles: they are read with `weights_only`, which loads only tensors.
 """
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from pickle import UnpicklingError
@@ -24,12 +25,7 @@ REAL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 def holds_weights(what: Any) -> bool:
     """Return whether `what` is a folder with a checkpoint, of transformers or of a kind that is refused later."""
-    if not isinstance(what, str | Path):
-        return False
-    try:
-        return Path(what).is_dir() and bool(weight_names(Path(what)))
-    except (OSError, ValueError):
-        return False
+    return isinstance(what, str | Path) and os.path.isdir(what) and bool(weight_names(Path(what)))
 
 
 def weight_names(folder: Path) -> list[str]:

@@ -6,15 +6,15 @@ grid, on any machine, at any time.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from math import prod
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from limitformer.base.errors import InputError, require, require_count, set_fields
+from limitformer.base.errors import InputError, about, require, require_count, set_fields
 from limitformer.covariance.limit import CovarianceFlow, CovarianceLimit
 from limitformer.models import SphereModel, Transformer, equicorrelated, to_json
 from limitformer.models.kinds import with_display
@@ -28,8 +28,6 @@ from limitformer.sweep.reduce import Reduced, Work, checked_keep, reduced
 OWN_SETTINGS = ("samples", "seed", "start", "record", "as", "common_seed")
 START_FIELDS = ("tokens", "correlation", "variance")
 MOST_CHECKED = 5_000  # models that are checked when a sweep is declared
-
-T = TypeVar("T")
 
 
 def settings_of(simulate: Mapping[str, Any]) -> dict[str, Any]:
@@ -233,12 +231,14 @@ def check_cells(sweep: Sweep) -> None:
     check_axes(over)
     firsts = {name: values[0] for name, values in over.items()}
     for seed in over.get(SEED, ()):
-        at_cell({**firsts, SEED: seed}, checked_seed, seed)
+        with about(f"Cell {name_of({**firsts, SEED: seed})}"):
+            checked_seed(seed)
     models = {name: values[:1] if name == SEED else values for name, values in over.items()}
     first: tuple[int, int] | None = None
     for cell in cells(sweep.base, models):
         changes = {name: values[k] for (name, values), k in zip(models.items(), cell.index, strict=True)}
-        process = at_cell(changes, process_at, sweep, cell)
+        with about(f"Cell {name_of(changes)}"):
+            process = process_at(sweep, cell)
         shape = len(process.points), process.tokens
         first = first or shape
         if shape[0] != first[0] or (shape[1] != first[1] and "samples" in sweep.reduce):
@@ -246,14 +246,6 @@ def check_cells(sweep: Sweep) -> None:
                 f"Cell {name_of(changes)} has {shape[0]} points of {shape[1]} tokens, and the first cell {first[0]} of "
                 f'{first[1]}: they do not fit one array. Nearest: record="last", and reductions instead of samples.'
             )
-
-
-def at_cell(changes: Mapping[str, Any], function: Callable[..., T], *arguments: Any) -> T:
-    """Call the function; its `InputError` is raised again with the name of the cell."""
-    try:
-        return function(*arguments)
-    except InputError as error:
-        raise InputError(f"Cell {name_of(changes)}: {error}") from error
 
 
 def process_at(sweep: Sweep, cell: Cell) -> Process:
