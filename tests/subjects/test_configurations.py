@@ -51,12 +51,6 @@ def test_impossible_standard_deviation_is_refused(command, value):
             command(make(GPT2 | {"initializer_range": value}))
 
 
-def test_experts_are_counted_while_they_are_built(monkeypatch):
-    monkeypatch.setattr("limitformer.subjects.size.MOST_MODULES", 100)
-    with pytest.raises(lf.InputError, match="gpt2 has more than 100 modules"):
-        lf.weightless.law(GPT2 | {"n_layer": 50})
-
-
 def test_large_recordings_are_refused_before_any_pass(monkeypatch):
     """Covariances of 8 networks of 2 blocks with 64 tokens take 6.3 MB in four copies; 2 networks take less."""
     config = transformers.GPT2Config(**(GPT2 | {"n_positions": 64, "vocab_size": 100}))
