@@ -1,7 +1,6 @@
 """The installed version, imports that need an extra, and packages that import their names at first use."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -19,22 +18,6 @@ def package_version() -> str:
         return version("limitformer")
     except PackageNotFoundError:
         return "not installed"
-
-
-@contextmanager
-def of_extra(extra: str) -> Iterator[None]:
-    """Name the extra to install if an import in the block fails.
-
-    Raises:
-        MissingExtraError: a package that the block imports is not installed.
-    """
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        package = str(error.name).split(".")[0]
-        if package == "limitformer":
-            raise
-        raise MissingExtraError(package, extra) from error
 
 
 def require_packages(extra: str, *packages: str) -> None:
