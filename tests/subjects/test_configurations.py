@@ -37,7 +37,7 @@ REFUSED = {  # words of the message, and a configuration
 
 @pytest.mark.parametrize("message", REFUSED)
 def test_configuration_is_refused(message, monkeypatch):
-    monkeypatch.setattr("limitformer.subjects.size.available_memory", lambda: 2**34)
+    monkeypatch.setattr("limitformer.base.memory.available_memory", lambda: 2**34)
     with pytest.raises(lf.InputError) as caught:
         lf.weightless.law(REFUSED[message])
     assert message in str(caught.value)

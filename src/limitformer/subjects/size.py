@@ -1,4 +1,4 @@
-"""The size of a module before it is built: its entries on the meta device, and whether they fit the free memory."""
+"""The size of a module before it is built, on the meta device."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,9 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from limitformer.base.errors import InputError, require
+from limitformer.base.errors import require
 from limitformer.base.foreign import one_line
-from limitformer.base.memory import SHARE, available_memory, readable
 
 
 @dataclass(frozen=True)
@@ -42,10 +41,3 @@ def size_of(make: Callable[[], nn.Module], name: str) -> Size:
     require(not refused, f"{name} cannot be made: {refused[:1]} would have no entries, as one of its sizes is 0.")
     vectors = sum(each.numel() for each in every if each.dim() < 2 or not each.is_floating_point())
     return Size(sum(each.numel() for each in every), vectors, shapes)
-
-
-def require_room(entries: int, what: str, itemsize: int = 4) -> None:
-    """Raise `InputError` unless `entries` numbers fit the free memory."""
-    available, needed = available_memory(), entries * itemsize
-    if available is not None and needed > SHARE * available:
-        raise InputError(f"{what} takes {readable(needed)}; {readable(available)} are free. Nearest: smaller sizes.")

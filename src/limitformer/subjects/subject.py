@@ -21,6 +21,7 @@ from torch import nn
 
 from limitformer.base.errors import InputError, nearest, printable, require
 from limitformer.base.foreign import one_line, readable_name
+from limitformer.base.memory import check_scratch
 from limitformer.models import Transformer
 from limitformer.models.serial import from_record
 from limitformer.nn.drawn.network import Network
@@ -33,7 +34,7 @@ from limitformer.subjects.configurations import (
     is_config,
     quiet_transformers,
 )
-from limitformer.subjects.size import require_room, size_of
+from limitformer.subjects.size import size_of
 from limitformer.subjects.user_code import names_code, user_object
 
 if TYPE_CHECKING:
@@ -220,7 +221,8 @@ def subject_of_config(config: Any) -> Subject:
     kind = named_class(config)
     kind, make = auto_class(config) if kind is None else (kind, partial(kind, config))
     size = size_of(make, config.model_type)
-    require_room(KEPT_VECTORS * size.vectors, f"{config.model_type} of these sizes, without its matrices,")
+    what = f"{config.model_type} of these sizes, without its matrices,"
+    check_scratch(4 * KEPT_VECTORS * size.vectors, what, "smaller sizes")
     return Subject(make, config.model_type, task_of(kind, config), config, kind=kind)
 
 
