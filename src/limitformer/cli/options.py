@@ -52,6 +52,11 @@ Settings = Annotated[
 ]
 
 
+def option(panel: str, *names: str, help: str, default: str | bool = True) -> Any:  # noqa: A002
+    """Return an option in a panel of the help. `default` replaces the default value in the help."""
+    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=default)
+
+
 def assignments(pairs: list[str] | None, option: str) -> dict[str, Any]:
     """Read KEY=VALUE by key; values are JSON, Python's True, False and None, or text."""
     result: dict[str, Any] = {}

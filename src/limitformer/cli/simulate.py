@@ -12,7 +12,7 @@ from rich.table import Table
 
 from limitformer.base.errors import about, require
 from limitformer.cli.endings import INTERRUPTED, begin_work
-from limitformer.cli.options import assignments, separated
+from limitformer.cli.options import assignments, option, separated
 from limitformer.cli.report import errors, errors_in_one_line, print_plain, screen
 
 if TYPE_CHECKING:
@@ -22,11 +22,6 @@ if TYPE_CHECKING:
     from limitformer.models import Start, Transformer
 
 ROWS = 9  # largest number of rows in the table
-
-
-def option(panel: str, *names: str, help: str, default: str | bool = True) -> Any:  # noqa: A002
-    """Return an option in a panel of the help. `default` replaces the default value in the help."""
-    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=default)
 
 
 START, RUN = "Start", "Simulation"
