@@ -6,7 +6,7 @@ The module of a command is imported only when it runs; the list of commands is k
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from io import TextIOWrapper
@@ -156,17 +156,13 @@ app = typer.Typer(
 )
 
 
-def stand_in_for(name: str) -> Callable[[], None]:
-    """Return a function that represents a command in the list and never runs."""
-
-    def stand_in() -> None:
-        raise NotImplementedError(name)
-
-    return stand_in
+def stand_in() -> None:
+    """Represent a command in the list; the real one replaces it before it would run."""
+    raise NotImplementedError
 
 
 for each, (_, line) in COMMANDS.items():
-    app.command(each, help=line)(stand_in_for(each))
+    app.command(each, help=line)(stand_in)
 
 
 def show_version(asked: bool) -> None:

@@ -117,7 +117,19 @@ def check(
             return
         several = variants(vary)
         require(not ((several or len(what) > 1) and against), "--against is for one network. Nearest: one more WHAT.")
-        names, options = checked_options(fail_on, tokens, samples, settings, shaped, threshold)
+        from limitformer.checking.thresholds import failing, thresholds_with
+
+        with about("--fail-on"):
+            names = failing(fail_on)
+        options: dict[str, Any] = {
+            "tokens": require_count("--tokens", tokens, least=2),
+            "samples": require_count("--samples", samples),
+            "settings": assignments(settings, "--set"),
+            "shaping": shaping_options(shaped),
+            "thresholds": assignments(threshold, "--threshold"),
+        }
+        with about("--threshold"):
+            thresholds_with(options["thresholds"])
         for one in (*what, *([] if against is None else [against])):
             require_known(one)
         require_readable(text)
@@ -153,31 +165,6 @@ def check(
         require(untrained, f"--fail-on: {report.name} is trained, so that no verdict on its initialisation is given.")
         if report.failed(fail_on):
             raise typer.Exit(FAILED)
-
-
-def checked_options(
-    fail_on: str | None,
-    tokens: int,
-    samples: int,
-    settings: list[str] | None,
-    shaped: str | None,
-    threshold: list[str] | None,
-) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Return the verdicts that fail, and options of `limitformer.check`; a wrong option raises `InputError` at once."""
-    from limitformer.checking.thresholds import failing, thresholds_with
-
-    with about("--fail-on"):
-        names = failing(fail_on)
-    thresholds = assignments(threshold, "--threshold")
-    with about("--threshold"):
-        thresholds_with(thresholds)
-    return names, {
-        "tokens": require_count("--tokens", tokens, least=2),
-        "samples": require_count("--samples", samples),
-        "settings": assignments(settings, "--set"),
-        "shaping": shaping_options(shaped),
-        "thresholds": thresholds,
-    }
 
 
 def shaping_options(text: str | None) -> dict[str, Any] | None:

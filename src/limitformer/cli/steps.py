@@ -113,7 +113,7 @@ def steps(
             "rates": every,
             "steps": require_count("--steps", steps),
             "samples": require_count("--samples", samples),
-            "clip": clip if clip is None else positive("--clip", clip),
+            "clip": clip,
             "warmup": require_count("--warmup", warmup, least=0),
             "batches": batches,
             "settings": assignments(settings, "--set"),
@@ -122,6 +122,8 @@ def steps(
             "blocks": blocks or None,
             "witness": witness_of(witness),
         }
+        fits = clip is None or 0 < clip < math.inf
+        require(fits, f"--clip must be above 0 and finite; got {clip}.")
         one_of(batches, BATCHES, "--batches has no")
         require_count("--tokens", tokens, least=2)
         rule = optimizer_of(optimizer, {"weight_decay": weight_decay, "betas": betas, "momentum": momentum})
@@ -192,11 +194,6 @@ def checked_rates(text: str) -> list[float]:
     from limitformer.checking.thresholds import valid_rate
 
     return [valid_rate("--rates", each) for each in separated(text, "--rates takes numbers, such as 1e-3")]
-
-
-def positive(option: str, value: float) -> float:
-    require(0 < value < math.inf, f"{option} must be above 0 and finite; got {value:g}.")
-    return value
 
 
 def optimizer_of(name: str, options: dict[str, Any]) -> Any:
