@@ -18,6 +18,7 @@ from limitformer.base.errors import InputError, about, require, require_count, s
 from limitformer.covariance.limit import CovarianceFlow, CovarianceLimit
 from limitformer.models import SphereModel, Transformer, equicorrelated, to_json
 from limitformer.models.kinds import with_display
+from limitformer.numerics.random import checked_seed
 from limitformer.sampling.process import Process
 from limitformer.simulation.processes import limit, process_of
 from limitformer.simulation.simulate import simulate
@@ -56,12 +57,6 @@ def settings_of(simulate: Mapping[str, Any]) -> dict[str, Any]:
         "common_seed": bool(common_seed),
         **{name: json_value(value) for name, value in simulate.items() if name not in OWN_SETTINGS},
     }
-
-
-def checked_seed(seed: Any) -> int:
-    whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
-    require(whole and 0 <= seed < 2**63, f"seed must be a whole number from 0 to 2**63 - 1; got {seed!r}.")
-    return int(seed)
 
 
 def json_value(value: Any) -> Any:
