@@ -53,7 +53,7 @@ class Stream(NamedTuple):
 
 def checked_seed(seed: object) -> int:
     """Return a seed as an int; raise `InputError` unless it is a whole number from 0 to 2⁶³ − 1."""
-    whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool) and 0 <= seed < 2**63
+    whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool) and bool(0 <= seed < 2**63)
     require(whole, f"seed must be a whole number from 0 to 2**63 - 1; got {seed!r}.")
     return int(seed)  # type: ignore[call-overload]  # checked above
 
