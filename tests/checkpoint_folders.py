@@ -163,7 +163,7 @@ REFUSED = {  # name: change of the folder of a small GPT-2, and words of the mes
     ),
     "another family": (lambda f: config(f, architectures=["LlamaForCausalLM"]), "a class of llama; model_type is gpt2"),
     "a Transformer": (lambda f: (f / "config.json").write_text(OURS), "declares a Transformer"),
-    "too large": (lambda f: config(f, vocab_size=10**12), "are free. Nearest: smaller sizes"),
+    "too large": (lambda f: config(f, vocab_size=10**12), "more than is free. Nearest: smaller sizes"),
     # shaped models
     "shaped, plain weights": (lambda f: config(f, shaping={"residual_gamma": 0.5}), "does not hold the whole model"),
     "shaped, unknown": (lambda f: config(f, shaping={"evil": 1}), "holds no shaping that can be used"),

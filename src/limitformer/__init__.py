@@ -53,13 +53,13 @@ if TYPE_CHECKING:
     from limitformer.models import from_tokens as from_tokens
     from limitformer.models import to_json as to_json
     from limitformer.rates.rate import rate as rate
-    from limitformer.results.correlation import correlation as correlation
+    from limitformer.results.datasets import correlation as correlation
     from limitformer.results.outcomes import outcomes as outcomes
     from limitformer.results.outputs import outputs as outputs
     from limitformer.results.storage import load as load
     from limitformer.results.storage import save as save
     from limitformer.scaling.transfer import transfer as transfer
-    from limitformer.simulation.limit import limit as limit
+    from limitformer.simulation.processes import limit as limit
     from limitformer.simulation.simulate import Interrupted as Interrupted
     from limitformer.simulation.simulate import recording_size as recording_size
     from limitformer.simulation.simulate import simulate as simulate
@@ -138,7 +138,7 @@ HOMES = {
     "base.errors": ("InputError", "MissingExtraError", "NoLimitError"),
     "covariance.limit": ("CovarianceFlow", "CovarianceLimit"),
     "sphere.limit": ("TokenLimit",),
-    "simulation.limit": ("limit",),  # named like its module, so the full path is needed
+    "simulation.processes": ("limit",),
     "sphere.overlap": ("OverlapDiffusion", "overlap"),
     "models": (
         *("Elementwise", "Gated", "GeGLU", "Mixing", "RadialNorm", "SiLU", "SquaredReLU", "SwiGLU", "Tanh"),
@@ -149,7 +149,7 @@ HOMES = {
     "results.outcomes": ("outcomes",),
     "sweep.phase": ("phase_diagram",),
     "results.outputs": ("outputs",),
-    "results.correlation": ("correlation",),
+    "results.datasets": ("correlation",),
     "results.storage": ("load", "save"),
     "sweep": ("Sweep", "compute_sweep", "load_sweep", "read_sweep", "run_sweep"),
     "designing": ("design",),  # these, and three of the modules below, need an extra
@@ -208,6 +208,6 @@ def _unknown(name: str) -> str:
 
 
 def _version() -> str:
-    from limitformer.base.version import package_version
+    from limitformer.base.extras import package_version
 
     return package_version()

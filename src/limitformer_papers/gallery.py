@@ -20,8 +20,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from limitformer.base.extras import package_version
 from limitformer.base.files import write_whole
-from limitformer.results.datasets import package_version
 from limitformer.sweep.store import processor
 from limitformer_papers.catalogue import FIGURES
 from limitformer_papers.common.claims import Claim

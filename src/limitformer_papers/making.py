@@ -12,9 +12,9 @@ from typing import Any
 import xarray as xr
 
 from limitformer.base.errors import require
+from limitformer.base.extras import package_version
 from limitformer.base.files import check_writable, write_whole
 from limitformer.base.lock import only_one
-from limitformer.base.version import package_version
 from limitformer.results.storage import save
 from limitformer_papers.catalogue import FIGURES, FOLDERS, RUN_FIGURES
 from limitformer_papers.common.claims import Claim, FigureRun

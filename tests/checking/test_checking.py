@@ -526,7 +526,6 @@ def test_fail_on_sets_the_exit_code(command):
     ("options", "message"),
     [
         (("--fail-on", ""), "no verdict ''"),
-        (("--seed", "1", "--no-gradients", "--seed", "2"), "--seed is given twice"),
         (("--set", "n_embd=abc"), "n_embd"),
         (("--fail-on", "colapsed"), "no verdict 'colapsed'"),
         (("--set", "n_layer"), "--set takes KEY=VALUE"),

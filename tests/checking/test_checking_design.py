@@ -18,9 +18,9 @@ from limitformer.checking.curves import gradient_of_matrices, gradient_ratio
 from limitformer.cli.app import app
 from limitformer.designing import Objective
 from limitformer.designing.design import trials_of
-from limitformer.designing.designed import Risk
 from limitformer.designing.grid import region_of
 from limitformer.designing.objective import outside
+from limitformer.designing.report import Risk
 from limitformer.subjects.losses import chosen_loss
 from limitformer.subjects.subject import resolve
 from limitformer.sweep import SweepInterrupted

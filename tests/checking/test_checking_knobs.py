@@ -8,8 +8,8 @@ import limitformer as lf
 from drawn_networks import blocks, first, first_tokens
 from limitformer.designing import Objective
 from limitformer.designing.design import trials_of
-from limitformer.designing.designed import PYTHON, block
 from limitformer.designing.knobs import factor_knob
+from limitformer.designing.report import PYTHON, block
 from limitformer.subjects.subject import resolve
 from limitformer.weightless.network import Weightless
 from weightless_families import CONFIGS

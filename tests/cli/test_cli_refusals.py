@@ -139,7 +139,7 @@ TYPOS = [
     ("design gpt2 --knobs output,logits,embedding", "knobs must be one or two names; got 3."),
     ("design gpt2 --grid outputs=1,2", "--grid has no knob 'outputs'"),
     ("design gpt2 --risk 0", "--risk must lie in (0, 1); got 0."),
-    ("steps gpt2 --optimizer adamw --rate 0", "--rate must be above 0"),
+    ("steps gpt2 --optimizer adamw --rates 0", "--rates must be above 0"),
 ]
 ASKED = """
 import json, sys

@@ -10,7 +10,7 @@ from transformers import dynamic_module_utils
 
 import limitformer as lf
 from limitformer.base.errors import InputError
-from limitformer.cli.user_code import user_inputs, user_object
+from limitformer.cli.options import user_inputs, user_object
 from limitformer.subjects.user_code import names_code
 
 MODEL = """

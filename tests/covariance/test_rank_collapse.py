@@ -16,8 +16,8 @@ from limitformer.models import (
     from_text,
     from_tokens,
 )
-from limitformer.results.correlation import correlation
-from limitformer.simulation.limit import limit
+from limitformer.results.datasets import correlation
+from limitformer.simulation.processes import limit
 from limitformer.simulation.simulate import simulate
 
 SHAPED = {"attention": ShapedAttention(tau0=1.0), "feedforward": ShapedReLU(c_plus=0.2, c_minus=-1.0)}

@@ -11,7 +11,7 @@ from limitformer.initialisation import compare
 from limitformer.initialisation.builds import build_of
 from limitformer.initialisation.comparison import same_law
 from limitformer.initialisation.summary import summarise
-from limitformer.initialisation.two_builds import p_of_builds, p_of_numbers
+from limitformer.initialisation.weight_tests import p_of_builds, p_of_numbers
 from limitformer.weightless import laws
 from two_builds import kinds
 

@@ -9,8 +9,7 @@ from scipy import stats
 
 from limitformer.initialisation.like_layers import outliers
 from limitformer.initialisation.summary import summarise
-from limitformer.initialisation.two_builds import p_of_lines
-from limitformer.initialisation.weight_tests import distance, even_moments, holm, p_values, pearson_tails
+from limitformer.initialisation.weight_tests import distance, even_moments, holm, p_of_lines, p_values, pearson_tails
 from limitformer.weightless import laws
 
 

@@ -12,7 +12,7 @@ from limitformer.covariance.chain import feedforward as chain_feedforward
 from limitformer.covariance.limit import flow
 from limitformer.models import Attention, Feedforward, Norm
 from limitformer.models.kinds import FAMILIES, KINDS
-from limitformer.models.sphere_start import SphereStart
+from limitformer.models.sphere import SphereStart
 from limitformer.nn import blocks
 from limitformer.nn.drawn import network as nn_network
 from limitformer.sphere import limit as limit_tokens

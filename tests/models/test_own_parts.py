@@ -13,7 +13,7 @@ import limitformer as lf
 import own_parts_example as own
 from limitformer.covariance.chain.own import mixing_address
 from limitformer.models import activations
-from limitformer.models.elementwise import PIECES, quadrature
+from limitformer.models.feedforward import PIECES, quadrature
 from limitformer.models.functions import freeze, function_of
 from limitformer.nn.drawn.own import torch_elementwise, torch_mixing
 from statistics_checks import assert_same_law

@@ -11,7 +11,7 @@ from limitformer.sampling.exits import (
     LEFT_BALL,
     LEFT_CONE,
 )
-from limitformer.simulation.limit import limit
+from limitformer.simulation.processes import limit
 from limitformer.simulation.simulate import simulate
 
 START = np.array([[1.0, 0.3, -0.2], [0.3, 2.0, 0.1], [-0.2, 0.1, 0.5]])

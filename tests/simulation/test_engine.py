@@ -28,7 +28,7 @@ from limitformer.numerics.lanes import LANES
 from limitformer.results.storage import load, save
 from limitformer.sampling import replicas
 from limitformer.simulation import simulate as engine
-from limitformer.simulation.limit import limit
+from limitformer.simulation.processes import limit
 from limitformer.simulation.simulate import Interrupted, simulate
 
 START = np.array([[1.0, 0.3, -0.2], [0.3, 2.0, 0.1], [-0.2, 0.1, 0.5]])

@@ -11,11 +11,9 @@ import pytest
 import xarray as xr
 
 from limitformer.base.errors import InputError
-from limitformer.base.version import package_version
 from limitformer.models import Start
 from limitformer.results import storage
-from limitformer.results.correlation import correlation
-from limitformer.results.datasets import covariance_dataset
+from limitformer.results.datasets import correlation, covariance_dataset, package_version
 from limitformer.results.storage import load, save
 
 pytestmark = pytest.mark.fast

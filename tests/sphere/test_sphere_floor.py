@@ -9,7 +9,7 @@ import pytest
 import limitformer as lf
 from limitformer.numerics.lanes import LANES
 from limitformer.numerics.random import key
-from limitformer.sphere.near.relations import GAP_FLOOR
+from limitformer.sphere.near.near_tree import GAP_FLOOR
 from limitformer.sphere.tokens.values import LAWS, fill
 from sphere_naive import gaps_of, naive_chain, naive_layer, near_plus
 from statistics_checks import STANDARD_ERRORS, assert_same_law

@@ -7,7 +7,7 @@ import pytest
 
 import limitformer as lf
 from limitformer.base.errors import InputError
-from limitformer.models.sphere_start import SphereStart
+from limitformer.models.sphere import SphereStart
 from limitformer.sphere.chain import PATHS
 
 pytestmark = pytest.mark.fast

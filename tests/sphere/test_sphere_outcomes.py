@@ -13,7 +13,7 @@ from limitformer.results.outcomes import OUTCOMES, wilson
 from limitformer.sampling.arrays import all_pairs, as_result_array
 from limitformer.sphere.near.near_tree import open_near_tree
 from limitformer.sphere.outcome import outcomes_of_overlaps
-from limitformer.sphere.tokens.record import Record, record_workspace, write_point
+from limitformer.sphere.tokens.process import Record, record_workspace, write_point
 from sphere_naive import gaps_of, normalised, overlaps_of
 
 TOLERANCE = 0.1

@@ -37,7 +37,7 @@ REFUSED = {  # words of the message, and a configuration
 
 @pytest.mark.parametrize("message", REFUSED)
 def test_configuration_is_refused(message, monkeypatch):
-    monkeypatch.setattr("limitformer.subjects.size.available_memory", lambda: 2**34)
+    monkeypatch.setattr("limitformer.base.memory.available_memory", lambda: 2**34)
     with pytest.raises(lf.InputError) as caught:
         lf.weightless.law(REFUSED[message])
     assert message in str(caught.value)
@@ -49,12 +49,6 @@ def test_impossible_standard_deviation_is_refused(command, value):
     for make in (dict, lambda values: transformers.GPT2Config(**values)):
         with pytest.raises(lf.InputError, match="initializer_range of gpt2 must be at least 0 and below 1,000,000"):
             command(make(GPT2 | {"initializer_range": value}))
-
-
-def test_experts_are_counted_while_they_are_built(monkeypatch):
-    monkeypatch.setattr("limitformer.subjects.size.MOST_MODULES", 100)
-    with pytest.raises(lf.InputError, match="gpt2 has more than 100 modules"):
-        lf.weightless.law(GPT2 | {"n_layer": 50})
 
 
 def test_large_recordings_are_refused_before_any_pass(monkeypatch):

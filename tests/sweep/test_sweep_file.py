@@ -53,8 +53,8 @@ def test_example_of_the_documentation_is_read(read):
     description = read(ISSUE)
     assert description.base == lf.StochasticTransformer(tokens=2, dim=4, beta=1.0, layers_per_unit_time=100)
     assert description.over == {"dim": [4, 6, 8], "beta": [0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0]}
-    assert (description.settings.samples, description.settings.seed) == (2000, 0)
-    assert description.settings.options == {"horizon": 20.0}
+    assert (description.settings["samples"], description.settings["seed"]) == (2000, 0)
+    assert description.settings["horizon"] == 20.0
     assert description.reduce == {"outcomes": {"level": 0.95}}
     assert list(description.over) == ["dim", "beta"]
 

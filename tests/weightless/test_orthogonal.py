@@ -12,9 +12,8 @@ from torch import nn
 
 import limitformer as lf
 from limitformer.initialisation.summary import summarise
-from limitformer.initialisation.two_builds import line_p_values
 from limitformer.initialisation.weight_by_weight import check_initialisation
-from limitformer.initialisation.weight_tests import cdf, p_values
+from limitformer.initialisation.weight_tests import cdf, line_p_values, p_values
 from limitformer.weightless import laws, run
 from limitformer.weightless.laws import Law
 from limitformer.weightless.maps import NeverDrawnMap

@@ -3,7 +3,8 @@
 import math
 import numbers
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -40,6 +41,15 @@ def require(condition: bool, message: str) -> None:
     """Raise `InputError(message)` unless `condition` holds."""
     if not condition:
         raise InputError(message)
+
+
+@contextmanager
+def about(what: str) -> Iterator[None]:
+    """Begin the message of an `InputError` in the block with what it is about: an option, a cell, a file."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{what}: {error}") from error
 
 
 def require_count(name: str, value: object, least: int = 1) -> int:

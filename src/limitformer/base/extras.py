@@ -1,7 +1,7 @@
-"""Imports that need an extra, and packages that import their names at first use."""
+"""The installed version, imports that need an extra, and packages that import their names at first use."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -9,20 +9,15 @@ from types import ModuleType
 from limitformer.base.errors import MissingExtraError
 
 
-@contextmanager
-def of_extra(extra: str) -> Iterator[None]:
-    """Name the extra to install if an import in the block fails.
+@cache
+def package_version() -> str:
+    """Return the installed version of limitformer; cached, because the look-up takes longer than a small simulation."""
+    from importlib.metadata import PackageNotFoundError, version
 
-    Raises:
-        MissingExtraError: a package that the block imports is not installed.
-    """
     try:
-        yield
-    except ModuleNotFoundError as error:
-        package = str(error.name).split(".")[0]
-        if package == "limitformer":
-            raise
-        raise MissingExtraError(package, extra) from error
+        return version("limitformer")
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def require_packages(extra: str, *packages: str) -> None:

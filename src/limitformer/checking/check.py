@@ -29,10 +29,9 @@ from limitformer.initialisation.weight_by_weight import check_initialisation
 from limitformer.nn.drawn.simulate import resolve_device
 from limitformer.reports.verdict import FINE, GRADES, TRAINED, Verdict, titled
 from limitformer.subjects.folder import listed
-from limitformer.subjects.inputs import Inputs
+from limitformer.subjects.inputs import Inputs, inputs_for
 from limitformer.subjects.losses import TASKS, ChosenLoss, Loss, chosen_loss, readout
 from limitformer.subjects.subject import Subject, resolve
-from limitformer.subjects.texts import inputs_for
 from limitformer.weightless.arrays import split_stacks
 from limitformer.weightless.law import LawTable
 from limitformer.weightless.laws import CONSTANT

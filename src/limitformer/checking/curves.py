@@ -33,7 +33,7 @@ import xarray as xr
 from numpy.typing import NDArray
 from scipy import special  # scipy.stats takes a second to import
 
-from limitformer.results.correlation import correlation
+from limitformer.results.datasets import correlation
 from limitformer.weightless.block_parts import DECAYS, ROUTER
 from limitformer.weightless.measure import BEFORE
 

@@ -6,16 +6,17 @@ The module of a command is imported only when it runs; the list of commands is k
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from importlib.metadata import EntryPoint, entry_points
 from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
-from limitformer.cli.endings import ALIKE, BAD_INPUT, CLOSED_PIPE, code_at_end, finish_streams, remove_new_folder
+from limitformer.base.extras import package_version
+from limitformer.cli.endings import ALIKE, BAD_INPUT, CLOSED_PIPE, code_at_end, finish_streams
 
 # Typer re-exports only a subclass; the module of the class itself depends on the version.
 UsageError: Any = typer.BadParameter.__base__
@@ -37,7 +38,7 @@ COMMANDS = {
         "Tell whether a Transformer collapses, explodes or freezes: the exact law at initialisation, or a checkpoint.",
     ),
     "recipes": (
-        "limitformer.cli.recipes:recipes",
+        "limitformer.cli.initialisation:recipes",
         "List published initialisations, or print one: its code, settings and source.",
     ),
     "initialisation": (
@@ -83,24 +84,11 @@ def commands_of(entry: EntryPoint) -> dict[str, tuple[str, str]]:
 for entry in entry_points(group="limitformer.commands"):  # `limitformer_papers` has two
     COMMANDS = COMMANDS | commands_of(entry) | COMMANDS  # none replaces ours
 
-ONCE = ("check", "design", "steps")  # they write several files; elsewhere the last of two values counts, as usual
 FILE_ERRORS = ("NoSuchOption", "MissingParameter")
 MODEL_FILE = (  # in place of the options that `simulate` had for fields of the model
     "The model comes from a TOML file, and 'limitformer simulate --help' shows one: "
     "limitformer simulate model.toml --set gamma=0.3."
 )
-
-
-class Once(TyperCommand):
-    """A command that refuses an option given twice, because the first folder would be lost silently."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments. Refuse an option that is given twice and takes one value."""
-        order = [] if ctx.resilient_parsing else self.make_parser(ctx).parse_args(args=list(args))[2]
-        for option in order:
-            if order.count(option) > 1 and not getattr(option, "multiple", True):
-                raise typer.BadParameter(f"{max(option.opts, key=len)} is given twice", ctx)
-        return super().parse_args(ctx, args)
 
 
 def command_of(name: str) -> Any:
@@ -111,7 +99,7 @@ def command_of(name: str) -> Any:
     if isinstance(command, typer.Typer):
         holder.add_typer(command, name=name)
     else:
-        holder.command(name, cls=Once if name in ONCE else TyperCommand)(command)
+        holder.command(name)(command)
     return typer.main.get_group(holder).commands[name]
 
 
@@ -168,26 +156,19 @@ app = typer.Typer(
 )
 
 
-def stand_in_for(name: str) -> Callable[[], None]:
-    """Return a function that represents a command in the list and never runs."""
-
-    def stand_in() -> None:
-        raise NotImplementedError(name)
-
-    return stand_in
+def stand_in() -> None:
+    """Represent a command in the list; the real one replaces it before it would run."""
+    raise NotImplementedError
 
 
 for each, (_, line) in COMMANDS.items():
-    app.command(each, help=line)(stand_in_for(each))
+    app.command(each, help=line)(stand_in)
 
 
 def show_version(asked: bool) -> None:
     """Print the version and exit."""
     if asked:
-        try:
-            typer.echo(f"limitformer {version('limitformer')}")
-        except PackageNotFoundError:
-            typer.echo("limitformer, not installed")
+        typer.echo(f"limitformer {package_version()}")
         raise typer.Exit
 
 
@@ -225,5 +206,4 @@ def run() -> None:
     failure = finish_streams()
     for number in (signal.SIGINT, *ALIKE):
         signal.signal(number, signal.SIG_DFL)
-    remove_new_folder()
     sys.exit(code_at_end(code or failure))

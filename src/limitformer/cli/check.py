@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from limitformer.base.errors import InputError, require, require_count
-from limitformer.cli.check_options import (
+from limitformer.base.errors import InputError, about, require, require_count
+from limitformer.base.progress import suggest_quicker
+from limitformer.cli.endings import begin_work
+from limitformer.cli.options import (
     Blocks,
     InputsOption,
     LossOption,
-    NoWitness,
     Settings,
     Text,
     Tokens,
@@ -19,16 +20,26 @@ from limitformer.cli.check_options import (
     WitnessOption,
     assignments,
     complete_shape,
+    folder_of,
+    names_code,
     numbers,
     one_of,
     quicker,
     require_known,
     require_readable,
+    user_inputs,
+    user_loss,
+    user_recipe,
     witness_of,
 )
-from limitformer.cli.endings import begin_work
-from limitformer.cli.report import errors_in_one_line, next_command, print_plain, print_report
-from limitformer.cli.user_code import names_code, user_inputs, user_loss, user_recipe
+from limitformer.cli.report import (
+    errors_in_one_line,
+    next_command,
+    print_plain,
+    print_report,
+    print_written,
+    save_and_print,
+)
 
 if TYPE_CHECKING:
     from limitformer.checking import Comparison
@@ -90,7 +101,6 @@ def check(
         ),
     ] = None,
     witness: WitnessOption = "auto",
-    no_witness: NoWitness = False,
 ) -> None:
     """Tell whether a Transformer collapses, explodes or freezes: the exact law at initialisation, or a checkpoint.
 
@@ -107,20 +117,27 @@ def check(
             return
         several = variants(vary)
         require(not ((several or len(what) > 1) and against), "--against is for one network. Nearest: one more WHAT.")
-        names, options = checked_options(fail_on, tokens, samples, settings, shaped, threshold)
+        from limitformer.checking.thresholds import failing, thresholds_with
+
+        with about("--fail-on"):
+            names = failing(fail_on)
+        options: dict[str, Any] = {
+            "tokens": require_count("--tokens", tokens, least=2),
+            "samples": require_count("--samples", samples),
+            "settings": assignments(settings, "--set"),
+            "shaping": shaping_options(shaped),
+            "thresholds": assignments(threshold, "--threshold"),
+        }
+        with about("--threshold"):
+            thresholds_with(options["thresholds"])
         for one in (*what, *([] if against is None else [against])):
             require_known(one)
         require_readable(text)
         require(text is None or inputs is None, "--text and --inputs cannot both be given.")
         published = None if recipe is None else user_recipe(recipe, "--recipe")
-        require(out is None or bool(out.strip()), "--out must be a folder; got ''. Nearest: --out . for this one.")
-        place = None if out is None else Path(out)
-        from limitformer.base.files import check_writable
-        from limitformer.base.progress import suggest_quicker
         from limitformer.checking import check as run_check
 
-        if place is not None:
-            check_writable(place)
+        place = folder_of(out)
         if options["shaping"] is not None:
             options["shaping"] = shaping_of(options["shaping"])
         begin_work()
@@ -128,7 +145,7 @@ def check(
             batch = text if inputs is None else user_inputs(inputs)
             options |= {"gradients": gradients, "seed": seed, "trust_remote_code": trust_remote_code}
             options |= {"blocks": blocks or None, "recipe": published, "loss": user_loss(loss)}
-            options["witness"] = not no_witness and witness_of(witness)
+            options["witness"] = witness_of(witness)
             if several or len(what) > 1:
                 comparison = check_several(what, several, batch, options, place)
                 if fail_on and comparison.failed(fail_on):
@@ -141,43 +158,13 @@ def check(
         require(not blind, f"--fail-on {', '.join(blind)}: no attention was seen in {report.name}.")
         if report.against is not None:
             print_report(report.against)
-        if written:
-            print_plain("Wrote " + ", ".join(map(str, written)))
+        print_written(written)
         designs = shaped is None and not names_code(what[0])
         print_plain("\n" + next_command(report, what[0], settings, designs, place))
         untrained = not (fail_on and report.trained)
         require(untrained, f"--fail-on: {report.name} is trained, so that no verdict on its initialisation is given.")
         if report.failed(fail_on):
             raise typer.Exit(FAILED)
-
-
-def checked_options(
-    fail_on: str | None,
-    tokens: int,
-    samples: int,
-    settings: list[str] | None,
-    shaped: str | None,
-    threshold: list[str] | None,
-) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Return the verdicts that fail, and options of `limitformer.check`; a wrong option raises `InputError` at once."""
-    from limitformer.checking.thresholds import failing, thresholds_with
-
-    try:
-        names = failing(fail_on)
-    except InputError as error:
-        raise InputError(f"--fail-on: {error}") from error
-    thresholds = assignments(threshold, "--threshold")
-    try:
-        thresholds_with(thresholds)
-    except InputError as error:
-        raise InputError(f"--threshold: {error}") from error
-    return names, {
-        "tokens": require_count("--tokens", tokens, least=2),
-        "samples": require_count("--samples", samples),
-        "settings": assignments(settings, "--set"),
-        "shaping": shaping_options(shaped),
-        "thresholds": thresholds,
-    }
 
 
 def shaping_options(text: str | None) -> dict[str, Any] | None:
@@ -230,13 +217,9 @@ def check_several(
     require(not both, f"--set and --vary both give {', '.join(both)}.")
     for one in what:
         for changes in settings or [{}]:
-            try:
+            with about(one):
                 report = run_check(one, given, settings=common | changes, **options)
-            except InputError as error:
-                raise InputError(f"{one}: {error}") from error
             reports[distinct(report.name, reports)] = report
     result = Comparison(reports)
-    print_report(result)
-    if place is not None:
-        print_plain("Wrote " + ", ".join(map(str, result.save(place))))
+    save_and_print(result, place)
     return result

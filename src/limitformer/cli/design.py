@@ -5,19 +5,22 @@ from typing import Annotated, Any
 
 import typer
 
-from limitformer.base.errors import InputError, require, require_count
-from limitformer.cli.check_options import (
+from limitformer.base.errors import require, require_count
+from limitformer.base.progress import suggest_quicker
+from limitformer.cli.endings import begin_work
+from limitformer.cli.options import (
     Settings,
     Text,
     Tokens,
     assignments,
     complete_shape,
+    folder_of,
     one_of,
     require_known,
     require_readable,
+    separated,
 )
-from limitformer.cli.endings import begin_work
-from limitformer.cli.report import errors_in_one_line, print_plain
+from limitformer.cli.report import errors_in_one_line, print_plain, print_written
 from limitformer.subjects.user_code import names_code
 
 USUAL = ("initializer_range", "output", "gamma", "tau0")  # without --knobs
@@ -76,7 +79,8 @@ def design(
         bands = {"correlation": correlation, "stream": stream, "effective": effective, "gradient": gradient}
         objective = {name: band_of(name, text) for name, text in bands.items() if text is not None}
         names = None if knobs is None else knobs_of(knobs)
-        values = {name: values_of(name, each) for name, each in assignments(grid, "--grid").items()}
+        pairs = assignments(grid, "--grid").items()
+        values = {name: separated(str(each), f"--grid {name} takes numbers") for name, each in pairs}
         for name in values:
             one_of(name, tuple(names or USUAL), "--grid has no knob")
         require(0 < risk < 1, f"--risk must lie in (0, 1); got {risk:g}.")
@@ -88,12 +92,9 @@ def design(
         }
         require_known(what)
         require_readable(text)
-        from limitformer.base.files import check_writable
-        from limitformer.base.progress import suggest_quicker
         from limitformer.designing import design as run_design
 
-        if out is not None:
-            check_writable(out)
+        folder_of(out)
         begin_work()
         options |= {"knobs": names, "objective": objective, "risk": risk, "grid": values, "seed": seed}
         options["store"] = None if names_code(what) else out  # the code of a function may change between two runs
@@ -102,8 +103,7 @@ def design(
         written = [] if out is None else result.save(out)
         print_plain(str(result))
         print_plain(f"\n{result.python()}")
-        if written:
-            print_plain("Wrote " + ", ".join(map(str, written)))
+        print_written(written)
 
 
 def knobs_of(text: str) -> list[str]:
@@ -121,17 +121,7 @@ def band_of(name: str, text: str) -> Any:
     """Read LOW,HIGH, or none; for the gradient one number."""
     if text == "none":
         return None
-    try:
-        ends = [float(end) for end in text.split(",")]
-    except ValueError as error:
-        raise InputError(f"--{name} takes numbers, or none; got {text!r}.") from error
+    ends = separated(text, f"--{name} takes numbers, or none")
     wanted = 1 if name == "gradient" else 2
     require(len(ends) == wanted, f"--{name} takes {'one number' if wanted == 1 else 'LOW,HIGH'}; got {text!r}.")
     return ends[0] if wanted == 1 else tuple(ends)
-
-
-def values_of(name: str, values: Any) -> list[float]:
-    try:
-        return [float(value) for value in str(values).split(",")]
-    except ValueError as error:
-        raise InputError(f"--grid {name} takes numbers; got {values!r}.") from error

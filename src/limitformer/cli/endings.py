@@ -9,12 +9,9 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
-from types import FrameType
 from typing import Any, NoReturn, TextIO
 
-from limitformer.base.errors import InputError, first_line
+from limitformer.base.errors import InputError
 from limitformer.base.interrupts import interrupt
 
 BAD_INPUT, CANNOT_WRITE, INTERRUPTED, CLOSED_PIPE = 2, 74, 130, 141  # 74: EX_IOERR; 128 + SIGINT and 128 + SIGPIPE
@@ -32,7 +29,6 @@ RECEIVED: list[int] = []  # the signals among `ALIKE` that came
 def end_at_once(number: int, frame: Any) -> NoReturn:
     """Handle a signal during imports: print one line and exit; clean-up would need modules that are half loaded."""
     os.write(2, f"\n{NOTHING_WRITTEN}\n".encode())
-    remove_new_folder()
     os._exit(128 + number)
 
 
@@ -111,16 +107,6 @@ OURS = {
     "HF_HUB_VERBOSITY": "error",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 }
-PREFIXES = {  # of the variables that a package reads when it is imported
-    "numba": ("NUMBA_",),
-    "torch": ("TORCH", "PYTORCH_"),
-    "transformers": ("TRANSFORMERS_", "HF_"),
-    "huggingface_hub": ("HF_", "HUGGINGFACE_"),
-    "datasets": ("HF_",),
-    "matplotlib": ("MPL",),
-}
-COMPILER = "TORCHINDUCTOR_CACHE_DIR"
-CHOSEN = os.environ.get(COMPILER)  # by the user, before torch sets it
 
 
 def prepare_environment() -> None:
@@ -131,41 +117,9 @@ def prepare_environment() -> None:
         del os.environ["COLUMNS"]
 
 
-def remove_new_folder() -> None:
-    """Remove the folder of torch's compiler, which an import of transformers makes and commands leave empty."""
-    if CHOSEN is None and COMPILER in os.environ:
-        with suppress(OSError):  # it is not empty, or not made yet
-            os.rmdir(os.environ[COMPILER])
-
-
 def check_folder() -> None:
     """Raise `InputError` unless there is a working folder: without one torch ends the process in its import."""
     try:
         os.getcwd()
     except OSError as error:
         raise InputError(f"The working folder is gone: {error.strerror}. Nearest: cd to another one.") from error
-
-
-def import_failure(error: BaseException) -> str | None:
-    """Return a line about a package that cannot be imported, and the variables that it read; None for other errors."""
-    packages = [name for name in imports_of(error) if not name.startswith(("limitformer", "__main__"))]
-    if not packages:
-        return None
-    prefixes = tuple(prefix for name in packages for prefix in PREFIXES.get(name, ()))
-    known = sorted(name for name, value in os.environ.items() if name.startswith(prefixes) and OURS.get(name) != value)
-    hint = f" Nearest: without {' and '.join(known)} in the environment." if known else ""
-    return f"{packages[-1]} cannot be imported: {type(error).__name__}: {first_line(error).rstrip('.')}.{hint}"
-
-
-def imports_of(error: BaseException) -> Iterator[str]:
-    """Yield the packages whose modules were being imported when the error was raised, the innermost last."""
-    trace = error.__traceback__
-    while trace is not None:
-        if is_module(trace.tb_frame):
-            yield str(trace.tb_frame.f_globals["__name__"]).partition(".")[0]
-        trace = trace.tb_next
-
-
-def is_module(frame: FrameType) -> bool:
-    """Whether the frame runs the file of a module."""
-    return frame.f_code.co_name == "<module>" and frame.f_code.co_filename == frame.f_globals.get("__file__")

@@ -1,4 +1,4 @@
-"""`limitformer initialisation A B`: do two builds of one model begin alike?"""
+"""`limitformer initialisation A B`: do two builds of one model begin alike? `limitformer recipes`: published ones."""
 
 import json
 from importlib import import_module
@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from limitformer.base.errors import InputError
-from limitformer.cli.check_options import require_known
+from limitformer.base.errors import about
 from limitformer.cli.endings import begin_work
+from limitformer.cli.options import require_known, user_recipe
 from limitformer.cli.report import errors_in_one_line, print_plain
 
 FAILED = 1
@@ -46,14 +46,12 @@ def initialisation(
             if not (Path(one).suffix == ".safetensors" and Path(one).is_file()):
                 require_known(one)
         from limitformer.initialisation import compare
-        from limitformer.initialisation.build_report import failing_kinds
+        from limitformer.initialisation.report import failing_kinds
 
         if find_spec("transformers") is not None:
             import_module("transformers")  # before the work begins
-        try:
+        with about("--fail-on"):
             failing_kinds(fail_on)
-        except InputError as error:
-            raise InputError(f"--fail-on: {error}") from error
         begin_work()
         report = compare(a, b, same=same, level=level, shards=shards)
         if table and not as_json:
@@ -61,3 +59,35 @@ def initialisation(
         print_plain(json.dumps(report.record(), ensure_ascii=False) if as_json else str(report))
         if report.failed(fail_on):
             raise typer.Exit(FAILED)
+
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """Return the published recipes that begin so, for the shell."""
+    from limitformer.initialisation.recipes.recipe import recipes as known
+
+    return [name for name in known() if name.startswith(incomplete)]
+
+
+def recipes(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME]",
+            autocompletion=complete_recipe,
+            help="One recipe, or your own, FILE.py:NAME; with other settings as NAME,SETTING=NUMBER.",
+        ),
+    ] = None,
+) -> None:
+    """List published initialisations, or print one: its code, settings and source.
+
+    For example: limitformer recipes megatron,std=0.006
+    """
+    with errors_in_one_line():
+        from limitformer.initialisation.recipes.recipe import recipes as known
+
+        if name is not None:
+            print_plain(str(user_recipe(name, "NAME")))
+            return
+        for each in known().values():
+            print_plain(f"{each.name:20} {each.title}")
+        print_plain("\nNext: limitformer check MODEL --recipe NAME  (a model's own code against one of them)")

@@ -9,32 +9,20 @@ import typer
 from rich.table import Table
 
 from limitformer.base.errors import require
+from limitformer.base.progress import suggest_quicker
 from limitformer.cli.endings import begin_work
-from limitformer.cli.report import errors_in_one_line, print_plain, screen
+from limitformer.cli.options import folder_of, option
+from limitformer.cli.report import errors_in_one_line, print_written, screen
 
 if TYPE_CHECKING:
     import xarray as xr
 
 BEYOND = "Beyond [CT]: attention of real networks"
-QueryKey = Annotated[
-    str | None,
-    typer.Option(help="gaussian draws queries and keys in each layer.", rich_help_panel=BEYOND, show_default="fixed"),
-]
-Tau = Annotated[
-    float | None,
-    typer.Option(help="Standard deviation τ of the entries of a drawn QᵀK.", rich_help_panel=BEYOND, show_default="1"),
-]
-HeadDim = Annotated[
-    int | None,
-    typer.Option(help="Rows of drawn Q and K.", rich_help_panel=BEYOND, show_default="none: QᵀK itself is normal"),
-]
-Heads = Annotated[
-    int | None,
-    typer.Option(
-        help="Number of heads; each draws its own queries and keys.", rich_help_panel=BEYOND, show_default="1"
-    ),
-]
-Mask = Annotated[str | None, typer.Option(help="none or causal.", rich_help_panel=BEYOND, show_default="none")]
+QueryKey = Annotated[str | None, option(BEYOND, help="gaussian draws queries and keys in each layer.", default="fixed")]
+Tau = Annotated[float | None, option(BEYOND, help="Standard deviation τ of the entries of a drawn QᵀK.", default="1")]
+HeadDim = Annotated[int | None, option(BEYOND, help="Rows of drawn Q and K.", default="none: QᵀK itself is normal")]
+Heads = Annotated[int | None, option(BEYOND, help="Number of heads; each draws its own queries and keys.", default="1")]
+Mask = Annotated[str | None, option(BEYOND, help="none or causal.", default="none")]
 EXTENSIONS = ("query_key", "tau", "head_dim", "heads", "mask")
 
 MOST_VALUES = 10_000  # in one range
@@ -114,28 +102,21 @@ ROWS = 60  # of the table, at most
 
 def phase(
     context: typer.Context,
-    dim: Annotated[str, typer.Option(help="Coordinates d of a token.", rich_help_panel=GRID)] = "4,6,8",
-    beta: Annotated[str, typer.Option(help="Inverse temperatures β.", rich_help_panel=GRID)] = "0:2:0.25",
+    dim: Annotated[str, option(GRID, help="Coordinates d of a token.")] = "4,6,8",
+    beta: Annotated[str, option(GRID, help="Inverse temperatures β.")] = "0:2:0.25",
     epsilon: Annotated[
-        str | None,
-        typer.Option(
-            help="Noise amplitudes ε: the hybrid model.", rich_help_panel=GRID, show_default="none: stochastic model"
-        ),
+        str | None, option(GRID, help="Noise amplitudes ε: the hybrid model.", default="none: stochastic model")
     ] = None,
-    tokens: Annotated[str, typer.Option(help="Numbers of tokens N.", rich_help_panel=GRID)] = "2",
-    attention: Annotated[str, typer.Option(help="softmax or unnormalized.", rich_help_panel=MODEL)] = "softmax",
-    layers_per_unit_time: Annotated[
-        int, typer.Option("--layers", help="Layers L in a unit of time.", rich_help_panel=MODEL)
-    ] = 100,
-    sigma: Annotated[
-        float | None, typer.Option(help="Deviation σ of the values.", rich_help_panel=MODEL, show_default="1")
-    ] = None,
+    tokens: Annotated[str, option(GRID, help="Numbers of tokens N.")] = "2",
+    attention: Annotated[str, option(MODEL, help="softmax or unnormalized.")] = "softmax",
+    layers_per_unit_time: Annotated[int, option(MODEL, "--layers", help="Layers L in a unit of time.")] = 100,
+    sigma: Annotated[float | None, option(MODEL, help="Deviation σ of the values.", default="1")] = None,
     values: Annotated[
         str | None,
-        typer.Option(
+        option(
+            MODEL,
             help="Law of the values: gaussian, uniform, rademacher or 'truncated normal'.",
-            rich_help_panel=MODEL,
-            show_default="gaussian; hybrid: uniform",
+            default="gaussian; hybrid: uniform",
         ),
     ] = None,
     query_key: QueryKey = None,
@@ -143,28 +124,19 @@ def phase(
     head_dim: HeadDim = None,
     heads: Heads = None,
     mask: Mask = None,
-    horizon: Annotated[float, typer.Option(help="Units of time T: L·T layers.", rich_help_panel=RUN)] = 100.0,
-    samples: Annotated[int, typer.Option(help="Independent networks in a cell.", rich_help_panel=RUN)] = 2000,
-    tolerance: Annotated[
-        float, typer.Option(help="Distance from ±1 at which an overlap has arrived.", rich_help_panel=RUN)
-    ] = 1e-3,
+    horizon: Annotated[float, option(RUN, help="Units of time T: L·T layers.")] = 100.0,
+    samples: Annotated[int, option(RUN, help="Independent networks in a cell.")] = 2000,
+    tolerance: Annotated[float, option(RUN, help="Distance from ±1 at which an overlap has arrived.")] = 1e-3,
     early_stop: Annotated[
-        float,
-        typer.Option(help="Probability of a return below which a replica stops; 0: none stops.", rich_help_panel=RUN),
+        float, option(RUN, help="Probability of a return below which a replica stops; 0: none stops.")
     ] = 1e-9,
-    seed: Annotated[int, typer.Option(help="Seed; the same seed gives the same numbers.", rich_help_panel=RUN)] = 0,
-    threads: Annotated[int | None, typer.Option(help="Threads.", rich_help_panel=RUN, show_default="all cores")] = None,
+    seed: Annotated[int, option(RUN, help="Seed; the same seed gives the same numbers.")] = 0,
+    threads: Annotated[int | None, option(RUN, help="Threads.", default="all cores")] = None,
     store: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder of a sweep's store, with which an interrupted diagram resumes.",
-            rich_help_panel=RUN,
-            show_default="none",
-        ),
+        option(RUN, help="Folder of a sweep's store, with which an interrupted diagram resumes.", default="none"),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for phase.png and phase.nc.", rich_help_panel=RUN, show_default="none")
-    ] = None,
+    out: Annotated[Path | None, option(RUN, help="Folder for phase.png and phase.nc.", default="none")] = None,
 ) -> None:
     """Draw a phase diagram: do tokens on the sphere end in one cluster, or as antipodal pairs?
 
@@ -173,15 +145,14 @@ def phase(
     For example: limitformer phase --dim 4:10:1 --beta 0:4:0.25 --out out
     """
     with errors_in_one_line():
-        from limitformer.base.files import check_writable
-        from limitformer.base.progress import suggest_quicker
         from limitformer.sweep.phase import phase_diagram
 
-        check_run(layers_per_unit_time, early_stop)
+        require(layers_per_unit_time >= 1, f"--layers must be at least 1; got {layers_per_unit_time}.")
+        valid = 0 <= early_stop < 1
+        require(valid, f"--early-stop must be at least 0 (never) and below 1; got {early_stop:g}.")
         over = grid_of(dim, beta, epsilon, tokens)
         base = sphere_model(context.params, **{name: axis[0] for name, axis in over.items()})
-        if out is not None:
-            check_writable(out)
+        folder_of(out)
         begin_work()
         with suggest_quicker(f"--samples {max(1, samples // 2)} takes about half."):
             data = phase_diagram(
@@ -197,14 +168,7 @@ def phase(
             )
         paths = [] if out is None else write(data, out)
         screen.print(table_of(data), crop=False)
-        if paths:
-            print_plain("Wrote " + ", ".join(map(str, paths)))
-
-
-def check_run(layers: int, early_stop: float) -> None:
-    """Raise `InputError` about options whose name or meaning differs from the library's."""
-    require(layers >= 1, f"--layers must be at least 1; got {layers}.")
-    require(0 <= early_stop < 1, f"--early-stop must be at least 0 (never) and below 1; got {early_stop:g}.")
+        print_written(paths)
 
 
 def grid_of(dim: str, beta: str, epsilon: str | None, tokens: str) -> dict[str, Any]:

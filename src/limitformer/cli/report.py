@@ -4,7 +4,7 @@ import errno
 import os
 import shlex
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -23,11 +23,10 @@ from limitformer.cli.endings import (
     OutputError,
     check_folder,
     code_of,
-    import_failure,
 )
 
 if TYPE_CHECKING:
-    from limitformer.checking import Comparison, Report, StepsReport
+    from limitformer.checking import Report
 
 
 class Screen(Terminal):
@@ -67,6 +66,19 @@ errors = Errors(stderr=True)
 def print_plain(text: str) -> None:
     """Print text on standard output without markup or highlighting."""
     screen.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def save_and_print(report: Any, place: Path | None) -> None:
+    """Save a report if there is a folder, then print it, so that a failing output loses no file."""
+    written = [] if place is None else report.save(place)
+    print_report(report)
+    print_written(written)
+
+
+def print_written(paths: Sequence[Path]) -> None:
+    """Print which files were written, if any."""
+    if paths:
+        print_plain("Wrote " + ", ".join(map(str, paths)))
 
 
 def say_error(message: str) -> None:
@@ -113,12 +125,9 @@ def errors_in_one_line() -> Iterator[None]:
         say_error(f"The module's own code ends the process: {call}. Nearest: the same code without it.")
         raise typer.Exit(BAD_INPUT) from error
     except Exception as error:
-        line = import_failure(error)
-        if line is None and isinstance(error, OSError) and error.filename is not None:
-            line = unusable(error)  # a file that no command has checked
-        if line is None:
+        if not isinstance(error, OSError) or error.filename is None:
             raise
-        say_error(line)
+        say_error(unusable(error))  # a file that no command has checked
         raise typer.Exit(BAD_INPUT) from error
 
 
@@ -126,7 +135,7 @@ COLOURS = {"✓": "bold green", "!": "bold yellow", "✗": "bold red", "·": "bo
 DESIGNED = ("collapsed", "grows", "dies", "frozen", "uniform", "vanishing")  # verdicts that `design` may fix
 
 
-def print_report(report: "Report | Comparison | StepsReport") -> None:
+def print_report(report: object) -> None:
     """Print the report, with coloured signs and grades if the terminal has colours."""
     text = Text()
     for line in str(report).splitlines():

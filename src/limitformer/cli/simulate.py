@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from limitformer.base.errors import InputError, require
-from limitformer.cli.check_options import assignments
+from limitformer.base.errors import about, require
 from limitformer.cli.endings import INTERRUPTED, begin_work
+from limitformer.cli.options import assignments, option, separated
 from limitformer.cli.report import errors, errors_in_one_line, print_plain, screen
 
 if TYPE_CHECKING:
@@ -22,11 +22,6 @@ if TYPE_CHECKING:
     from limitformer.models import Start, Transformer
 
 ROWS = 9  # largest number of rows in the table
-
-
-def option(panel: str, *names: str, help: str, default: str | bool = True) -> Any:  # noqa: A002
-    """Return an option in a panel of the help. `default` replaces the default value in the help."""
-    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=default)
 
 
 START, RUN = "Start", "Simulation"
@@ -123,12 +118,9 @@ def parse_record(record: str | None) -> list[float] | None:
     """Parse a comma-separated list of numbers."""
     if record is None:
         return None
-    try:
-        points = [float(part) for part in record.split(",")]
-    except ValueError:
-        points = []
-    known = len(points) > 0 and all(map(isfinite, points))
-    require(known, f"--record must be numbers separated by commas, e.g. 0,50,150; got {record!r}.")
+    takes = "--record must be numbers separated by commas, e.g. 0,50,150"
+    points = separated(record, takes)
+    require(all(map(isfinite, points)), f"{takes}; got {record!r}.")
     return points
 
 
@@ -169,7 +161,7 @@ def even_points(kind: str, simulated: Any, options: dict[str, Any]) -> "np.ndarr
     """Return at most `ROWS` evenly spaced layers or times from 0 to the last. Times coincide with steps."""
     import numpy as np
 
-    from limitformer.sampling.times import whole_steps
+    from limitformer.sampling.process import whole_steps
 
     if kind != "limit":
         return np.unique(np.rint(np.linspace(0, simulated.depth, ROWS)))
@@ -181,7 +173,7 @@ def table_of(dataset: "xr.Dataset") -> Table:
     """Tabulate correlations (over all pairs and samples) and variances by layer or time."""
     import numpy as np
 
-    from limitformer.results.correlation import correlation
+    from limitformer.results.datasets import correlation
 
     axis = str(dataset["covariance"].dims[1])
     tokens = dataset.sizes["token"]
@@ -267,16 +259,13 @@ def read_model(path: Path, changes: Mapping[str, Any]) -> "Transformer":
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     record = None if path.suffix == ".json" else read_toml(path).get("model")
-    try:
+    with about(str(path)):
         record = json_object(read_text(path), "A model") if path.suffix == ".json" else record
-        require(
-            isinstance(record, dict), "A model's file needs the table [model]; 'limitformer simulate --help' has one."
-        )
+        needs = "A model's file needs the table [model]; 'limitformer simulate --help' has one."
+        require(isinstance(record, dict), needs)
         for name, value in changes.items():
             set_in(record, name, value)
         model = from_record(record)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from error
     fits = isinstance(model, Transformer)
     require(fits, f"{path} describes a {type(model).__name__}, not a Transformer.")
     return model

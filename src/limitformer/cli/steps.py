@@ -2,18 +2,17 @@
 
 import math
 from dataclasses import replace
-from difflib import get_close_matches
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from limitformer.base.errors import InputError, require, require_count
-from limitformer.cli.check_options import (
+from limitformer.base.errors import about, require, require_count
+from limitformer.base.progress import suggest_quicker
+from limitformer.cli.endings import INTERRUPTED, begin_work
+from limitformer.cli.options import (
     Blocks,
     InputsOption,
     LossOption,
-    NoWitness,
     Settings,
     Text,
     Tokens,
@@ -21,20 +20,24 @@ from limitformer.cli.check_options import (
     WitnessOption,
     assignments,
     complete_shape,
+    folder_of,
+    names_code,
+    one_of,
     require_known,
     require_readable,
+    separated,
+    user_inputs,
+    user_loss,
+    user_object,
     witness_of,
 )
-from limitformer.cli.endings import INTERRUPTED, begin_work
-from limitformer.cli.report import errors, errors_in_one_line, print_plain, print_report
-from limitformer.cli.user_code import names_code, user_inputs, user_loss, user_object
+from limitformer.cli.report import errors, errors_in_one_line, save_and_print
 
 if TYPE_CHECKING:
-    from limitformer.checking import StepsReport
+    pass
 
 FAILED = 1
 OPTIMIZERS = ("sgd", "adam", "adamw", "lion", "muon")
-ALSO = {"nadam": "adam", "adamax": "adam", "adagrad": "adam", "rmsprop": "adam", "shampoo": "muon", "soap": "muon"}
 BATCHES = ("same", "fresh")
 MOST_RATES = 100
 
@@ -60,11 +63,10 @@ def steps(
         str | None,
         typer.Option(
             metavar="LOW:HIGH:N",
-            help="Learning rates, N of them from LOW to HIGH by equal factors, or several with commas.",
+            help="Learning rates, N of them from LOW to HIGH by equal factors, or one or several with commas.",
             show_default="the optimiser's own",
         ),
     ] = None,
-    rate: Annotated[float | None, typer.Option(help="One learning rate, instead of --rates.")] = None,
     steps: Annotated[int, typer.Option(help="Number of steps.")] = 3,
     samples: Annotated[int, typer.Option(help="Networks; 35 can show that a loss falls in nine of ten.")] = 8,
     tokens: Tokens = 32,
@@ -94,7 +96,6 @@ def steps(
     blocks: Blocks = None,
     trust_remote_code: TrustRemoteCode = False,
     witness: WitnessOption = "auto",
-    no_witness: NoWitness = False,
 ) -> None:
     """Compute the first training steps in law: which learning rates a network takes, and what moves.
 
@@ -103,39 +104,39 @@ def steps(
     Gradients come from these tokens alone; a larger batch has other gradients, and nothing is said about later steps.
     """
     with errors_in_one_line():
-        fails_on(fail_on)
-        require(rates is None or rate is None, "--rates and --rate cannot both be given.")
-        every = rates_of(rates) if rate is None else [checked_rate(rate, "--rate")]
+        from limitformer.checking.thresholds import STEP_VERDICTS, failing
+
+        with about("--fail-on"):
+            failing(fail_on, STEP_VERDICTS)
+        every = rates_of(rates)
         options: dict[str, Any] = {
             "rates": every,
             "steps": require_count("--steps", steps),
             "samples": require_count("--samples", samples),
-            "clip": clip if clip is None else positive("--clip", clip),
+            "clip": clip,
             "warmup": require_count("--warmup", warmup, least=0),
-            "batches": one_batch(batches),
+            "batches": batches,
             "settings": assignments(settings, "--set"),
             "seed": seed,
             "trust_remote_code": trust_remote_code,
             "blocks": blocks or None,
-            "witness": not no_witness and witness_of(witness),
+            "witness": witness_of(witness),
         }
+        fits = clip is None or 0 < clip < math.inf
+        require(fits, f"--clip must be above 0 and finite; got {clip}.")
+        one_of(batches, BATCHES, "--batches has no")
         require_count("--tokens", tokens, least=2)
         rule = optimizer_of(optimizer, {"weight_decay": weight_decay, "betas": betas, "momentum": momentum})
         require_known(what)
         require_readable(text)
         require(text is None or inputs is None, "--text and --inputs cannot both be given.")
-        require(out is None or bool(out.strip()), "--out must be a folder; got ''. Nearest: --out . for this one.")
-        place = None if out is None else Path(out)
-        from limitformer.base.files import check_writable
-        from limitformer.base.progress import suggest_quicker
         from limitformer.checking import StepsInterrupted
         from limitformer.checking import steps as run_steps
         from limitformer.reports.verdict import titled
+        from limitformer.subjects.inputs import inputs_for
         from limitformer.subjects.subject import resolve
-        from limitformer.subjects.texts import inputs_for
 
-        if place is not None:
-            check_writable(place)
+        place = folder_of(out)
         begin_work()
         options["loss"] = user_loss(loss)
         if isinstance(rule, str):
@@ -151,32 +152,14 @@ def steps(
             with suggest_quicker(quicker):
                 report = run_steps(subject, batch, optimizer=rule, **options)
         except StepsInterrupted as interrupt:
-            finish(interrupt.report, place)
+            save_and_print(interrupt.report, place)
             count = interrupt.report.data.sizes["sample"]
             networks = f"the {count} finished networks" if count > 1 else "the finished network"
             errors.print(f"Interrupted; this is about {networks}.", markup=False, highlight=False, soft_wrap=True)
             raise typer.Exit(INTERRUPTED) from interrupt
-        finish(report, place)
+        save_and_print(report, place)
         if report.failed(fail_on):
             raise typer.Exit(FAILED)
-
-
-def finish(report: "StepsReport", place: Path | None) -> None:
-    """Save and print a report."""
-    written = [] if place is None else report.save(place)
-    print_report(report)
-    if written:
-        print_plain("Wrote " + ", ".join(map(str, written)))
-
-
-def fails_on(names: str | None) -> None:
-    """Raise `InputError` unless there are verdicts or grades of these names."""
-    from limitformer.checking.thresholds import STEP_VERDICTS, failing
-
-    try:
-        failing(names, STEP_VERDICTS)
-    except InputError as error:
-        raise InputError(f"--fail-on: {error}") from error
 
 
 def rates_of(text: str | None) -> list[float] | None:
@@ -188,12 +171,12 @@ def rates_of(text: str | None) -> list[float] | None:
     if text is None:
         return None
     if ":" not in text:
-        result = [checked_rate(each, "--rates") for each in text.split(",")]
+        result = checked_rates(text)
         require(len(set(result)) == len(result), f"--rates gives a rate twice; got {text!r}.")
     else:
         parts = text.split(":")
         require(len(parts) == 3, f"--rates takes LOW:HIGH:N, such as 1e-5:1e-2:7, or 1e-4,1e-3; got {text!r}.")
-        low, high = (checked_rate(each, "--rates") for each in parts[:2])
+        low, high = checked_rates(",".join(parts[:2]))
         require(
             low < high,
             f"--rates takes LOW:HIGH:N with LOW below HIGH; got {text!r}. Nearest: {high:g}:{low:g}:{parts[2]}",
@@ -207,27 +190,10 @@ def rates_of(text: str | None) -> list[float] | None:
     return result
 
 
-def checked_rate(value: str | float, option: str) -> float:
-    """Return a learning rate as a number."""
+def checked_rates(text: str) -> list[float]:
     from limitformer.checking.thresholds import valid_rate
 
-    try:
-        number = float(value)
-    except ValueError as error:
-        raise InputError(f"{option} takes numbers, such as 1e-3; got {value!r}.") from error
-    return valid_rate(option, number)
-
-
-def positive(option: str, value: float) -> float:
-    require(0 < value < math.inf, f"{option} must be above 0 and finite; got {value:g}.")
-    return value
-
-
-def one_batch(text: str) -> str:
-    near = get_close_matches(text, BATCHES, 1)
-    hint = f" Nearest: {near[0]}." if near else ""
-    require(text in BATCHES, f"--batches must be same or fresh; got {text!r}.{hint}")
-    return text
+    return [valid_rate("--rates", each) for each in separated(text, "--rates takes numbers, such as 1e-3")]
 
 
 def optimizer_of(name: str, options: dict[str, Any]) -> Any:
@@ -237,9 +203,7 @@ def optimizer_of(name: str, options: dict[str, Any]) -> Any:
         used = ", ".join(f"--{key.replace('_', '-')}" for key in values)
         require(not values, f"{used}: a function sets its options itself; {name} is one.")
         return name
-    near = get_close_matches(name.lower(), OPTIMIZERS, 1, 0.4) or [ALSO.get(name.lower(), "adamw")]
-    known = f"{', '.join(OPTIMIZERS)}, or FILE.py:NAME"
-    require(name in OPTIMIZERS, f"--optimizer has no {name!r}; there are {known}. Nearest: {near[0]}.")
+    one_of(name, OPTIMIZERS, "--optimizer is not FILE.py:NAME, and has no")
     if "betas" in values:
         require(name != "sgd", "--betas is for adam, adamw, lion and muon; sgd has --momentum.")
         values["betas"] = betas_of(values["betas"])
@@ -252,10 +216,7 @@ def optimizer_of(name: str, options: dict[str, Any]) -> Any:
 
 
 def betas_of(text: str) -> tuple[float, float]:
-    try:
-        betas = [float(each) for each in text.split(",")]
-    except ValueError as error:
-        raise InputError(f"--betas takes two numbers, such as 0.9,0.95; got {text!r}.") from error
-    fits = len(betas) == 2 and all(0 <= each < 1 for each in betas)
-    require(fits, f"--betas takes two numbers in [0, 1), such as 0.9,0.95; got {text!r}.")
+    takes = "--betas takes two numbers in [0, 1), such as 0.9,0.95"
+    betas = separated(text, takes)
+    require(len(betas) == 2 and all(0 <= each < 1 for each in betas), f"{takes}; got {text!r}.")
     return betas[0], betas[1]

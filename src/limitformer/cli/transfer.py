@@ -2,30 +2,33 @@
 
 import time
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from limitformer.base.errors import InputError, require, require_count
-from limitformer.cli.check_options import (
+from limitformer.base.errors import require, require_count
+from limitformer.base.progress import suggest_quicker
+from limitformer.cli.endings import INTERRUPTED, begin_work
+from limitformer.cli.options import (
     LossOption,
-    NoWitness,
     Settings,
     Text,
     WitnessOption,
     assignments,
     complete_shape,
+    folder_of,
+    names_code,
     require_known,
     require_readable,
+    separated,
+    user_loss,
+    user_object,
     witness_of,
 )
-from limitformer.cli.endings import INTERRUPTED, begin_work
-from limitformer.cli.report import errors, errors_in_one_line, print_plain
-from limitformer.cli.user_code import names_code, user_loss, user_object
+from limitformer.cli.report import errors, errors_in_one_line, print_plain, save_and_print
 
 if TYPE_CHECKING:
-    from limitformer.scaling.transfer import Transfer
+    pass
 
 FAILED = 1
 VERDICT = "transfer"
@@ -73,7 +76,6 @@ def transfer(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the networks.")] = 0,
     witness: WitnessOption = "auto",
-    no_witness: NoWitness = False,
     out: Annotated[
         str | None, typer.Option(metavar="PATH", help="Folder for transfer.html, .json, .csv, .nc and .png.")
     ] = None,
@@ -99,17 +101,12 @@ def transfer(
             fail_on is None or samples >= 4,
             f"--fail-on transfer needs --samples 4 or more for a verdict; got {samples}. Nearest: --samples 4.",
         )
-        proof = not no_witness and witness_of(witness)
+        proof = witness_of(witness)
         changes = assignments(settings, "--set")
         require_readable(text)
         require_known(what)
-        place = None if out is None else Path(out)
-        from limitformer.base.files import check_writable
-
-        if place is not None:
-            check_writable(place)
+        place = folder_of(out)
         import_module("transformers")  # before the work begins
-        from limitformer.base.progress import suggest_quicker
         from limitformer.models.text import words_of
         from limitformer.scaling.transfer import TransferInterrupted
         from limitformer.scaling.transfer import transfer as run_transfer
@@ -130,23 +127,15 @@ def transfer(
                     samples=samples, seed=seed, clip=clip, loss=function, witness=proof,
                 )  # fmt: skip
         except TransferInterrupted as interrupt:
-            finish(interrupt.result, place)
+            save_and_print(interrupt.result, place)
             counts = " and ".join(str(each.sizes["sample"]) for each in interrupt.result.data.values())
             line = f"Interrupted; this is about the finished networks of {len(interrupt.result.sizes)} sizes: {counts}."
             errors.print(line, markup=False, highlight=False, soft_wrap=True)
             raise typer.Exit(INTERRUPTED) from interrupt
-        finish(result, place)
+        save_and_print(result, place)
         print_plain(f"{time.monotonic() - began:.0f} s")
         if fail_on is not None and result.transfers is False:
             raise typer.Exit(FAILED)
-
-
-def finish(result: "Transfer", place: Path | None) -> None:
-    """Save a result, then print it."""
-    written = [] if place is None else result.save(place)
-    print_plain(str(result))
-    if written:
-        print_plain("Wrote " + ", ".join(map(str, written)))
 
 
 def sizes_of(widths: str | None, depths: str | None, over: str | None) -> dict[str, list[int]]:
@@ -158,7 +147,4 @@ def sizes_of(widths: str | None, depths: str | None, over: str | None) -> dict[s
         lists.append((name, values))
     require(len(lists) == 1, "give sizes by one of --widths, --depths and --over. Nearest: --widths 256,512,1024.")
     ((name, values),) = lists
-    try:
-        return {name: [int(value) for value in values.split(",")]}
-    except ValueError as error:
-        raise InputError(f"sizes must be whole numbers, such as 256,512,1024; got {values!r}.") from error
+    return {name: separated(values, "sizes must be whole numbers, such as 256,512,1024", int)}

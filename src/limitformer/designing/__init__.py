@@ -13,11 +13,11 @@ _require_packages("hf", "torch", "transformers")
 
 if TYPE_CHECKING:
     from limitformer.designing.design import design as design
-    from limitformer.designing.designed import Design as Design
     from limitformer.designing.objective import Objective as Objective
+    from limitformer.designing.report import Design as Design
 
 _HOMES = {
-    "Design": "designed",
+    "Design": "report",
     "Objective": "objective",
     "design": "design",
 }

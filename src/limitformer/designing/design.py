@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from limitformer.base.errors import require, require_count, require_real
-from limitformer.base.version import package_version
-from limitformer.designing.designed import Design, Outcome, Risk
+from limitformer.base.extras import package_version
 from limitformer.designing.grid import choose, distances_on, region_of
 from limitformer.designing.knobs import SHAPED, NoKnobError, axes_of
 from limitformer.designing.objective import Objective, Values
+from limitformer.designing.report import Design, Outcome, Risk
 from limitformer.designing.trials import Setting, ShapedTrials, StockTrials, Trials
 from limitformer.reports.verdict import titled
 from limitformer.results.datasets import stamp

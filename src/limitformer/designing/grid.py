@@ -23,7 +23,7 @@ from scipy.ndimage import distance_transform_edt
 from limitformer.base.errors import InputError
 from limitformer.base.progress import track
 from limitformer.designing.objective import Array, Objective, Values
-from limitformer.designing.outcome import clopper_pearson
+from limitformer.designing.report import clopper_pearson
 from limitformer.designing.trials import Setting, Trials
 from limitformer.sweep.reduce import Reduced
 from limitformer.sweep.store import Store

@@ -128,21 +128,17 @@ def embeddings(network: Weightless) -> list[str]:
 def outputs(network: Weightless) -> list[str]:
     """Return the last matrix of each branch: of a known name, in a block, and as wide as the stream on one side."""
     inside = {id(parameter) for block in network.blocks for parameter in block.parameters()}
-    widths = stream_widths(network)
+    config = network.subject.config
+    widths = {stack.width for stack in network.stacks.values()}  # of the last pass
+    if config is not None:
+        names = ("hidden_size", "d_model", "n_embd")
+        widths = {next((int(width) for name in names if (width := getattr(config, name, 0))), 0)}
     return random_names(
         network,
         lambda name, p: (
             id(p) in inside and p.dim() >= 2 and bool(widths & set(p.shape[-2:])) and bool(OUTPUT.search(name))
         ),
     )
-
-
-def stream_widths(network: Weightless) -> set[int]:
-    """Return the width of the stream in the configuration, or those that the last pass has shown."""
-    config = network.subject.config
-    if config is None:
-        return {stack.width for stack in network.stacks.values()}
-    return {int(getattr(config, "hidden_size", 0) or getattr(config, "d_model", 0) or getattr(config, "n_embd", 0))}
 
 
 def queries_and_keys(network: Weightless) -> list[str]:

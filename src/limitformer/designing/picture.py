@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from limitformer.checking.picture import draw_curve
 from limitformer.designing.objective import Objective
-from limitformer.designing.outcome import Outcome
+from limitformer.designing.report import Outcome
 from limitformer.plot import BLACK, BLUE, GREEN, RED, panels
 
 CURVES = ("correlation", "size", "effective_tokens")

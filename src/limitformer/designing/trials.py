@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from limitformer.base.errors import require, require_count
+from limitformer.base.errors import NoLimitError, require, require_count
 from limitformer.checking.check import check, weightless_of
 from limitformer.checking.curves import curves
 from limitformer.checking.report import Report
@@ -28,11 +28,11 @@ from limitformer.designing.knobs import (
 )
 from limitformer.designing.objective import Objective, Values, values_of, values_of_stacks
 from limitformer.models import Transformer
+from limitformer.simulation.processes import limit
 from limitformer.simulation.simulate import simulate as simulate_chain
-from limitformer.subjects.inputs import Inputs
+from limitformer.subjects.inputs import Inputs, inputs_for, start_of
 from limitformer.subjects.losses import chosen_loss, readout
 from limitformer.subjects.subject import Subject, resolve
-from limitformer.subjects.texts import inputs_for, start_of
 from limitformer.weightless.arrays import Arrays, dataset
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.simulate import (
@@ -185,13 +185,15 @@ class ShapedTrials:
         )
         if not theorem or len(self.start.covariance) != 2 or model.branch == 0:
             return {}
-        limit = limit_of(model)
-        if limit is None:
+        try:
+            process = limit(model)
+        except NoLimitError:
             return {}
+        assert isinstance(process, CovarianceLimit)  # where λ² + γ² = 1
         time = model.depth / model.width
         return {
-            "explosion": limit.explosion_probability(self.start),
-            "explosion_by_depth": limit.explosion_probability(self.start, time=time),
+            "explosion": process.explosion_probability(self.start),
+            "explosion_by_depth": process.explosion_probability(self.start, time=time),
         }
 
     def question(self) -> list[Any]:
@@ -199,18 +201,6 @@ class ShapedTrials:
 
 
 Trials = StockTrials | ShapedTrials
-
-
-def limit_of(model: Transformer) -> CovarianceLimit | None:
-    """Return the SDE of a Transformer, or None if it has none."""
-    from limitformer.base.errors import NoLimitError
-    from limitformer.simulation.limit import limit
-
-    try:
-        process = limit(model)
-    except NoLimitError:
-        return None
-    return process if isinstance(process, CovarianceLimit) else None
 
 
 def first_pass(network: Weightless, inputs: Inputs) -> Arrays:

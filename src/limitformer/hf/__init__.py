@@ -1,11 +1,12 @@
 """Shaped attention for the stock models of Hugging Face."""
 
-from limitformer.base.extras import of_extra as _of_extra
+# ruff: noqa: E402 - what an extra installs is required first
 
-with _of_extra("hf"):
-    import transformers as _transformers  # noqa: F401
+from limitformer.base.extras import require_packages as _require_packages
 
-    from limitformer.hf.attention import ATTENTION as ATTENTION
-    from limitformer.hf.checkpoint import load_shaped as load_shaped
-    from limitformer.hf.settings import Shaping as Shaping
-    from limitformer.hf.shaping import shape_model as shape_model
+_require_packages("hf", "torch", "transformers")
+
+from limitformer.hf.attention import ATTENTION as ATTENTION
+from limitformer.hf.checkpoint import load_shaped as load_shaped
+from limitformer.hf.settings import Shaping as Shaping
+from limitformer.hf.shaping import shape_model as shape_model

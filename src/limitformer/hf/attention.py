@@ -26,8 +26,7 @@ from transformers.masking_utils import (
 from transformers.utils import is_tracing
 
 from limitformer.base.errors import InputError, require
-from limitformer.hf.marks import OUTPUT_ATTENTIONS
-from limitformer.hf.settings import Shaping
+from limitformer.hf.settings import OUTPUT_ATTENTIONS, Shaping
 from limitformer.nn import Gain, Visibility, shaped_attention, visibility
 from limitformer.nn.attention_matrix import Logits, Probe, mixed_and_matrix
 from limitformer.nn.rounding import warn_of_rounding

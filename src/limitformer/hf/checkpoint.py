@@ -1,7 +1,7 @@
 """`load_shaped`: load a shaped model that `save_pretrained` wrote, completely or not at all.
 
 `from_pretrained` fails for its folder, with or without limitformer and for any attention: the configuration names an
-activation that does not exist, and the function to call instead (`limitformer.hf.marks`).
+activation that does not exist, and the function to call instead (`limitformer.hf.settings`).
 """
 
 from pathlib import Path
@@ -14,8 +14,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from limitformer.base.errors import InputError, first_line, require
 from limitformer.hf.attention import ATTENTION
-from limitformer.hf.marks import OUTPUT_ATTENTIONS, recorded_class, unmark
-from limitformer.hf.settings import Shaping
+from limitformer.hf.settings import OUTPUT_ATTENTIONS, Shaping, recorded_class, unmark
 from limitformer.hf.shaping import apply_shaping, checked_family
 from limitformer.nn import Gain, Residual
 

@@ -33,9 +33,8 @@ from limitformer.hf.attention import (
 )
 from limitformer.hf.families import FAMILIES, Family, found_family
 from limitformer.hf.float32 import keep_float32
-from limitformer.hf.found import check_attention
-from limitformer.hf.marks import mark
-from limitformer.hf.settings import Shaping, require_shaping
+from limitformer.hf.other_families import check_attention
+from limitformer.hf.settings import Shaping, mark, require_shaping
 from limitformer.nn import InitialVariances, Residual, TrainableShapedReLU
 
 Model = TypeVar("Model", bound=PreTrainedModel)

@@ -24,12 +24,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from limitformer.base.errors import InputError, first_line, printable, require
+from limitformer.base.errors import InputError, first_line, printable
 from limitformer.base.foreign import one_line
-from limitformer.base.memory import SHARE, available_memory, readable
+from limitformer.base.memory import available_memory, check_scratch
 from limitformer.initialisation.sharding import in_one_process, joined_module, unequal_replicas
 from limitformer.initialisation.summary import TensorSummary, summarise
-from limitformer.initialisation.two_builds import p_of_law
+from limitformer.initialisation.weight_tests import p_of_law
 from limitformer.subjects import checkpoints
 from limitformer.subjects.checkpoints import holds_weights, weights_in
 from limitformer.subjects.size import size_of
@@ -111,6 +111,7 @@ WRAPPERS = re.compile(r"(^|\.)(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrappe
 FITS = 1e-9  # p-value below which the law that was read from the code is not that of the numbers
 COUNTS = ((2**20, 12), (2**26, 8))  # entries of a module, and how many builds of at most so many are compared
 FEWEST = 3  # builds of larger modules
+HELD = 3  # builds at a time: A, B and one more
 UNREAD = Law(laws.UNKNOWN, reason="it was not read")
 
 
@@ -254,11 +255,13 @@ def build_of_numbers(name: str, tensors: dict[str, Tensor]) -> Build:
 def build_of_factory(subject: Subject) -> Build:
     """Build the module several times, and read its laws."""
     factory, name = subject.factory, subject.name
+    builds = f"Holding {HELD} builds of {name} at a time"
     if subject.config is not None:
-        check_size(size_of(factory, name).whole * torch.get_default_dtype().itemsize, name)
+        check_scratch(HELD * size_of(factory, name).whole * torch.get_default_dtype().itemsize, builds, "fewer layers")
     module, memory = run(factory, 0, FINITE, name)
     every = {storage(each): each for each in (*module.parameters(), *module.buffers()) if not is_distributed(each)}
-    check_size(sum(each.untyped_storage().nbytes() for each in every.values() if not each.is_meta), name)
+    size = sum(each.untyped_storage().nbytes() for each in every.values() if not each.is_meta)
+    check_scratch(HELD * size, builds, "fewer layers")
     build = Build(name, tensors_of(module), ties_of(module), factory=factory)
     named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
     build.values = {
@@ -290,13 +293,6 @@ def run(factory: Callable[[], nn.Module], seed: int, fill: int, name: str) -> tu
         raise
     except Exception as error:  # the user's own code, which may raise anything
         raise InputError(f"{name} cannot be built: {type(error).__name__}: {first_line(error)}") from error
-
-
-def check_size(size: int, name: str) -> None:
-    """Raise `InputError` unless three builds of `size` bytes fit the free memory: A, B and one more."""
-    free = available_memory()
-    fits = free is None or 3 * size <= SHARE * free
-    require(fits, f"{name} takes {readable(size)}, and three builds are held at a time. Nearest: fewer layers.")
 
 
 def read_laws(build: Build) -> None:

@@ -2,7 +2,7 @@ r"""`compare`: two builds of one model, such as one on the CPU and one on the me
 
 The first build is the reference. Laws read from the code are compared exactly, and so are fixed numbers, ties, shapes,
 types and flags: two sound builds cannot differ in them. Only tensors that are random, and whose law is not known on
-both sides, need tests (`two_builds`, `weight_tests`). Their p-values are corrected together (Holm), so that two builds
+both sides, need tests (`weight_tests`). Their p-values are corrected together (Holm), so that two builds
 of one law have *any* finding with probability at most `level`.
 """
 
@@ -18,7 +18,6 @@ from torch import Tensor
 
 from limitformer.base.errors import require, require_count, require_real
 from limitformer.initialisation.bugs import FLAT, evidence_of, recognise
-from limitformer.initialisation.build_report import BuildComparison, ComparedTensor, Difference, joined_differences
 from limitformer.initialisation.builds import (
     ATTRIBUTE,
     BUFFER,
@@ -32,11 +31,16 @@ from limitformer.initialisation.builds import (
     digest,
 )
 from limitformer.initialisation.like_layers import listed, pattern
-from limitformer.initialisation.report import buffer_text
+from limitformer.initialisation.report import (
+    BuildComparison,
+    ComparedTensor,
+    Difference,
+    buffer_text,
+    joined_differences,
+)
 from limitformer.initialisation.sharding import Estimate, Shards, equal_shards, shards_of, slice_of
 from limitformer.initialisation.summary import TensorSummary, summarise
-from limitformer.initialisation.two_builds import LEAST, p_of_builds, p_of_law, p_of_numbers, same_values
-from limitformer.initialisation.weight_tests import holm
+from limitformer.initialisation.weight_tests import LEAST, holm, p_of_builds, p_of_law, p_of_numbers, same_values
 from limitformer.weightless import laws
 from limitformer.weightless.laws import Law
 

@@ -34,8 +34,7 @@ from limitformer.initialisation.report import (
     findings_of,
 )
 from limitformer.initialisation.summary import TensorSummary, summarise
-from limitformer.initialisation.two_builds import LEAST, dead_lines, p_of_law, same_values
-from limitformer.initialisation.weight_tests import SMALLEST, distance, holm
+from limitformer.initialisation.weight_tests import LEAST, SMALLEST, dead_lines, distance, holm, p_of_law, same_values
 from limitformer.subjects.subject import Subject, resolve, unwrapped
 from limitformer.weightless import laws
 from limitformer.weightless.building import drawn_module

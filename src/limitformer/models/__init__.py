@@ -4,10 +4,11 @@ from limitformer.models.activations import *  # noqa: F403  its `__all__`
 from limitformer.models.attention import Attention as Attention
 from limitformer.models.attention import ShapedAttention as ShapedAttention
 from limitformer.models.attention import SoftmaxAttention as SoftmaxAttention
-from limitformer.models.elementwise import Elementwise as Elementwise
-from limitformer.models.elementwise import Gated as Gated
 from limitformer.models.feedforward import GELU as GELU
+from limitformer.models.feedforward import Elementwise as Elementwise
 from limitformer.models.feedforward import Feedforward as Feedforward
+from limitformer.models.feedforward import Gated as Gated
+from limitformer.models.feedforward import OneMatrix as OneMatrix
 from limitformer.models.feedforward import ReLU as ReLU
 from limitformer.models.feedforward import ShapedReLU as ShapedReLU
 from limitformer.models.mixing import Mixing as Mixing
@@ -15,7 +16,6 @@ from limitformer.models.norm import LayerNorm as LayerNorm
 from limitformer.models.norm import Norm as Norm
 from limitformer.models.norm import RadialNorm as RadialNorm
 from limitformer.models.norm import RMSNorm as RMSNorm
-from limitformer.models.one_matrix import OneMatrix as OneMatrix
 from limitformer.models.serial import from_json as from_json
 from limitformer.models.serial import to_json as to_json
 from limitformer.models.sphere import HybridTransformer as HybridTransformer

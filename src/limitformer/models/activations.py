@@ -9,7 +9,7 @@ compares the two; a function of operators alone, as `squared_relu`, also works o
 from collections.abc import Callable, Mapping
 from math import erf, exp, pi, sqrt, tanh
 
-from limitformer.models.elementwise import Elementwise, Gated
+from limitformer.models.feedforward import Elementwise, Gated
 from limitformer.models.functions import FrozenFunction, freeze, python_function
 
 __all__ = ["GeGLU", "SiLU", "SquaredReLU", "SwiGLU", "Tanh"]

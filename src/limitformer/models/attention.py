@@ -51,22 +51,29 @@ class Attention:
 
     def key_dim(self, width: int) -> int:
         """Return n_k at this width; raise `InputError` unless the heads divide the width."""
-        if self.head_dim is not None:
-            return self.head_dim
-        heads = self.heads or 1
-        if width % heads:
-            divisors = [k for k in range(1, width + 1) if width % k == 0]
-            near = sorted(sorted(divisors, key=lambda k: abs(k - heads))[:2])
-            raise InputError(
-                f"heads must divide width; got width={width}, heads={heads}. "
-                f"Nearest: {' or '.join(map(str, near))}, or give head_dim."
-            )
-        return width // heads
+        return dim_of_heads(width, self.heads or 1, self.head_dim)
 
     def temperature_at(self, width: int) -> float:
         """Return τ at this width."""
         scale = {"shaped": width, "standard": 1}[self.interventions[2]]
         return self.tau0 * (scale * self.key_dim(width)) ** 0.5
+
+
+def dim_of_heads(width: int, heads: int, head_dim: int | None) -> int:
+    """Return n_k, which is width/heads unless `head_dim` is given.
+
+    Raises:
+        InputError: heads do not divide the width.
+    """
+    if head_dim is not None:
+        return require_count("head_dim", head_dim)
+    if width % heads:
+        near = sorted((k for k in range(1, width + 1) if width % k == 0), key=lambda k: (abs(k - heads), k))[:2]
+        raise InputError(
+            f"heads must divide width; got width={width}, heads={heads}. "
+            f"Nearest: {' or '.join(map(str, sorted(near)))}, or give head_dim."
+        )
+    return width // heads
 
 
 def require_temperature(temperature: object) -> None:

@@ -1,15 +1,31 @@
 r"""Feed-forward layers, n_h the number of hidden units:
 
-  X ← λX + γ √(c/n_h) σ(X W_pre/√n) W_post  [ST, eq. 4].
+* elementwise: X ← λX + γ √(c/n_h) σ(X W_pre/√n) W_post  [ST, eq. 4];
+* gated:       X ← λX + γ √(c/n_h) (σ(X W_pre/√n) ∘ X W_gate/√n) W_post, whose second factor has no σ;
+* one matrix:  X ← λX + γ √(c/n) σ(X) W, which is [ST, eq. 19] at λ = 0, γ = 1, with the limit [ST, eq. 3].
 
-The gain c = 1/E σ(g)², g ~ N(0, 1), keeps the variance of a token whose variance is 1. Other σ are in `elementwise`,
-layers of one matrix in `one_matrix`.
+The gain c = 1/E σ(g)², g ~ N(0, 1), keeps the variance of a token whose variance is 1. It is the same in gated pairs,
+because the gate is independent of g and has variance 1. For a user's σ it is computed by adaptive quadrature of
+σ(x)² φ(x), piece by piece, unless it is given. σ need neither have mean zero nor be smooth, but the quadrature may miss
+a peak or notch that is narrower than a hundredth.
 """
 
-from dataclasses import dataclass
-from math import pi, sqrt
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import pairwise
+from math import exp, isclose, isfinite, pi, sqrt
 
 from limitformer.base.errors import require, require_count, require_real, set_fields
+from limitformer.models.functions import (
+    FrozenFunction,
+    Function,
+    freeze_functions,
+    function_of,
+    name_of,
+    require_scalar_function,
+    value_at,
+)
 from limitformer.models.kinds import register
 
 # E (g Φ(g))²: Φ(g)² is the chance that two more normals h, h' lie below g, so this is E g² 1{g > h, g > h'}, the
@@ -83,3 +99,119 @@ class GELU(Feedforward):
 
     def gain_at(self, width: int) -> float:
         return 1 / GELU_SECOND_MOMENT
+
+
+TRIED = (-10.0, -3.0, -1.0, -0.5, 0.0, 0.5, 1.0, 3.0, 10.0)
+PIECES = (-38.0, -16.0, -8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 38.0)  # beyond, φ is 0 in float64
+SHORT_PIECES = (-38.0, -16.0, *(k / 16 for k in range(-128, 129)), 16.0, 38.0)  # find peaks that the others miss
+PRECISION = 1e-10  # relative, of the gain
+
+
+@register("feedforward")
+@dataclass(frozen=True, kw_only=True)
+class Elementwise(Feedforward):
+    """A layer whose activation is any scalar function, as it was when the layer was made.
+
+    Attributes:
+        function: σ, from a float to a float: a function of Python that Numba can compile, or of Numba, or its path,
+            "package.module:function". The attribute is a copy of it (`models.functions`).
+        gain: c; None computes 1/E σ(g)².
+        torch: the same σ on tensors, for networks: a function, its path, or its name in torch or torch.nn.functional.
+            None looks there for a function of σ's name, and then tries σ itself on a tensor. It must agree with σ.
+
+    Raises:
+        InputError: `function` is not a function, is not finite at some number of ordinary size, or Numba cannot
+            compile it; or its gain cannot be computed.
+
+    >>> from math import tanh
+    >>> def damped(x):
+    ...     return x * tanh(x)
+    >>> round(Elementwise(damped).gain_at(100), 6)
+    1.319453
+    """
+
+    function: Function | str = field(kw_only=False)
+    gain: float | None = None
+    torch: Function | str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        freeze_functions(self)
+        require_scalar_function(function_of(self), TRIED)
+        if self.gain is not None:
+            set_fields(self, gain=require_real("gain", self.gain))
+            require(self.gain > 0, f"gain must be positive; got {self.gain}. None computes it.")
+
+    def gain_at(self, width: int) -> float:
+        return 1 / second_moment(function_of(self)) if self.gain is None else self.gain
+
+
+@register("feedforward")
+@dataclass(frozen=True, kw_only=True)
+class Gated(Elementwise):
+    """A gated pair: σ of one half of the pre-activations, times the other half: SwiGLU, GeGLU, GLU, …
+
+    Attributes are those of `Elementwise`; `hidden` counts pairs, so there are three matrices of n × n_h entries.
+    """
+
+
+@lru_cache(maxsize=1024)
+def second_moment(function: FrozenFunction) -> float:
+    """Return E σ(g)², g ~ N(0, 1).
+
+    Raises:
+        InputError: it is 0 or infinite, or not known to `PRECISION`.
+    """
+    few, many = quadrature(function, PIECES), quadrature(function, SHORT_PIECES)
+    total, error = few if is_precise(*few) and isclose(few[0], many[0], rel_tol=PRECISION) else many
+    name = f"E {name_of(function)}(g)²"
+    require(total > 0, f"function must not vanish; {name} is {total}.")
+    require(is_precise(total, error), f"{name}, g ~ N(0, 1), is {total:g}, known to {error:.2g} only: give gain.")
+    return total
+
+
+def quadrature(function: FrozenFunction, pieces: Sequence[float]) -> tuple[float, float]:
+    """Return E σ(g)² by adaptive quadrature between these points, and its error; (∞, 0) where σ overflows."""
+    from scipy.integrate import quad
+
+    def integrand(x: float) -> float:
+        return value_at(function, x) ** 2 * exp(-x * x / 2) / sqrt(2 * pi)
+
+    try:
+        integrals = [
+            quad(integrand, *piece, epsabs=0, epsrel=1e-12, limit=200, full_output=1) for piece in pairwise(pieces)
+        ]
+    except OverflowError:
+        return float("inf"), 0.0
+    return sum(part[0] for part in integrals), sum(part[1] for part in integrals)
+
+
+def is_precise(total: float, error: float) -> bool:
+    return isfinite(total) and error < PRECISION * total
+
+
+ACTIVATIONS = (ShapedReLU, ReLU, GELU, Elementwise)
+
+
+@register("feedforward")
+@dataclass(frozen=True, kw_only=True)
+class OneMatrix(Feedforward):
+    """One matrix per layer, √(c/n) σ(X) W: the MLP of [ST, eq. 19] with gamma=1, a residual network with lam=1.
+
+    σ acts on the coordinates themselves, so the model has no attention and no norm.
+
+    Attributes:
+        activation: the layer that defines σ; `hidden` of both stays None.
+    """
+
+    activation: ShapedReLU | ReLU | GELU | Elementwise
+
+    def __post_init__(self) -> None:
+        names = ", ".join(kind.__name__ for kind in ACTIVATIONS)
+        known = type(self.activation) in ACTIVATIONS
+        require(known, f"activation must be one of {names}; got {self.activation!r}.")
+        hidden = next((part.hidden for part in (self, self.activation) if part.hidden is not None), None)
+        require(hidden is None, f"A layer of one matrix has no hidden units, hidden must be None; got {hidden}.")
+
+    def gain_at(self, width: int) -> float:
+        return self.activation.gain_at(width)

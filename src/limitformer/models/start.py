@@ -13,8 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from limitformer.base.errors import InputError, require, require_count, require_real
 from limitformer.base.memory import check_scratch
-from limitformer.models.display import table
-from limitformer.models.kinds import require_exact_kind
+from limitformer.models.kinds import require_exact_kind, table
 
 WHILE_CHECKED = 5  # matrices of its size that exist while a covariance is made and checked
 ROUNDING = 1e-9  # relative to the largest entry: allowed distance from a symmetric, positive matrix

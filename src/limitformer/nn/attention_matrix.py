@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from limitformer.nn.attention_inputs import check_inputs
 from limitformer.nn.identity_and_mean import Strength
 from limitformer.nn.rounding import without_autocast
+from limitformer.nn.shaped_attention import check_inputs
 from limitformer.nn.strengths import at_least_float32
 from limitformer.nn.visibility import Keys, Mask, Positions, Queries, Visibility, causal_mask, hidden_where
 

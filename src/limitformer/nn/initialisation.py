@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import nn
 
-from limitformer.base.errors import InputError, require, require_count, require_real, set_fields
+from limitformer.base.errors import require, require_count, require_real, set_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,20 +87,3 @@ def draw(model: nn.Module, variances: InitialVariances, generator: torch.Generat
             module.weight.normal_(std=known[last] ** 0.5, generator=generator)
             if module.bias is not None:
                 module.bias.zero_()
-
-
-def dim_of_heads(width: int, heads: int, head_dim: int | None) -> int:
-    """Return n_k.
-
-    Raises:
-        InputError: heads do not divide the width.
-    """
-    if head_dim is not None:
-        return require_count("head_dim", head_dim)
-    if width % heads:
-        near = sorted((k for k in range(1, width + 1) if width % k == 0), key=lambda k: (abs(k - heads), k))[:2]
-        raise InputError(
-            f"heads must divide width; got width={width}, heads={heads}. "
-            f"Nearest: {' or '.join(map(str, sorted(near)))}, or give head_dim."
-        )
-    return width // heads

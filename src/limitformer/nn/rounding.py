@@ -29,15 +29,11 @@ def warn_of_rounding(value: Tensor, float32: bool) -> None:
     if float32 or torch.compiler.is_compiling():
         return
     dtype, kind = value.dtype, value.device.type
-    if dtype == torch.float32 and autocasts(kind):  # then the kernel rounds
+    autocasts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    if dtype == torch.float32 and autocasts:  # then the kernel rounds
         dtype = torch.get_autocast_dtype(kind)
     if dtype in (torch.bfloat16, torch.float16):
         warn(str(dtype).removeprefix("torch."), 256 if dtype == torch.bfloat16 else 2048)
-
-
-def autocasts(kind: str) -> bool:
-    """Whether autocast is on for a kind of device; some kinds, such as "meta", have no autocast."""
-    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 def without_autocast(kind: str) -> AbstractContextManager[object]:
@@ -56,13 +52,9 @@ def warn(dtype: str, parts: int) -> None:
     warnings.warn(message, RoundingWarning, stacklevel=5)
 
 
-def has_16_bits(tensor: Tensor) -> bool:
-    return tensor.dtype in (torch.bfloat16, torch.float16)
-
-
 def to_half_dtype(x: Tensor, weight: Tensor) -> Tensor:
     """Convert tokens to the dtype of a weight of 16 bits; a weight of another dtype leaves them unchanged."""
-    return x.to(weight.dtype) if has_16_bits(weight) else x
+    return x.to(weight.dtype) if weight.dtype in (torch.bfloat16, torch.float16) else x
 
 
 class Float32Linear(nn.Linear):

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from limitformer.base.errors import require, require_count, require_real
+from limitformer.models.attention import dim_of_heads
 from limitformer.nn.attention_matrix import Logits, Probe, attention_matrix
 from limitformer.nn.gains import Gain
-from limitformer.nn.initialisation import InitialVariances, dim_of_heads, draw
+from limitformer.nn.initialisation import InitialVariances, draw
 from limitformer.nn.rounding import Float32Linear, to_half_dtype, warn_of_rounding
 from limitformer.nn.shaped_attention import shaped_attention
 from limitformer.nn.visibility import Keys, Mask, Positions, Visibility

@@ -51,11 +51,16 @@ class Stream(NamedTuple):
     trial: np.ndarray  # (3, 1, LANES): scratch of a rejection method
 
 
+def checked_seed(seed: object) -> int:
+    """Return a seed as an int; raise `InputError` unless it is a whole number from 0 to 2⁶³ − 1."""
+    whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool) and bool(0 <= seed < 2**63)
+    require(whole, f"seed must be a whole number from 0 to 2**63 - 1; got {seed!r}.")
+    return int(seed)  # type: ignore[call-overload]  # checked above
+
+
 def key(seed: int, purpose: str) -> tuple[int, int]:
     """Return two 32-bit key words for `seed` (0 to 2⁶³ − 1) and the name of the purpose of the numbers."""
-    whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
-    require(whole and 0 <= seed < 2**63, f"seed must be a whole number from 0 to 2**63 - 1; got {seed!r}.")
-    low, high = np.random.SeedSequence([int(seed), *purpose.encode()]).generate_state(2, np.uint32)
+    low, high = np.random.SeedSequence([checked_seed(seed), *purpose.encode()]).generate_state(2, np.uint32)
     return int(low), int(high)
 
 

@@ -9,7 +9,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from limitformer.base.errors import InputError, require
-from limitformer.results.correlation import correlation
+from limitformer.results.datasets import correlation
 
 Array = NDArray[np.float64]
 Results = xr.Dataset | Mapping[str, xr.Dataset] | Sequence[xr.Dataset]

@@ -2,8 +2,7 @@
 
 import inspect
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 import xarray as xr
 
-from limitformer.base.errors import InputError, nearest, require, require_count
+from limitformer.base.errors import about, nearest, require, require_count
 from limitformer.base.progress import PartOfBar, advance, progress_bar
 from limitformer.reports.page import Page
 from limitformer.reports.report import AnyReport
@@ -156,11 +155,11 @@ def transfer(
     base = sizes[0] if base is None else require_count("base", base)
     models, factor, proof = {}, 1.0, None
     for size in sizes:
-        with naming(name, size):
+        with about(f"{name} {size}"):
             models[size] = parametrised(model, name, size, base, rule, optimizer, steps)
     if rate is not None:
         require_rate(rate, "a learning rate")
-        with naming(name, base):
+        with about(f"{name} {base}"):
             of_base = models[base][2] if base in models else read_at(model, name, base, optimizer, steps, rule)[0]
         require(of_base.base > 0, f"the optimiser's own learning rate at {name} {base} is 0, so that none scales it.")
         factor = rate / of_base.base
@@ -188,7 +187,7 @@ def transfer(
     if reason:
         proof = Witness(DRAWN, reason)
     elif witness:
-        with naming(name, sizes[0]):
+        with about(f"{name} {sizes[0]}"):
             proof = witness_steps(partial(training_of, **arguments(sizes[0])), optimizer, witness, rule == STANDARD)
     drawn = proof.reason if proof is not None and proof.status == DRAWN else ""
     try:
@@ -196,7 +195,7 @@ def transfer(
             words = f"{name} {size}, {k + 1} of {len(sizes)}"
             part = PartOfBar(bar, float(works[:k].sum()), float(works[k]), samples, words)
             advance(part, 0)  # the bar names a size before its first network is finished
-            with naming(name, size):
+            with about(f"{name} {size}"):
                 every = simulate_steps(**arguments(size), samples=samples, progress=part, drawn=drawn)
             data[size] = every.isel(rate=0)
     except KeyboardInterrupt as interrupt:
@@ -212,15 +211,6 @@ def transfer(
     finally:
         advance(bar, -1)
     return transfer_of(name, data, rule, notes, proof)
-
-
-@contextmanager
-def naming(over: str, size: int) -> Iterator[None]:
-    """Name the size in an `InputError` of the block."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"{over} {size}: {error}") from error
 
 
 def partly(over: str, finished: Mapping[int, xr.Dataset], samples: int) -> str:

@@ -4,7 +4,7 @@ The docstring of `limitformer.simulate` describes every option; here are their n
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Required, TypedDict
+from typing import Any, NamedTuple, Required, TypedDict, overload
 
 import numpy as np
 import xarray as xr
@@ -14,11 +14,21 @@ from limitformer.base.memory import check_scratch
 from limitformer.covariance.chain import OneMatrixChain, TransformerChain
 from limitformer.covariance.gradients import GradientChain, has_gradients, weights_of
 from limitformer.covariance.limit import CovarianceFlow, CovarianceLimit, CovariancePaths, FlowPath
+from limitformer.covariance.limit.covariance import covariance_limit
+from limitformer.covariance.limit.flow import flows
 from limitformer.covariance.limit.path import Step
 from limitformer.covariance.limit_gradients import GradientPaths, weight_kinds
-from limitformer.models import HybridTransformer, OneMatrix, Start, StochasticTransformer, Transformer, as_start
+from limitformer.models import (
+    HybridTransformer,
+    OneMatrix,
+    SphereModel,
+    Start,
+    StochasticTransformer,
+    Transformer,
+    as_start,
+)
 from limitformer.models.functions import is_user_part, name_of_part
-from limitformer.models.sphere_start import as_sphere_start
+from limitformer.models.sphere import as_sphere_start
 from limitformer.results.datasets import (
     covariance_dataset,
     pairs_dataset,
@@ -28,13 +38,12 @@ from limitformer.results.datasets import (
 )
 from limitformer.sampling.arrays import Dtype, Outputs
 from limitformer.sampling.exits import LARGEST_RADIUS
-from limitformer.sampling.process import Process
+from limitformer.sampling.process import Process, Record, recorded_layers, recorded_points
 from limitformer.sampling.recording import LARGEST, Keep, Recording
-from limitformer.sampling.times import Record, recorded_layers, recorded_points
 from limitformer.sphere.chain import sphere_chain, token_paths
 from limitformer.sphere.limit import TokenLimit
-from limitformer.sphere.options import Keep as SphereKeep
-from limitformer.sphere.options import Method, SphereOptions
+from limitformer.sphere.methods import Keep as SphereKeep
+from limitformer.sphere.methods import Method, SphereOptions
 from limitformer.sphere.process import SpherePaths
 
 
@@ -247,3 +256,36 @@ def dataset_of(process: Any, outputs: Outputs, provenance: dict[str, Any]) -> xr
     if isinstance(process, GradientPaths):
         return with_limit_gradients(result, outputs, weight_kinds(process.model))
     return result
+
+
+@overload
+def limit(model: Transformer) -> CovarianceLimit | CovarianceFlow: ...
+
+
+@overload
+def limit(model: SphereModel) -> TokenLimit: ...
+
+
+def limit(model: Transformer | SphereModel) -> CovarianceLimit | CovarianceFlow | TokenLimit:
+    """Return the infinite-depth limit of `model`: covariances for a `Transformer`, otherwise tokens on the sphere.
+
+    A `CovarianceLimit`, the SDE of λ² + γ² = 1, has the horizon depth/width; a `CovarianceFlow`, the ODE of λ = 1 and
+    γ = 1/√depth, has the horizon 1; a `TokenLimit` has none, and `simulate` needs `horizon`. Some limits of covariances
+    are theorems and others derivations that are tested: the attribute `basis` says which.
+
+    Raises:
+        InputError: not a model.
+        NoLimitError: a part of a `Transformer` whose contribution to a layer does not shrink with the width, or one
+            for which no limit is proven or derived; the message names it.
+
+    >>> import limitformer as lf
+    >>> lf.limit(lf.Transformer(width=200, depth=150, gamma=0.5, attention=lf.ShapedAttention(tau0=1.0))).horizon
+    0.75
+    """
+    if isinstance(model, Transformer):
+        return CovarianceFlow(model=model) if flows(model) else covariance_limit(model)
+    if isinstance(model, SphereModel):
+        return TokenLimit(model=model)
+    stock = isinstance(model, str | dict) or hasattr(model, "model_type")
+    hint = " Nearest: limitformer.check, for a configuration of transformers." if stock else ""
+    raise InputError(f"limit needs a model; got {type(model).__name__}.{hint}")

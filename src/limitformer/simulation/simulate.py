@@ -16,13 +16,12 @@ from limitformer.base.progress import advance, delayed_notice, progress_bar
 from limitformer.covariance.limit import CovarianceFlow, CovarianceLimit
 from limitformer.models import SphereModel, Start, Transformer
 from limitformer.models.serial import describe
-from limitformer.models.sphere_start import SphereStart
+from limitformer.models.sphere import SphereStart
 from limitformer.numerics import kernels
 from limitformer.numerics.watch import Watch, new_watch
 from limitformer.sampling.arrays import Outputs, bytes_of
-from limitformer.sampling.process import Process
+from limitformer.sampling.process import Process, Record
 from limitformer.sampling.replicas import run_all, usable_cores
-from limitformer.sampling.times import Record
 from limitformer.simulation.processes import (
     ChainOptions,
     CovarianceLimitOptions,

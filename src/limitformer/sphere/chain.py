@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from limitformer.base.errors import require, require_real
 from limitformer.models import HybridTransformer, SphereModel, StochasticTransformer
 from limitformer.models.kinds import of_kind
-from limitformer.models.sphere_start import SphereStart
-from limitformer.sampling.times import whole_steps
+from limitformer.models.sphere import SphereStart
+from limitformer.sampling.process import whole_steps
 from limitformer.sphere.limit import TokenLimit, averaged_rate
-from limitformer.sphere.methods import chosen_method, has_averages, layer_of
-from limitformer.sphere.options import Method, SphereOptions
+from limitformer.sphere.methods import Method, SphereOptions, chosen_method, has_averages, layer_of
 from limitformer.sphere.pair.process import AveragedPairPaths, PairPaths
 from limitformer.sphere.process import SpherePaths
 from limitformer.sphere.tokens.process import CoordinatePaths, GramPaths

@@ -33,7 +33,7 @@ from numpy.typing import ArrayLike, NDArray
 from limitformer.base.errors import NoLimitError
 from limitformer.models import HybridTransformer, SphereModel, StochasticTransformer
 from limitformer.models.kinds import of_kind, register, require_exact_kind, require_kind
-from limitformer.models.sphere_start import start_at_tokens
+from limitformer.models.sphere import start_at_tokens
 from limitformer.sphere.overlap.drawn import DrawnAttention
 from limitformer.sphere.overlap.position import at_overlap
 

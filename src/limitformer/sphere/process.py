@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 
 from limitformer.models import SphereModel
 from limitformer.models.kinds import of_kind
-from limitformer.models.sphere_start import SphereStart
+from limitformer.models.sphere import SphereStart
 from limitformer.numerics.random import key
 from limitformer.sampling.arrays import Shapes, coordinate_shapes, new_outputs, pairs_of, smaller_recordings
 from limitformer.sampling.process import Outputs, Prepared
-from limitformer.sphere.methods import ONE_NUMBER, SphereLayer
-from limitformer.sphere.options import Method, SphereOptions
+from limitformer.sphere.methods import ONE_NUMBER, Method, SphereLayer, SphereOptions
 from limitformer.sphere.outcome import LABELS
 from limitformer.sphere.pair.chain import PairConstants
 from limitformer.sphere.tokens.queries import query_constants, signed_beta

@@ -3,6 +3,7 @@
 Files of safetensors are data. Files of torch are pickles: they are read with `weights_only`, which loads only tensors.
 """
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from pickle import UnpicklingError
@@ -10,7 +11,6 @@ from typing import Any
 from zipfile import is_zipfile
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from limitformer.base.errors import InputError, require
@@ -25,12 +25,7 @@ REAL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 def holds_weights(what: Any) -> bool:
     """Return whether `what` is a folder with a checkpoint, of transformers or of a kind that is refused later."""
-    if not isinstance(what, str | Path):
-        return False
-    try:
-        return Path(what).is_dir() and bool(weight_names(Path(what)))
-    except (OSError, ValueError):
-        return False
+    return isinstance(what, str | Path) and os.path.isdir(what) and bool(weight_names(Path(what)))
 
 
 def weight_names(folder: Path) -> list[str]:
@@ -70,6 +65,8 @@ def weights_in(folder: Path) -> dict[str, Tensor]:
 def tensors_in(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a file of safetensors, or of one of `torch.save` that holds nothing else."""
     if path.suffix == ".safetensors":
+        from safetensors import safe_open  # which only checkpoints need
+
         with safe_open(str(path), framework="pt", device="cpu") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     try:

@@ -4,6 +4,7 @@ Entries that name code or other files (`auto_map`, kernels, fusions, paths) are 
 configuration. A size that the family does not read is refused, since transformers would silently take its default.
 """
 
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -57,13 +58,8 @@ def config_of(model: str | Path | dict[str, Any]) -> Any:
     """
     if isinstance(model, dict):
         return config_from(model)
-    path = Path(model)
-    try:
-        exists = path.exists()
-    except (OSError, ValueError):
-        exists = False
-    if exists:
-        return config_from(values_in(path))
+    if os.path.exists(model):
+        return config_from(values_in(Path(model)))
     if str(model).lstrip().startswith("{"):
         return config_from(json_object(str(model), "A configuration"))
     require_shape(str(model))

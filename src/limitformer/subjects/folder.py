@@ -16,12 +16,13 @@ from torch import Tensor, nn
 
 from limitformer.base.errors import InputError, require
 from limitformer.base.foreign import escaped_errors, one_line, readable_name
+from limitformer.base.memory import check_scratch
 from limitformer.hf import load_shaped
 from limitformer.models.text import prefixes
 from limitformer.subjects.checkpoints import check_numbers, weights_in
 from limitformer.subjects.classes import family_classes, named_class
 from limitformer.subjects.configurations import as_plain_formulas, config_from, quiet_transformers, values_in
-from limitformer.subjects.size import require_room, size_of
+from limitformer.subjects.size import size_of
 
 LISTED = 3  # names in a message
 
@@ -74,7 +75,7 @@ def unshaped(
     check_numbers(tensors, size.names)
     twice = sorted(tensors.keys() & {f"{kind.base_model_prefix}.{name}" for name in tensors})
     require(not twice, f"{folder} holds {listed(twice)} also without the first word of the name: one would be lost.")
-    require_room(size.whole, f"The network in {folder}", dtype.itemsize)
+    check_scratch(size.whole * dtype.itemsize, f"The network in {folder}", "smaller sizes")
     with quiet_transformers(), one_line(f"{readable_name(folder)} cannot be loaded"):
         module, report = kind.from_pretrained(
             None,

@@ -47,9 +47,9 @@ def decoder(
     return encoder(kind, width, depth, heads, hidden, num_key_value_heads=groups, vocab_size=vocabulary, **more)
 
 
-def t5(width: int, depth: int, heads: int, hidden: int, head_dim: int = 64) -> dict[str, Any]:
+def t5(width: int, depth: int, heads: int, hidden: int) -> dict[str, Any]:
     sizes = {"model_type": "t5", "d_model": width, "num_layers": depth, "num_heads": heads}
-    return {**sizes, "d_ff": hidden, "d_kv": head_dim}
+    return {**sizes, "d_ff": hidden, "d_kv": 64}
 
 
 ROPE_3 = {"rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}}

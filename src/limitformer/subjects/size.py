@@ -1,19 +1,13 @@
-"""The size of a module before it is built: its entries on the meta device, and whether they fit the free memory."""
+"""The size of a module before it is built, on the meta device."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_module_registration_hook
 
-from limitformer.base.errors import InputError, require
+from limitformer.base.errors import require
 from limitformer.base.foreign import one_line
-from limitformer.base.memory import SHARE, available_memory, readable
-
-MOST_MODULES = 60_000  # four thousand layers of GPT-2; each module costs some kilobytes and some milliseconds
 
 
 @dataclass(frozen=True)
@@ -35,9 +29,9 @@ def size_of(make: Callable[[], nn.Module], name: str) -> Size:
     """Return the size of the module that `make` builds, on the meta device.
 
     Raises:
-        InputError: it cannot be built, has more than `MOST_MODULES` modules, or an embedding without entries.
+        InputError: it cannot be built, or has an embedding without entries.
     """
-    with one_line(f"{name} cannot be made"), counted(name), torch.device("meta"):
+    with one_line(f"{name} cannot be made"), torch.device("meta"):
         module = make()
     every = {id(each): each for each in (*module.parameters(), *module.buffers())}.values()
     shapes = {key: tuple(each.shape) for key, each in module.named_parameters(remove_duplicate=False)}
@@ -47,28 +41,3 @@ def size_of(make: Callable[[], nn.Module], name: str) -> Size:
     require(not refused, f"{name} cannot be made: {refused[:1]} would have no entries, as one of its sizes is 0.")
     vectors = sum(each.numel() for each in every if each.dim() < 2 or not each.is_floating_point())
     return Size(sum(each.numel() for each in every), vectors, shapes)
-
-
-@contextmanager
-def counted(name: str) -> Iterator[None]:
-    """Raise `InputError` once more than `MOST_MODULES` modules are built within the with statement."""
-    number = 0
-
-    def count(*_: Any) -> None:
-        nonlocal number
-        number += 1
-        if number > MOST_MODULES:
-            raise InputError(f"{name} has more than {MOST_MODULES:,} modules, which do not fit. Nearest: fewer layers.")
-
-    hook = register_module_module_registration_hook(count)
-    try:
-        yield
-    finally:
-        hook.remove()
-
-
-def require_room(entries: int, what: str, itemsize: int = 4) -> None:
-    """Raise `InputError` unless `entries` numbers fit the free memory."""
-    available, needed = available_memory(), entries * itemsize
-    if available is not None and needed > SHARE * available:
-        raise InputError(f"{what} takes {readable(needed)}; {readable(available)} are free. Nearest: smaller sizes.")

@@ -9,7 +9,7 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -21,9 +21,11 @@ from torch import nn
 
 from limitformer.base.errors import InputError, nearest, printable, require
 from limitformer.base.foreign import one_line, readable_name
+from limitformer.base.memory import check_scratch
 from limitformer.models import Transformer
 from limitformer.models.serial import from_record
 from limitformer.nn.drawn.network import Network
+from limitformer.subjects.checkpoints import holds_weights
 from limitformer.subjects.configurations import (
     as_plain_formulas,
     check_sizes,
@@ -32,7 +34,7 @@ from limitformer.subjects.configurations import (
     is_config,
     quiet_transformers,
 )
-from limitformer.subjects.size import require_room, size_of
+from limitformer.subjects.size import size_of
 from limitformer.subjects.user_code import names_code, user_object
 
 if TYPE_CHECKING:
@@ -102,24 +104,16 @@ def resolve(
     name = None if path is None else readable_name(path.absolute())
     if path is not None and trust_remote_code and has_code(path):
         result = subject_of(code_of_folder(path, settings or {}, loads))
-    elif path is not None and loads and has_weights(path):
+    elif path is not None and loads and holds_weights(path):
         require(not settings and shaping is None, EXISTS)
         return loaded(path)
     else:
         result = subject_of(model_of(what, settings))
-        if path is not None and not loads and has_weights(path):
+        if path is not None and not loads and holds_weights(path):
             name = f"{name}, its configuration without its weights"
     if name is not None and result.module is None:
         result = replace(result, name=name)
     return result if shaping is None else shape(result, shaping)
-
-
-def has_weights(path: Path) -> bool:
-    if not os.path.isdir(path):
-        return False
-    from limitformer.subjects.checkpoints import holds_weights  # with safetensors, which other models do not need
-
-    return holds_weights(path)
 
 
 def model_of(what: Any, settings: Mapping[str, Any] | None = None) -> Any:
@@ -142,34 +136,18 @@ def with_settings(model: Any, settings: Mapping[str, Any]) -> Any:
         require(model.module is None, EXISTS)
         model = model.transformer or model.config or model.factory
     if isinstance(model, Transformer):
-        return transformer_with(model, settings)
+        require_names(settings, [field.name for field in fields(model)], "Transformer has no field")
+        return replace(model, **{name: from_record(value) for name, value in settings.items()})
     if is_config(model):
-        return config_with(model, settings)
+        values = model.to_dict()
+        require_names(settings, values, f"the configuration of {model.model_type} has no field")
+        if "num_hidden_layers" in settings and "layer_types" not in settings:
+            values.pop("layer_types", None)  # as long as the depth; the class fills it again
+        return config_from(values | dict(settings))
     require(not isinstance(model, nn.Module), EXISTS)
     require(callable(model), f"settings are for configurations and functions; got {type(model).__name__}.")
-    known = arguments_of(model)
-    for name in settings:
-        own = f"{printable(name_of(model))} has no argument {name!r}.{nearest(name, known)}"
-        require(name in known or ANY in known, own)
+    require_names(settings, arguments_of(model), f"{printable(name_of(model))} has no argument")
     return called_with(model, settings)
-
-
-def transformer_with(model: Transformer, settings: Mapping[str, Any]) -> Transformer:
-    names = [field.name for field in fields(model)]
-    for name in settings:
-        require(name in names, f"Transformer has no field {name!r}.{nearest(name, names)}")
-    return replace(model, **{name: from_record(value) for name, value in settings.items()})
-
-
-def config_with(config: Any, settings: Mapping[str, Any]) -> Any:
-    values = config.to_dict()
-    for name in settings:
-        require(
-            name in values, f"the configuration of {config.model_type} has no field {name!r}.{nearest(name, values)}"
-        )
-    if "num_hidden_layers" in settings and "layer_types" not in settings:
-        values.pop("layer_types", None)  # as long as the depth; the class fills it again
-    return config_from(values | dict(settings))
 
 
 def called_with(function: Callable[..., Any], settings: Mapping[str, Any]) -> Callable[..., Any]:
@@ -179,31 +157,30 @@ def called_with(function: Callable[..., Any], settings: Mapping[str, Any]) -> Ca
     return result
 
 
+def require_names(settings: Mapping[str, Any], known: Collection[str], lacks: str) -> None:
+    """Raise `InputError` unless all settings are known."""
+    for name in settings:
+        require(name in known or ANY in known, f"{lacks} {name!r}.{nearest(name, known)}")
+
+
 def name_of(function: Any) -> str:
     inner = function.func if isinstance(function, partial) and not hasattr(function, "__name__") else function
     return str(getattr(inner, "__name__", "module"))
 
 
+def parameters_of(function: Any, follow_wrapped: bool = True) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function, follow_wrapped=follow_wrapped).parameters.values())
+    except (TypeError, ValueError):  # they are not known
+        return []
+
+
 def arguments_of(function: Any) -> dict[str, Any]:
     """Return the defaults of the arguments that a function takes by name; None: it has no default."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return {}
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = parameters_of(function)
     known = {p.name: None if p.default is p.empty else p.default for p in parameters if p.kind in named}
     return known | ({ANY: None} if any(p.kind is p.VAR_KEYWORD for p in parameters) else {})
-
-
-def needed_arguments(function: Callable[..., Any]) -> list[str]:
-    """Return the arguments without a default; none if they are not known."""
-    try:
-        # A decorator may supply the arguments of the function that it wraps.
-        parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
-    except (TypeError, ValueError):
-        return []
-    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [each.name for each in parameters if each.default is each.empty and each.kind not in variable]
 
 
 def subject_of(model: Any) -> Subject:
@@ -222,7 +199,9 @@ def subject_of(model: Any) -> Subject:
     if is_config(model):
         return subject_of_config(model)
     if callable(model):
-        name, needed = name_of(model), ", ".join(needed_arguments(model))
+        name, variable = name_of(model), (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        parameters = parameters_of(model, follow_wrapped=False)  # a decorator may supply the arguments
+        needed = ", ".join(each.name for each in parameters if each.default is each.empty and each.kind not in variable)
         hint = f"Nearest: a function without arguments, such as def build(): return {printable(name)}(…)."
         require(not needed, f"{printable(name)} needs the argument {needed}. {hint}")
         return Subject(model, name)
@@ -242,7 +221,8 @@ def subject_of_config(config: Any) -> Subject:
     kind = named_class(config)
     kind, make = auto_class(config) if kind is None else (kind, partial(kind, config))
     size = size_of(make, config.model_type)
-    require_room(KEPT_VECTORS * size.vectors, f"{config.model_type} of these sizes, without its matrices,")
+    what = f"{config.model_type} of these sizes, without its matrices,"
+    check_scratch(4 * KEPT_VECTORS * size.vectors, what, "smaller sizes")
     return Subject(make, config.model_type, task_of(kind, config), config, kind=kind)
 
 
@@ -352,14 +332,12 @@ def code_of_folder(path: Path, settings: Mapping[str, Any], loads: bool) -> Subj
     name, options = readable_name(folder.absolute()), {"trust_remote_code": True, "local_files_only": True}
     with quiet_transformers(), one_line(f"the code in {name} cannot be run"):
         config: Any = as_plain_formulas(transformers.AutoConfig.from_pretrained(folder, **options, **settings))
-        for key in settings:
-            known = config.to_dict()
-            require(key in known, f"the configuration of {name} has no field {key!r}.{nearest(key, known)}")
+        require_names(settings, config.to_dict(), f"the configuration of {name} has no field")
         auto = next((each for _, each, _ in AUTO_CLASSES if each in config.auto_map), None)
         if auto is None:
             raise InputError(f"auto_map of {name} must name a class for a task, such as 'AutoModelForCausalLM'.")
         maker: Any = getattr(transformers, auto)
-        if loads and has_weights(path):
+        if loads and holds_weights(path):
             require(not settings, EXISTS)
             module, report = maker.from_pretrained(folder, config=config, output_loading_info=True, **options)
             missing = sorted(report["missing_keys"])

@@ -52,7 +52,9 @@ def user_object(text: str, option: str = "") -> Any:
     place, name = match["place"], match["name"]
     prefix = f"{option}: " if option else ""
     with restored_surroundings(), one_line(f"{prefix}{place} cannot be imported"):
-        module = imported_file(Path(place)) if place.endswith(".py") else imported_module(place)
+        if not place.endswith(".py") and str(Path.cwd()) not in sys.path:  # the module may be in the current folder
+            sys.path.insert(0, str(Path.cwd()))
+        module = imported_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     known = [key for key, each in vars(module).items() if callable(each) and not key.startswith("_")]
     if not hasattr(module, name):
         raise InputError(f"{prefix}{place} has no {name!r}.{nearest(name, known)}")
@@ -127,11 +129,3 @@ def stands_in(folder: str, module: ModuleType) -> bool:
     """Return whether a file, or a package's folder, stands in this folder; what is installed below it does not."""
     file = Path(getattr(module, "__file__", None) or "/")
     return str((file.parent.parent if file.name == "__init__.py" else file.parent).resolve()) == folder
-
-
-def imported_module(name: str) -> ModuleType:
-    """Import a module that is installed, or in the current folder."""
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    return importlib.import_module(name)

@@ -6,21 +6,21 @@ grid, on any machine, at any time.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from math import prod
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from limitformer.base.errors import InputError, require, require_count, set_fields
+from limitformer.base.errors import InputError, about, require, require_count, set_fields
 from limitformer.covariance.limit import CovarianceFlow, CovarianceLimit
 from limitformer.models import SphereModel, Transformer, equicorrelated, to_json
-from limitformer.models.display import with_display
+from limitformer.models.kinds import with_display
+from limitformer.numerics.random import checked_seed
 from limitformer.sampling.process import Process
-from limitformer.simulation.limit import limit
-from limitformer.simulation.processes import process_of
+from limitformer.simulation.processes import limit, process_of
 from limitformer.simulation.simulate import simulate
 from limitformer.sphere.limit import TokenLimit
 from limitformer.sweep.grid import SEED, START, Cell, cells, check_axes, name_of
@@ -30,34 +30,14 @@ OWN_SETTINGS = ("samples", "seed", "start", "record", "as", "common_seed")
 START_FIELDS = ("tokens", "correlation", "variance")
 MOST_CHECKED = 5_000  # models that are checked when a sweep is declared
 
-T = TypeVar("T")
 
+def settings_of(simulate: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the checked `simulate` argument of a sweep, with defaults filled in, without what depends on the cell.
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """The checked `simulate` argument of a sweep, defaults filled in.
-
-    Attributes:
-        samples: number of samples in a cell.
-        seed: the seed of the sweep.
-        start: None for the model's own start; else a number, a matrix, or {tokens, correlation, variance}.
-        record: "last", "all", or a list of layers or times.
-        process: "chain" or "limit".
-        common_seed: whether all cells use the sweep's seed, so that differences between cells are less noisy.
-        options: all other options of `simulate`.
+    `start` is None for the model's own, a number, a matrix, or {tokens, correlation, variance}; `record` is "last",
+    "all", or a list of layers or times. With `common_seed` all cells use the sweep's seed, so that differences between
+    cells are less noisy.
     """
-
-    samples: int
-    seed: int = 0
-    start: Any = None
-    record: Any = "last"
-    process: str = "chain"
-    common_seed: bool = False
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-def settings_of(simulate: Mapping[str, Any]) -> Settings:
-    """Check all settings that do not depend on the cell."""
     require("samples" in simulate, "A sweep needs samples: how many in each cell.")
     process = simulate.get("as", "chain")
     require(process in ("chain", "limit"), f'"as" must be "chain" or "limit"; got {process!r}.')
@@ -68,21 +48,15 @@ def settings_of(simulate: Mapping[str, Any]) -> Settings:
     require(isinstance(common_seed, bool | np.bool_), f"common_seed must be true or false; got {common_seed!r}.")
     reserved = sorted({"threads", "chunk", "progress", "keep"} & set(simulate))
     require(not reserved, f"A sweep sets {', '.join(reserved)} itself; leave it out.")
-    return Settings(
-        samples=require_count("samples", simulate["samples"]),
-        seed=seed,
-        start=json_value(simulate.get("start")),
-        record=record if isinstance(record, str) else json_value(record),
-        process=process,
-        common_seed=bool(common_seed),
-        options={name: json_value(value) for name, value in simulate.items() if name not in OWN_SETTINGS},
-    )
-
-
-def checked_seed(seed: Any) -> int:
-    whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
-    require(whole and 0 <= seed < 2**63, f"seed must be a whole number from 0 to 2**63 - 1; got {seed!r}.")
-    return int(seed)
+    return {
+        "samples": require_count("samples", simulate["samples"]),
+        "seed": seed,
+        "start": json_value(simulate.get("start")),
+        "record": record if isinstance(record, str) else json_value(record),
+        "as": process,
+        "common_seed": bool(common_seed),
+        **{name: json_value(value) for name, value in simulate.items() if name not in OWN_SETTINGS},
+    }
 
 
 def json_value(value: Any) -> Any:
@@ -123,7 +97,7 @@ class Sweep:
     over: Mapping[str, Sequence[Any]]
     simulate: Mapping[str, Any]
     reduce: Mapping[str, Any] = field(default_factory=lambda: {"moments": {}})
-    settings: Settings = field(init=False, repr=False)
+    settings: dict[str, Any] = field(init=False, repr=False)  # `simulate`, checked
     unchecked: InitVar[bool] = False  # for a part of a sweep that was checked
 
     def __post_init__(self, unchecked: bool) -> None:
@@ -158,19 +132,10 @@ class Sweep:
 
     def record(self) -> dict[str, Any]:
         """Return all that determines the numbers, for JSON."""
-        settings = self.settings
         return {
             "base": json.loads(to_json(self.base)),
             "over": dict(self.over),
-            "simulate": {
-                "samples": settings.samples,
-                "seed": settings.seed,
-                "start": settings.start,
-                "record": settings.record,
-                "as": settings.process,
-                "common_seed": settings.common_seed,
-                **settings.options,
-            },
+            "simulate": self.settings,
             "keep": {name: options or True for name, options in self.reduce.items()},
         }
 
@@ -182,7 +147,7 @@ def is_list(values: Any) -> bool:
 def start_of(sweep: Sweep, cell: Cell) -> Any:
     """Return the start of a cell as `simulate` takes it."""
     own = {name.removeprefix(START): value for name, value in cell.changes.items() if name.startswith(START)}
-    start = sweep.settings.start
+    start = sweep.settings["start"]
     if not own and not isinstance(start, Mapping):
         return start
     mergeable = start is None or isinstance(start, Mapping)
@@ -198,12 +163,13 @@ def start_of(sweep: Sweep, cell: Cell) -> Any:
 
 def seed_of(sweep: Sweep, cell: Cell) -> int:
     """Return the seed of a cell, 63 bits."""
-    seed = checked_seed(cell.changes.get(SEED, sweep.settings.seed))
-    if sweep.settings.common_seed:
+    seed = checked_seed(cell.changes.get(SEED, sweep.settings["seed"]))
+    if sweep.settings["common_seed"]:
         return seed
     own = {name: value for name, value in cell.changes.items() if name != SEED}
-    start = json.dumps([sweep.settings.start, own], sort_keys=True) if own or sweep.settings.start is not None else ""
-    return model_seed(seed, cell.model, start)
+    start = sweep.settings["start"]
+    text = json.dumps([start, own], sort_keys=True) if own or start is not None else ""
+    return model_seed(seed, cell.model, text)
 
 
 def model_seed(seed: int, model: Any, start: str = "") -> int:
@@ -214,12 +180,13 @@ def model_seed(seed: int, model: Any, start: str = "") -> int:
 
 def simulated_model(sweep: Sweep, cell: Cell) -> Any:
     """Return the model of a cell, or its limit."""
-    return limit(cell.model) if sweep.settings.process == "limit" else cell.model
+    return limit(cell.model) if sweep.settings["as"] == "limit" else cell.model
 
 
 def options_of(sweep: Sweep, model: Any) -> dict[str, Any]:
     """Return the options of `simulate` for a model, `record` and `keep` among them."""
-    options, record = dict(sweep.settings.options), sweep.settings.record
+    options = {name: value for name, value in sweep.settings.items() if name not in OWN_SETTINGS}
+    record = sweep.settings["record"]
     if record == "last":
         options["record"] = [last_point(model, options)]
     elif record != "all":
@@ -240,16 +207,6 @@ def last_point(model: Any, options: Mapping[str, Any]) -> float:
     return options["horizon"]
 
 
-def check_cells(sweep: Sweep) -> None:
-    """Raise `InputError` if some cell cannot run or has another shape than the others.
-
-    Of a grid of more than `MOST_CHECKED` models only a part is checked, with the ends of each axis.
-    """
-    models = prod(len(values) for name, values in sweep.over.items() if name != SEED and is_list(values))
-    most = max(2, int(MOST_CHECKED ** (1 / len(sweep.over)))) if models > MOST_CHECKED else None
-    check_grid(sweep, {name: evenly(values, most) for name, values in sweep.over.items()})
-
-
 def evenly(values: Sequence[Any], most: int | None) -> Sequence[Any]:
     """Return at most `most` of the values, evenly spaced, with the first and the last."""
     if most is None or len(values) <= most:
@@ -257,17 +214,26 @@ def evenly(values: Sequence[Any], most: int | None) -> Sequence[Any]:
     return [values[k * (len(values) - 1) // (most - 1)] for k in range(most)]
 
 
-def check_grid(sweep: Sweep, over: Mapping[str, Sequence[Any]]) -> None:
-    """Check the cells of a grid; each seed is checked only once, as it is valid in all cells or in none."""
+def check_cells(sweep: Sweep) -> None:
+    """Raise `InputError` if some cell cannot run or has another shape than the others.
+
+    Of a grid of more than `MOST_CHECKED` models only a part is checked, with the ends of each axis. Each seed is
+    checked only once, as it is valid in all cells or in none.
+    """
+    number = prod(len(values) for name, values in sweep.over.items() if name != SEED and is_list(values))
+    most = max(2, int(MOST_CHECKED ** (1 / len(sweep.over)))) if number > MOST_CHECKED else None
+    over = {name: evenly(values, most) for name, values in sweep.over.items()}
     check_axes(over)
     firsts = {name: values[0] for name, values in over.items()}
     for seed in over.get(SEED, ()):
-        at_cell({**firsts, SEED: seed}, checked_seed, seed)
+        with about(f"Cell {name_of({**firsts, SEED: seed})}"):
+            checked_seed(seed)
     models = {name: values[:1] if name == SEED else values for name, values in over.items()}
     first: tuple[int, int] | None = None
     for cell in cells(sweep.base, models):
         changes = {name: values[k] for (name, values), k in zip(models.items(), cell.index, strict=True)}
-        process = at_cell(changes, process_at, sweep, cell)
+        with about(f"Cell {name_of(changes)}"):
+            process = process_at(sweep, cell)
         shape = len(process.points), process.tokens
         first = first or shape
         if shape[0] != first[0] or (shape[1] != first[1] and "samples" in sweep.reduce):
@@ -275,14 +241,6 @@ def check_grid(sweep: Sweep, over: Mapping[str, Sequence[Any]]) -> None:
                 f"Cell {name_of(changes)} has {shape[0]} points of {shape[1]} tokens, and the first cell {first[0]} of "
                 f'{first[1]}: they do not fit one array. Nearest: record="last", and reductions instead of samples.'
             )
-
-
-def at_cell(changes: Mapping[str, Any], function: Callable[..., T], *arguments: Any) -> T:
-    """Call the function; its `InputError` is raised again with the name of the cell."""
-    try:
-        return function(*arguments)
-    except InputError as error:
-        raise InputError(f"Cell {name_of(changes)}: {error}") from error
 
 
 def process_at(sweep: Sweep, cell: Cell) -> Process:
@@ -301,7 +259,7 @@ def where(sweep: Sweep, index: tuple[int, ...]) -> str:
 def compute(sweep: Sweep, cell: Cell, *, samples: int | None = None, threads: int | None = 1) -> dict[str, Reduced]:
     """Simulate a cell and reduce it; two samples are enough to learn the shapes."""
     model, start = simulated_model(sweep, cell), start_of(sweep, cell)
-    count = sweep.settings.samples if samples is None else samples
+    count = sweep.settings["samples"] if samples is None else samples
     settings = {"samples": count, "seed": seed_of(sweep, cell), "threads": threads, **options_of(sweep, model)}
     dataset: xr.Dataset = simulate(model, start, progress=False, **settings)
     own = {name: value for name, value in settings.items() if name != "record"}

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from limitformer.base.errors import InputError, require
+from limitformer.base.errors import InputError, about, require
 from limitformer.base.files import check_regular
 from limitformer.models.serial import from_record
 from limitformer.sweep.describe import Sweep
@@ -43,7 +43,7 @@ def read_sweep(path: str | Path) -> Sweep:
         InputError: the file cannot be read, is not TOML, or describes a sweep that cannot run.
     """
     record = read_toml(path)
-    try:
+    with about(str(path)):
         for name in record:
             require(name in SECTIONS, unknown_field("A sweep's file", name, list(SECTIONS)))
         for name in ("model", "over", "simulate"):
@@ -52,8 +52,6 @@ def read_sweep(path: str | Path) -> Sweep:
         require(isinstance(keep, dict), f"[keep] must be a table; got {keep!r}.")
         over = {name: values_of(name, values) for name, values in dotted(record["over"]).items()}
         return Sweep(from_record(record["model"]), over=over, simulate=record["simulate"], reduce=keep)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from error
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from limitformer.base.errors import InputError, require
+from limitformer.base.errors import InputError, about, require
 
 Index = tuple[int, ...]  # the place of a cell on each axis
 
@@ -96,10 +96,8 @@ def cells(base: Any, over: Mapping[str, Sequence[Any]]) -> Iterator[Cell]:
     check_axes(over)
     for index in product(*(range(len(values)) for values in over.values())):
         changes = {name: values[k] for (name, values), k in zip(over.items(), index, strict=True)}
-        try:
+        with about(f"Cell {name_of(changes)}"):
             model = replace_fields(base, {name: value for name, value in changes.items() if not is_outside(name)})
-        except InputError as error:
-            raise InputError(f"Cell {name_of(changes)}: {error}") from error
         yield Cell(index, model, {name: value for name, value in changes.items() if is_outside(name)})
 
 

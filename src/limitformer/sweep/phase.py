@@ -14,7 +14,7 @@ import xarray as xr
 from limitformer.base.errors import InputError, require, require_count, require_real
 from limitformer.models import HybridTransformer, StochasticTransformer, to_json
 from limitformer.results.datasets import stamp
-from limitformer.sphere.options import SphereOptions
+from limitformer.sphere.methods import SphereOptions
 from limitformer.sphere.overlap import overlap
 from limitformer.sweep import Sweep, compute_sweep, load_sweep, run_sweep
 

@@ -13,12 +13,12 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from limitformer.base.errors import InputError, require
+from limitformer.base.errors import about, require
 from limitformer.covariance.limit.covariance import CovarianceLimit, crossing_chances
 from limitformer.numerics.random import key, replica_normals
-from limitformer.results.correlation import correlation
+from limitformer.results.datasets import correlation
 from limitformer.results.outcomes import OUTCOMES, labels_of, outcomes
-from limitformer.simulation.limit import limit
+from limitformer.simulation.processes import limit
 from limitformer.simulation.simulate import simulate
 from limitformer.sphere.limit import TokenLimit
 from limitformer.sphere.outcome import ANTIPODAL, CLUSTERS, LARGEST
@@ -210,8 +210,6 @@ def reduced(work: Work, keep: Mapping[str, Any]) -> dict[str, Reduced]:
     """Apply all reductions of a sweep to a cell."""
     results: dict[str, Reduced] = {}
     for name, options in keep.items():
-        try:
+        with about(f"keep {name}"):
             results |= REDUCTIONS[name](work, **options)
-        except InputError as error:
-            raise InputError(f"keep {name}: {error}") from error
     return results

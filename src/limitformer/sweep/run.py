@@ -129,7 +129,7 @@ def check_some_cell_runs(sweep: Sweep) -> None:
     for place in sorted({*np.linspace(0, prod(sweep.shape) - 1, MOST_TRIALS).astype(int).tolist()}):
         index = tuple(map(int, np.unravel_index(place, sweep.shape)))
         try:
-            compute(sweep, sweep.cell(index), samples=min(2, sweep.settings.samples))
+            compute(sweep, sweep.cell(index), samples=min(2, sweep.settings["samples"]))
             return
         except Exception as error:  # noqa: BLE001  # another cell may run
             failures.append(f"Cell {where(sweep, index)}: {reason(error)}")

@@ -29,10 +29,10 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from limitformer.base.errors import InputError, printable, require
+from limitformer.base.extras import package_version
 from limitformer.base.files import check_regular, check_writable, local_path, write_whole
 from limitformer.base.lock import only_one
 from limitformer.base.memory import check_scratch
-from limitformer.base.version import package_version
 from limitformer.results.storage import load, save
 from limitformer.sweep.describe import Sweep
 from limitformer.sweep.grid import Index

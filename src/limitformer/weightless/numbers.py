@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from scipy.special import gammaincinv, ndtri
 from torch import Tensor
 
-from limitformer.numerics.elementary import U64
+from limitformer.numerics.elementary import LEAST_TAIL, U64, normal_quantile
 from limitformer.numerics.kernels import driver, inlined, strict_kernel
-from limitformer.numerics.quantile import LEAST_TAIL, normal_quantile
 from limitformer.numerics.random import box_muller, key, uniform, words_of
 from limitformer.sampling.replicas import usable_cores
 from limitformer.weightless.laws import TRUNCATED, UNIFORM, Law

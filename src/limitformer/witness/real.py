@@ -112,10 +112,10 @@ def outputs_noted(module: nn.Module, values: Values) -> Iterator[None]:
             handle.remove()
 
 
-def note_outputs(out: Any, values: Values, step: int = 0) -> None:
+def note_outputs(out: Any, values: Values) -> None:
     """Note every tensor of real numbers in a module's output."""
     for k, each in enumerate(real_tensors(out)):
-        values[Quantity(OUTPUT, f"tensor {k}", step)] = sketch(each)
+        values[Quantity(OUTPUT, f"tensor {k}")] = sketch(each)
 
 
 def real_pass(module: nn.Module, arguments: Mapping[str, Any], loss: Loss | None, values: Values) -> None:

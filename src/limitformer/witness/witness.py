@@ -141,9 +141,7 @@ def witness_in(network: Weightless, inputs: Inputs, loss: Loss | None, seed: int
     if network.drawn:  # the pass has shown that it must be
         return drawn(network)
     module = real_module(network.subject, network.dtype, seed)
-    if wrong := wrong_law(module, network):
-        return Witness(DRAWN, wrong, **about)
-    if wrong := fill(module, network, weights_of_pass(run, network.weights, seed)):
+    if wrong := wrong_law(module, network) or fill(module, network, weights_of_pass(run, network.weights, seed)):
         return Witness(DRAWN, wrong, **about)
     identity = max(map(identity_error, (run.products or {}).values()), default=0.0)
     run.products = None

@@ -20,7 +20,7 @@ from limitformer.base.progress import track
 from limitformer.covariance.limit import CovarianceLimit
 from limitformer.models import ShapedAttention, ShapedReLU, Start, Transformer, equicorrelated
 from limitformer.plot import BLACK, BLUE, MARKERS, RED, Array, density, draw_densities, legend_below, panels
-from limitformer.simulation.limit import limit
+from limitformer.simulation.processes import limit
 from limitformer.simulation.simulate import simulate
 from limitformer_papers.beyond.gradient_coefficients import GradientCoefficients
 from limitformer_papers.common.claims import Claim, FigureRun, ks_distance, ks_noise

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from limitformer.base.progress import track
 from limitformer.plot import MARKERS, PALETTE, panels
-from limitformer.results.correlation import correlation
+from limitformer.results.datasets import correlation
 from limitformer.weightless import shapes, simulate
 from limitformer_papers.common.claims import Claim, FigureRun
 

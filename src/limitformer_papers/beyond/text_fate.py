@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from limitformer.base.progress import track
 from limitformer.models import ShapedAttention, ShapedReLU, SoftmaxAttention, Transformer, from_text
 from limitformer.plot import heatmap, panels
-from limitformer.results.correlation import correlation
+from limitformer.results.datasets import correlation
 from limitformer_papers.common.claims import Claim, FigureRun, chain
 
 WORDS = 7.5  # points: 24 words fit next to a panel

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from limitformer.models import StochasticTransformer
 from limitformer.plot import BLACK, BLUE, ORANGE, RED, legend_below, panels
-from limitformer.simulation.limit import limit
+from limitformer.simulation.processes import limit
 from limitformer.sphere.limit import TokenLimit
 from limitformer_papers.clustering.sphere import tokens_chain
 from limitformer_papers.common.claims import Claim, FigureRun

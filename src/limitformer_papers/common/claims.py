@@ -10,8 +10,8 @@ from numpy.typing import ArrayLike
 from scipy.stats import ks_2samp
 
 from limitformer.models import Start, Transformer
-from limitformer.results.correlation import correlation
-from limitformer.simulation.limit import limit
+from limitformer.results.datasets import correlation
+from limitformer.simulation.processes import limit
 from limitformer.simulation.simulate import simulate
 
 

@@ -19,7 +19,7 @@ import xarray as xr
 
 from limitformer.covariance.limit import CovarianceLimit
 from limitformer.models import ShapedAttention, ShapedReLU, Transformer, equicorrelated
-from limitformer.simulation.limit import limit
+from limitformer.simulation.processes import limit
 from limitformer.sweep import Sweep
 from limitformer_papers.common.claims import FigureRun
 from limitformer_papers.common.grids import on_grid

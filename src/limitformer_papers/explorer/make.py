@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from limitformer.base.errors import nearest, require
+from limitformer.base.extras import package_version
 from limitformer.base.files import check_writable, write_whole
 from limitformer.base.lock import only_one
-from limitformer.base.version import package_version
 from limitformer_papers.explorer.parts import as_json
 
 PAGES = ("covariance", "sphere", "stock")

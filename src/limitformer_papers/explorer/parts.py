@@ -26,7 +26,7 @@ import numpy as np
 from joblib import Memory
 from numpy.typing import ArrayLike
 
-from limitformer.base.version import package_version
+from limitformer.base.extras import package_version
 
 DIGITS = 4
 

@@ -22,8 +22,8 @@ from typing import Any, Literal, get_args
 import torch
 
 from limitformer.base.errors import InputError, require, require_count, require_real, set_fields
+from limitformer.base.extras import package_version
 from limitformer.base.files import write_whole
-from limitformer.base.version import package_version
 
 Schedule = Literal["constant", "linear", "cosine"]
 # Fields that do not change the result: a run may resume with other values.

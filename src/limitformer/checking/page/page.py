@@ -12,7 +12,7 @@ from limitformer.checking.thresholds import Threshold
 from limitformer.reports.figures import HeatMap, Line, Panel, evenly, number
 from limitformer.reports.page import Facts, Figures, Heading, Menu, Page, Part, Section, TextTable, verdict_card
 from limitformer.reports.verdict import BROKEN, WATCH
-from limitformer.results.correlation import correlation
+from limitformer.results.datasets import correlation
 
 LAW = (
     "This is about initialisation: the exact law of networks as their own code draws them. Nothing was trained, and "

@@ -65,6 +65,7 @@ from limitformer.sampling.exits import (
     open_ledger,
     record_exit,
 )
+from limitformer.sampling.process import whole_steps
 from limitformer.sampling.recording import (
     ALL_OF_V,
     FACTOR_FLOOR,
@@ -77,7 +78,6 @@ from limitformer.sampling.recording import (
     write,
     write_rows,
 )
-from limitformer.sampling.times import whole_steps
 
 Step = Literal["factor", "euler-maruyama"]
 

@@ -16,10 +16,9 @@ import torch
 from torch import nn
 
 from limitformer.initialisation.like_layers import pattern as like_pattern
-from limitformer.initialisation.recipes.law import ComparedLaw, compared_law, values
+from limitformer.initialisation.recipes.law import ComparedLaw, Weight, compared_law, values
 from limitformer.initialisation.recipes.recipe import Recipe, recipe_of
 from limitformer.initialisation.recipes.roles import is_embedding, owner_of, places_of
-from limitformer.initialisation.recipes.weight import Weight
 from limitformer.initialisation.report import aligned
 from limitformer.subjects.subject import resolve
 from limitformer.weightless import laws

@@ -10,7 +10,9 @@ import numpy as np
 
 from limitformer.initialisation.recipes.law import (
     ComparedLaw,
+    Weight,
     constant,
+    known_as,
     log_uniform,
     normal,
     orthogonal,
@@ -19,7 +21,6 @@ from limitformer.initialisation.recipes.law import (
     uniform,
     values,
 )
-from limitformer.initialisation.recipes.weight import Weight, known_as
 
 ENDS = ("embedding", "position embedding", "head")
 READS = ("query", "key", "value", "feed-forward in", "gate")  # matrices that read from the stream

@@ -15,9 +15,8 @@ import numpy as np
 
 from limitformer.base.errors import InputError, nearest, require, require_real
 from limitformer.base.foreign import one_line
-from limitformer.initialisation.recipes.law import ComparedLaw
+from limitformer.initialisation.recipes.law import ComparedLaw, UnknownSizeError, Weight
 from limitformer.initialisation.recipes.published import PUBLISHED
-from limitformer.initialisation.recipes.weight import UnknownSizeError, Weight
 
 FUNCTION = "Nearest: def ours(weight): return normal(0.02) if weight.role == 'query' else None"
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from limitformer.initialisation.recipes.weight import Weight
+from limitformer.initialisation.recipes.law import Weight
 
 WEIGHT = ("weight", "kernel", "w")
 GAIN, SHIFT = ("weight", "scale", "gamma", "g", "gain", "w"), ("bias", "beta", "b", "shift")

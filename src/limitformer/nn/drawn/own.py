@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from limitformer import models
 from limitformer.base.errors import InputError, first_line, require
-from limitformer.models.elementwise import TRIED
+from limitformer.models.feedforward import TRIED
 from limitformer.models.functions import Function, freeze, function_of, import_function, is_path, name_of_part, value_at
 from limitformer.models.mixing import matrix_of, tried_logits
 from limitformer.models.norm import POSITIVE

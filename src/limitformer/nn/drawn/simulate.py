@@ -27,8 +27,8 @@ from limitformer.numerics.random import key
 from limitformer.results.datasets import covariance_dataset, with_gradients
 from limitformer.sampling.arrays import Outputs
 from limitformer.sampling.exits import INSIDE, LEFT_BALL
+from limitformer.sampling.process import Record, recorded_layers
 from limitformer.sampling.replicas import slices
-from limitformer.sampling.times import Record, recorded_layers
 from limitformer.simulation.simulate import Interrupted
 
 BATCH_BYTES = 2**27  # weights and activations that a batch of networks holds at a time

@@ -10,7 +10,7 @@ from limitformer.models import StochasticTransformer
 from limitformer.numerics.watch import WHOLE, Watch
 from limitformer.sampling.arrays import as_result_array
 from limitformer.sampling.process import Outputs
-from limitformer.sphere.options import Method
+from limitformer.sphere.methods import Method
 from limitformer.sphere.outcome import outcomes_of_overlaps
 from limitformer.sphere.overlap.drawn import DrawnAttention
 from limitformer.sphere.pair.chain import PairConstants, averages_table, run_pairs

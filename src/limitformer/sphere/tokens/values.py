@@ -10,10 +10,9 @@ Numbers depend on (key, replica, block): one block gives four values. `fill` is 
 `fill_listed` for a list of replicas, one value each.
 """
 
-from limitformer.numerics.elementary import U64
+from limitformer.numerics.elementary import CENTRAL, U64, central_quantile, tail_quantile
 from limitformer.numerics.kernels import inlined, kernel, strict_kernel
 from limitformer.numerics.lanes import LANES
-from limitformer.numerics.quantile import CENTRAL, central_quantile, tail_quantile
 from limitformer.numerics.random import box_muller, fill_normals, uniform, words_of
 
 GAUSSIAN, UNIFORM, RADEMACHER, TRUNCATED_NORMAL = 0, 1, 2, 3

@@ -1,12 +1,17 @@
-"""Options that `check`, `steps`, `transfer` and `design` share, and their validation without torch."""
+"""Options that several commands share: their validation without torch, and functions in the user's own files."""
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from limitformer.base.errors import nearest, require
+from limitformer.base.errors import InputError, about, nearest, require
+from limitformer.base.files import check_writable
+from limitformer.base.foreign import one_line
+from limitformer.subjects.user_code import names_code, user_object
 
 Text = Annotated[Path | None, typer.Option(help="File whose words are the tokens.", show_default="unrelated tokens")]
 Tokens = Annotated[int, typer.Option(help="Number of tokens.")]
@@ -22,7 +27,6 @@ Blocks = Annotated[
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run the Python code in the folder of a configuration.")
 ]
-NoWitness = Annotated[bool, typer.Option("--no-witness", help="The same as --witness no.")]
 LossOption = Annotated[
     str | None,
     typer.Option(
@@ -48,6 +52,11 @@ Settings = Annotated[
 ]
 
 
+def option(panel: str, *names: str, help: str, default: str | bool = True) -> Any:  # noqa: A002
+    """Return an option in a panel of the help. `default` replaces the default value in the help."""
+    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=default)
+
+
 def assignments(pairs: list[str] | None, option: str) -> dict[str, Any]:
     """Read KEY=VALUE by key; values are JSON, Python's True, False and None, or text."""
     result: dict[str, Any] = {}
@@ -61,6 +70,14 @@ def assignments(pairs: list[str] | None, option: str) -> dict[str, Any]:
         except ValueError:
             result[key] = words.get(value, value)
     return result
+
+
+def separated(text: str, takes: str, kind: Callable[[str], Any] = float) -> list[Any]:
+    """Read numbers with commas between; raise `InputError`, which says what the option takes."""
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError as error:
+        raise InputError(f"{takes}; got {text!r}.") from error
 
 
 def numbers(values: dict[str, Any], option: str) -> dict[str, Any]:
@@ -81,10 +98,7 @@ def require_known(what: str) -> None:
 
     if names_code(what):
         return
-    try:
-        exists = Path(what).exists()
-    except (OSError, ValueError):
-        exists = False
+    exists = os.path.exists(what)
     is_code = exists and what.endswith(".py")
     require(not is_code, f"{what} is Python. Nearest: {what}:NAME, with the name of a function that builds a module.")
     if not exists and not what.lstrip().startswith("{"):
@@ -95,6 +109,15 @@ def witness_of(name: str) -> bool | str:
     """Return the argument `witness` of `limitformer.check`."""
     one_of(name, ("auto", "full", "no"), "--witness has no")
     return {"auto": True, "no": False}.get(name, name)
+
+
+def folder_of(out: str | Path | None) -> Path | None:
+    """Return the folder of --out, and make it; raise `InputError` unless it can be written."""
+    require(out is None or bool(str(out).strip()), "--out must be a folder; got ''. Nearest: --out . for this one.")
+    if out is None:
+        return None
+    check_writable(Path(out))
+    return Path(out)
 
 
 def require_readable(text: Path | None) -> None:
@@ -117,3 +140,31 @@ def complete_shape(incomplete: str) -> list[str]:
     from limitformer.subjects.shapes import SHAPES
 
     return [name for name in SHAPES if name.startswith(incomplete)]
+
+
+def user_loss(text: str | None) -> Any:
+    """Return the function that `--loss` names, or the text, which is the name of a loss of the library."""
+    return user_object(text, "--loss") if text is not None and names_code(text) else text
+
+
+def user_recipe(text: str, option: str) -> Any:
+    """Return the recipe that a text names: NAME or FILE.py:NAME, with settings as NAME,SETTING=NUMBER."""
+    from limitformer.initialisation.recipes.recipe import recipe_of
+
+    name, _, settings = text.partition(",")
+    function = user_object(name, option) if names_code(name) else None
+    with about(option):
+        return recipe_of(text) if function is None else recipe_of(function, settings)
+
+
+def user_inputs(text: str) -> Any:
+    """Return the inputs that `--inputs` names: a number of tokens, a function's result, or a file of text."""
+    if text.strip().isdigit():
+        return int(text)
+    if names_code(text):
+        function = user_object(text, "--inputs")
+        with one_line(f"--inputs: {text} cannot be called"):
+            return function() if callable(function) else function
+    path = Path(text)
+    require(path.is_file(), f"--inputs: there is no file {text}. It takes a number, a file of text, or FILE.py:NAME.")
+    return path
