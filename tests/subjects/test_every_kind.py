@@ -98,6 +98,11 @@ def steps(what, kind):
     lf.steps(what, inputs, optimizer="sgd", steps=1, samples=1, seed=0, witness=False, progress=False, **loss)
 
 
+def rate(what, kind):
+    inputs, loss = options(kind)
+    lf.rate(what, inputs, optimizer="sgd", steps=1, networks=1, seed=0, witness=False, progress=False, **loss)
+
+
 def transfer(what, kind):
     inputs, loss = options(kind)
     sizes = {"width": [16, 32]}
@@ -123,6 +128,7 @@ COMMANDS = {  # the command, and words of its error by kind of model
     "check": (check, {}),
     "check, with settings": (check_with_settings, dict.fromkeys(EXISTING, "this network has its weights already")),
     "steps": (steps, NO_FACTORY),
+    "rate": (rate, NO_FACTORY),
     "transfer": (transfer, NO_FACTORY),
     "design": (design, dict.fromkeys((STOCK, OTHER), "has its weights") | {CHECKPOINT: "holds weights"}),
     "compare two builds": (lambda what, kind: compare_builds(what, what), {}),

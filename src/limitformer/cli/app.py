@@ -53,6 +53,10 @@ COMMANDS = {
         "limitformer.cli.steps:steps",
         "Compute the first training steps in law: which learning rates a network takes, and what moves.",
     ),
+    "rate": (
+        "limitformer.cli.rate:rate",
+        "Search the largest learning rate that nine of ten networks bear in their first steps.",
+    ),
     "transfer": (
         "limitformer.cli.transfer:transfer",
         "Tell whether a learning rate transfers over width or depth: the first training steps at several sizes.",

@@ -13,8 +13,10 @@ import xarray as xr
 from limitformer.base.errors import InputError, require, require_count
 from limitformer.base.progress import advance, duration, progress_bar
 from limitformer.rates.critical import HIGHEST, BorneRate, borne_rate, critical_rate, networks_needed
+from limitformer.reports.figures import Line, Panel, number
+from limitformer.reports.page import Card, Facts, Figures, Page, Section, TextTable
 from limitformer.reports.report import AnyReport, csv_of, finite_values
-from limitformer.reports.verdict import titled, wrapped
+from limitformer.reports.verdict import FINE, SIGNS, WATCH, titled, wrapped
 from limitformer.simulation.simulate import Interrupted
 from limitformer.stepping.optimizers import NotUnderstoodError
 from limitformer.stepping.simulate import Training, training_of
@@ -83,11 +85,18 @@ class RateReport(AnyReport):
             f"nine of ten networks bear {short(self.rate)} ({short(low)} to {short(high)}, {self.networks} networks)"
         )
         if not self.decided:
-            needed = max(networks_needed(self.borne.spread, NARROW, MOST), self.networks + 1) - self.networks
-            seconds = needed * float(self.data["seconds"].mean())
+            needed, seconds = self.missing
             more = f"{needed} more network{'' if needed == 1 else 's'}, {duration(seconds)}"
             return f"Not decided: {more}. So far {borne}." if self.networks > 1 else f"Not decided: {more}."
         return f"{borne[0].upper()}{borne[1:]}."
+
+    @property
+    def missing(self) -> tuple[int, float]:
+        """The number of further networks that would probably decide, and the seconds that they would take."""
+        spread = np.nan if self.borne is None else self.borne.spread
+        enough = FEWEST if np.isnan(spread) else networks_needed(spread, NARROW, MOST)
+        needed = max(enough, FEWEST, self.networks + 1) - self.networks
+        return needed, needed * float(self.data["seconds"].mean())
 
     def unusual(self) -> str:
         """Return why critical rates are not numbers; empty if all are."""
@@ -132,6 +141,32 @@ class RateReport(AnyReport):
                 *wrapped(self.caveat, ""),
             ]
         )
+
+    def contents(self) -> Page:
+        """Return the page: the answer, the losses by rate of each network, and the provenance."""
+        unusual = bool(self.unusual())
+        grade = WATCH if unusual or not self.decided else FINE
+        word = "not decided" if grade == WATCH else "decided"
+        head = list(self.trials()[0])
+        rows = [[number(each) for each in row.values()] for row in self.trials()]
+        sections = [
+            Section("Answer", [Card(grade, word, self.answer, sign=SIGNS[grade])]),
+            Section("Change of the loss by rate", [Figures([self.panel()], [("samples", "a network at a rate")])]),
+            Section("Trials", [TextTable("Trials", head, rows, folded=True)]),
+            Section("Limits", [self.caveat]),
+            Section("Provenance", [Facts({key: each for key, each in self.about.items() if key != "laws"})]),
+        ]
+        proof = "" if self.witness is None else self.witness.in_words(self.networks)
+        return Page("rate", self.name, f"Which learning rate does {self.name} bear?", (self.heading, proof), sections)
+
+    def panel(self) -> Panel:
+        """Return the loss after the steps minus that before, of every trial, over the rate."""
+        trials = sorted(self.trials(), key=lambda row: row["rate"])
+        rates = np.array([row["rate"] for row in trials])
+        change = np.array([row[f"loss_{self.data.sizes['step'] - 1}"] - row["loss_0"] for row in trials])
+        note = "below 0 the network bears the rate"
+        line = Line("samples", "change of the loss", rates, change)
+        return Panel("Loss after the steps minus loss before", note, "rate", (line,), linear=True, log=True)
 
     def csv(self) -> str:
         """Return a row for each network that was trained for a trial: its rate, and the losses by step."""

@@ -1,0 +1,135 @@
+"""`limitformer rate`: the largest learning rate that nine of ten networks bear."""
+
+import math
+import shlex
+import sys
+from dataclasses import replace
+from typing import Annotated, Any
+
+import typer
+
+from limitformer.base.errors import require, require_count
+from limitformer.base.progress import suggest_quicker
+from limitformer.cli.endings import INTERRUPTED, begin_work
+from limitformer.cli.options import (
+    InputsOption,
+    LossOption,
+    Settings,
+    Text,
+    Tokens,
+    TrustRemoteCode,
+    WitnessOption,
+    assignments,
+    complete_shape,
+    folder_of,
+    require_known,
+    require_readable,
+    user_inputs,
+    user_loss,
+    user_object,
+    witness_of,
+)
+from limitformer.cli.report import errors, errors_in_one_line, print_plain, save_and_print
+from limitformer.cli.steps import optimizer_of
+
+
+def rate(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="WHAT",
+            autocompletion=complete_shape,
+            help="A public shape ('limitformer check list' shows them), a configuration's JSON or folder, or a "
+            "function that builds a module: path/to/model.py:NAME or package.module:NAME.",
+        ),
+    ],
+    optimizer: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="sgd, adam, adamw, lion, muon, or a function of the module that returns its optimiser: FILE.py:NAME.",
+        ),
+    ],
+    steps: Annotated[int, typer.Option(help="Steps after which the loss must be lower than before.")] = 3,
+    networks: Annotated[int, typer.Option(help="Largest number of networks.")] = 40,
+    minutes: Annotated[float, typer.Option(help="Time after which no further network begins.")] = 10.0,
+    tokens: Tokens = 32,
+    text: Text = None,
+    inputs: InputsOption = None,
+    settings: Settings = None,
+    loss: LossOption = None,
+    clip: Annotated[
+        float | None, typer.Option(help="Largest norm of all gradients together.", show_default="none")
+    ] = None,
+    warmup: Annotated[int, typer.Option(help="Steps over which the rate rises linearly.")] = 0,
+    out: Annotated[str | None, typer.Option(metavar="DIR", help="Folder for rate.html, .csv, .json and .nc.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed; the same seed gives the same networks.")] = 0,
+    trust_remote_code: TrustRemoteCode = False,
+    witness: WitnessOption = "auto",
+) -> None:
+    """Search the largest learning rate that nine of ten networks bear in their first steps.
+
+    For example: limitformer rate model.py:build --optimizer train.py:make --inputs train.py:batch
+
+    Give the batch of training: a smaller one has other gradients. Ctrl-C keeps the networks that are finished.
+    """
+    with errors_in_one_line():
+        options: dict[str, Any] = {
+            "steps": require_count("--steps", steps),
+            "networks": require_count("--networks", networks),
+            "minutes": minutes,
+            "clip": clip,
+            "warmup": require_count("--warmup", warmup, least=0),
+            "seed": seed,
+            "witness": witness_of(witness),
+        }
+        require(0 < minutes < math.inf, f"--minutes must be above 0 and finite; got {minutes:g}.")
+        require(clip is None or 0 < clip < math.inf, f"--clip must be above 0 and finite; got {clip}.")
+        require_count("--tokens", tokens, least=2)
+        changes = assignments(settings, "--set")
+        rule = optimizer_of(optimizer, {})
+        require_known(what)
+        require_readable(text)
+        require(text is None or inputs is None, "--text and --inputs cannot both be given.")
+        from limitformer.rates.rate import RateInterrupted
+        from limitformer.rates.rate import rate as run_rate
+        from limitformer.reports.verdict import titled
+        from limitformer.subjects.inputs import inputs_for
+        from limitformer.subjects.subject import resolve
+
+        place = folder_of(out)
+        begin_work()
+        options["loss"] = user_loss(loss)
+        if isinstance(rule, str):
+            rule = user_object(rule, "--optimizer")
+        data = text if inputs is None else user_inputs(inputs)
+        subject = resolve(what, changes, trust_remote_code=trust_remote_code)
+        subject = replace(subject, name=titled(subject.name, changes))
+        batch = inputs_for(subject, None if isinstance(data, int) else data, data if isinstance(data, int) else tokens)
+        try:
+            with suggest_quicker(f"at most {networks} networks; it ends as soon as the interval decides."):
+                report = run_rate(subject, batch, optimizer=rule, **options)
+        except RateInterrupted as interrupt:
+            save_and_print(interrupt.report, place)
+            errors.print("Interrupted; this is about the finished networks.", markup=False, highlight=False)
+            raise typer.Exit(INTERRUPTED) from interrupt
+        save_and_print(report, place)
+        if not report.decided and not report.unusual():
+            more, seconds = report.missing
+            longer = math.ceil((float(report.data["seconds"].sum()) + 1.3 * seconds) / 60)
+            print_plain(f"Next: {more_of(sys.argv[1:], max(networks, report.networks + more), longer)}")
+
+
+def more_of(arguments: list[str], networks: int, minutes: int) -> str:
+    """Return the command with more networks and more time.
+
+    >>> more_of(["rate", "gpt2", "--optimizer", "adamw"], 40, 12)
+    'limitformer rate gpt2 --optimizer adamw --networks 40 --minutes 12'
+    """
+    kept = list(arguments)
+    for name, value in (("--networks", networks), ("--minutes", minutes)):
+        if name in kept[:-1]:
+            kept[kept.index(name) + 1] = str(value)
+        else:
+            kept += [name, str(value)]
+    return f"limitformer {shlex.join(kept)}"
