@@ -27,19 +27,21 @@ def reports():
     transfer = lf.transfer(SMALL, {"width": [16, 32]}, 6, samples=4, witness=False, **STEPS)
     design = lf.design(SMALL, tokens=6, knobs="initializer_range", grid={"initializer_range": [0.1, 0.2]}, samples=29,
                        scan=2, objective={"gradient": None}, progress=False)  # fmt: skip
+    rate = lf.rate(SMALL, 6, optimizer="sgd", networks=2, steps=1, seed=0, progress=False)
     return {
         "check": (check, [one.said for one in check.verdicts] + [check.proof]),
         "steps": (steps, [one.said for one in steps.verdicts] + [steps.proof]),
         "compare": (compare, [one.said for each in compare.reports.values() for one in each.failed("any")]),
         "transfer": (transfer, [transfer.conclusion]),
         "design": (design, [design.verdict]),
+        "rate": (rate, [rate.answer]),
     }
 
 
 TABLES = {"steps": "rates", "compare": "table", "transfer": "measures"}  # the part of the JSON that is the table
 
 
-@pytest.mark.parametrize("name", ["check", "steps", "compare", "transfer", "design"])
+@pytest.mark.parametrize("name", ["check", "steps", "compare", "transfer", "design", "rate"])
 def test_text_json_table_page_and_data_agree(name, reports, tmp_path):
     report, sentences = reports[name]
     written = report.save(tmp_path)
@@ -97,3 +99,12 @@ def test_figures_survive_numbers_that_no_axis_can_show():
             positions = re.findall(r' (?:d|x|y)="([^"]*)"', text)
             assert positions
             assert not any("inf" in each or "nan" in each for each in positions)
+
+
+def test_points_without_a_line_are_drawn_however_many_they_are():
+    """A long curve has no dots, but samples have nothing else."""
+    places = np.arange(100.0)
+    panels = {kind: Panel("", "", "sample", (Line(kind, "", places, places),)) for kind in ("samples", "own")}
+    with drawing.canvas() as canvas:
+        dots = {kind: canvas.svg(panel).count("<use") for kind, panel in panels.items()}
+    assert dots == {"samples": 100, "own": 0}

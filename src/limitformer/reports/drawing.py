@@ -29,7 +29,7 @@ ROW, NAME = 18.0, 17.0  # heights of a row of cells and of its name
 MANY = 24  # tokens from which cells have no names
 NAMES = 66.0  # room for names of tokens
 LEVELS = 101  # of the colours of cells; more of them make the page larger
-LONG = 32  # points, of a curve without dots
+LONG = 32  # points of a curve from which it has no dots
 STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "limitformer",
@@ -125,7 +125,7 @@ def draw_band(axes: Axes, x: Any, low: Any, high: Any, label: str) -> None:
 def draw_line(axes: Axes, line: Line) -> None:
     """Draw a curve, broken at unknown values, with dots at single points."""
     style, y = LINE_STYLES[line.kind], np.where(np.isfinite(line.y), line.y, np.nan)
-    every = style.dots and len(y) <= LONG
+    every = style.dots and (len(y) <= LONG or not style.width)  # dots without a line are all there is
     dots = [int(k) for run in runs(np.isfinite(y)) for k in run if every or len(run) == 1]
     (drawn,) = axes.plot(line.x, y, color=COLOURS[style.colour], linewidth=style.width, label=line.label)
     if style.dashes:
