@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from limitformer.rates.critical import HIGHEST, LOWEST, RESOLUTION, borne_rate, critical_rate, networks_needed
+from limitformer.rates.critical import HIGHEST, LEVEL, LOWEST, RESOLUTION, borne_rate, critical_rate, networks_needed
+from limitformer.rates.rate import FEWEST, MOST, NARROW
 
 TRUE, SPREAD = math.log(0.01) - stats.norm.ppf(0.9) * 0.4, 0.4  # rates exp(N(log 0.01, 0.4²))
 
@@ -40,13 +41,28 @@ def test_interval_covers_the_quantile_in_95_of_100(count):
     inside = twin = 0
     for _ in range(trials):
         logs = rng.normal(math.log(0.01), SPREAD, count)
-        one = borne_rate(np.exp(logs))
+        one = borne_rate(np.exp(logs), level=0.95)
         inside += math.log(one.low) < TRUE < math.log(one.high)
         half = stats.t.ppf(0.975, count - 1) * logs.std(ddof=1) / math.sqrt(count)  # of the mean, moved: too narrow
         twin += abs(logs.mean() - stats.norm.ppf(0.9) * logs.std(ddof=1) - TRUE) < half
     error = 3 * math.sqrt(0.95 * 0.05 / trials)
     assert abs(inside / trials - 0.95) < error
     assert abs(twin / trials - 0.95) > error
+
+
+def test_interval_that_ends_the_search_covers_in_95_of_100():
+    """Networks are added until it is narrow, which costs coverage: an interval of the level .95 has less."""
+    rng, trials, spread = np.random.default_rng(0), 3000, 0.5
+    true, inside = -stats.norm.ppf(0.9) * spread, {LEVEL: 0, 0.95: 0}
+    for _ in range(trials):
+        rates = np.exp(rng.normal(0, spread, MOST))
+        for level in inside:
+            tries = (borne_rate(rates[:count], level=level) for count in range(FEWEST, MOST + 1))
+            one = next((each for each in tries if each.factor <= NARROW), None) or borne_rate(rates, level=level)
+            inside[level] += math.log(one.low) < true < math.log(one.high)
+    error = 2.5 * math.sqrt(0.95 * 0.05 / trials)
+    assert inside[LEVEL] / trials > 0.95 - error
+    assert inside[0.95] / trials < 0.95 - error
 
 
 def test_interval_of_equal_rates_has_the_width_of_the_resolution():

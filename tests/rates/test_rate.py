@@ -10,6 +10,7 @@ from torch.nn import functional
 
 import limitformer as lf
 from limitformer.rates import rate as module
+from limitformer.rates.critical import RESOLUTION
 from limitformer.rates.rate import RateInterrupted
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
@@ -121,6 +122,32 @@ def test_networks_that_bear_no_rate_or_every_rate():
 
     line = lf.rate(Line, torch.ones(1, 2, 3), optimizer=sgd, loss=falling, seed=0, progress=False, witness=False)
     assert "1 of 1 networks bear every rate up to 100" in line.answer
+
+
+def at(rate):
+    return lambda network: torch.optim.SGD(network.parameters(), lr=rate, momentum=0.5)
+
+
+def test_own_rate_that_changes_no_loss_is_only_a_start():
+    one, other = (searched(optimizer=at(rate), networks=1).data["critical"].item() for rate in (1e-30, 0.1))
+    assert abs(np.log(one / other)) < np.log(RESOLUTION)
+
+
+@pytest.mark.parametrize("own", [0.0, 1e12])
+def test_own_rate_that_no_search_can_begin_with(own):
+    with pytest.raises(lf.InputError, match=r"own learning rate is .*, and the search begins there"):
+        searched(optimizer=at(own))
+
+
+def test_several_rates_say_which_one_is_meant(report):
+    def groups(network):
+        parts = [{"params": [network.head.weight]}, {"params": [network.table.weight], "lr": 0.01}]
+        return torch.optim.SGD(parts, lr=0.1)
+
+    assert (
+        "that is 0.1 in the optimiser; its others, there 0.01, change" in searched(optimizer=groups, networks=1).caveat
+    )
+    assert "others" not in report.caveat
 
 
 def test_loss_that_is_not_finite_at_the_start():

@@ -4,7 +4,9 @@ import csv
 import html
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 
+import matplotlib as mpl
 import numpy as np
 import pytest
 import xarray as xr
@@ -108,3 +110,17 @@ def test_points_without_a_line_are_drawn_however_many_they_are():
     with drawing.canvas() as canvas:
         dots = {kind: canvas.svg(panel).count("<use") for kind, panel in panels.items()}
     assert dots == {"samples": 100, "own": 0}
+
+
+def test_pages_of_several_threads_are_those_of_one(reports):
+    """The style of Matplotlib is that of the whole process."""
+    before, page = dict(mpl.rcParams), reports["rate"][0].page()
+    with ThreadPoolExecutor(3) as threads:
+        assert set(threads.map(lambda _: reports["rate"][0].page(), range(9))) == {page}
+    assert dict(mpl.rcParams) == before
+
+
+@pytest.mark.parametrize("name", ["check", "steps", "transfer"])
+def test_ids_of_a_page_are_unique(name, reports):
+    found = re.findall(r' id="([^"]*)"', reports[name][0].page())
+    assert len(found) == len(set(found)) > 3

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import xarray as xr
 
-from limitformer.base.errors import InputError, require, require_count
+from limitformer.base.errors import require, require_count
 from limitformer.base.progress import advance, duration, progress_bar
 from limitformer.rates.critical import HIGHEST, BorneRate, borne_rate, critical_rate, networks_needed
 from limitformer.reports.figures import Line, Panel, number
@@ -19,6 +19,7 @@ from limitformer.reports.report import AnyReport, csv_of, finite_values
 from limitformer.reports.verdict import FINE, SIGNS, WATCH, titled, wrapped
 from limitformer.simulation.simulate import Interrupted
 from limitformer.stepping.optimizers import NotUnderstoodError
+from limitformer.stepping.rules import MOST_RATE
 from limitformer.stepping.simulate import Training, training_of
 from limitformer.subjects.inputs import inputs_of
 from limitformer.subjects.losses import Loss
@@ -29,6 +30,7 @@ from limitformer.witness import DRAWN, FULL, Witness, witness_steps
 
 FEWEST, MOST = 4, 40  # networks
 NARROW = 2.0  # ratio of the ends of an interval that decides
+FURTHER = 16.0  # factor of a rate that changes no loss
 BAR = "networks whose critical rate is known"
 
 
@@ -82,7 +84,8 @@ class RateReport(AnyReport):
         assert self.borne is not None
         low, high = self.interval
         borne = (
-            f"nine of ten networks bear {short(self.rate)} ({short(low)} to {short(high)}, {self.networks} networks)"
+            f"nine of ten networks bear {short(low)} or more: estimate {short(self.rate)} "
+            f"({short(low)} to {short(high)}, {self.networks} networks)"
         )
         if not self.decided:
             needed, seconds = self.missing
@@ -121,7 +124,17 @@ class RateReport(AnyReport):
         return (
             "A network bears a rate if the loss of this batch is lower after the steps than before. Give the batch of "
             "training: a smaller one has other gradients. The interval has 95 % for critical rates whose logarithms "
-            "are normal."
+            f"are normal.{self.ratios}"
+        )
+
+    @property
+    def ratios(self) -> str:
+        """The sentence about an optimiser with several rates; empty if it has one."""
+        own, others = self.about.get("own_rate"), self.about.get("other_rates")
+        if not others:
+            return ""
+        return (
+            f" It is the rate that is {own:g} in the optimiser; its others, there {others}, change by the same factor."
         )
 
     def __repr__(self) -> str:
@@ -288,12 +301,19 @@ def rate(
         proof = Witness(DRAWN, error.reason)
         training = build(drawn=error.reason)
     training.batches = replace(training.batches, unseen=None)
+    own = training.rules[0].base
+    others = ", ".join(f"{each:g}" for each in sorted({rule.lr for rule in training.rules[0].rules.values()} - {own}))
+    require(
+        0 < own <= MOST_RATE,
+        f"the optimiser's own learning rate is {own:g}, and the search begins there: it must be above 0 and at most "
+        f"{MOST_RATE:g}. Nearest: lr=1e-3.",
+    )
     began, finished = time.perf_counter(), list[NetworkTrials]()
 
     def report() -> RateReport:
         about = {
             **provenance(training.network), "description": "critical learning rates", "seed": seed,
-            "optimizer": training.rules[0].name, "own_rate": training.rules[0].base, "loss": training.loss.name,
+            "optimizer": training.rules[0].name, "own_rate": own, "other_rates": others, "loss": training.loss.name,
             "inputs": str(training.first), "wall_seconds": time.perf_counter() - began,
         }  # fmt: skip
         critical = [each.critical for each in finished]
@@ -305,7 +325,7 @@ def rate(
     bar = progress_bar(BAR, networks, 0.0) if progress else None
     try:
         while len(finished) < networks:
-            start = finished[-1].critical / 4 if finished else training.rules[0].base
+            start = finished[-1].critical / 4 if finished else own
             finished.append(search(training, len(finished), start, subject, first))
             advance(bar, len(finished))
             now = report()
@@ -334,17 +354,20 @@ def search(training: Training, network: int, start: float, subject: Any, first: 
     """Find the critical rate of a network."""
     result, began = NetworkTrials(), time.perf_counter()
 
-    def borne(rate: float) -> bool:
+    def losses_at(rate: float) -> np.ndarray:
         rules = training.rules[0].with_rate(rate)
         losses = named_errors(lambda: training.trajectory(rules, network).losses()[0], subject, first)
         result.tried.append(rate)
         result.losses.append(losses)
-        return bears(losses)
+        return losses
 
-    result.critical = critical_rate(borne, start)
+    losses = losses_at(start)
+    require(np.isfinite(losses[0]), "the loss is not finite before the first step, so no rate can lower it.")
+    while (losses == losses[0]).all() and start * FURTHER <= HIGHEST:  # too small a rate to change it
+        start *= FURTHER
+        losses = losses_at(start)
+    result.critical = critical_rate(lambda rate: bears(losses_at(rate)), start)
     result.seconds = time.perf_counter() - began
-    if not np.isfinite(result.losses[0][0]):
-        raise InputError("the loss is not finite before the first step, so no rate can lower it.")
     return result
 
 

@@ -6,6 +6,7 @@ written as variables of page.css, so that the page has a dark mode, and the same
 
 import io
 import re
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ ROW, NAME = 18.0, 17.0  # heights of a row of cells and of its name
 MANY = 24  # tokens from which cells have no names
 NAMES = 66.0  # room for names of tokens
 LEVELS = 101  # of the colours of cells; more of them make the page larger
+LOCK = threading.Lock()
 LONG = 32  # points of a curve from which it has no dots
 STYLE: Any = {
     "svg.fonttype": "none",
@@ -184,6 +186,7 @@ class Canvas:
         self.axes.patch.set_visible(False)
         self.figure.patch.set_visible(False)
         self.axes.spines[:].set_visible(False)
+        self.drawn = 0
 
     def svg(self, drawing: Drawing) -> str:
         """Return the drawing as an SVG element with its description in words."""
@@ -202,9 +205,11 @@ class Canvas:
             draw_panel(axes, drawing)
         else:
             draw_cells(axes, drawing)
+        self.drawn += 1
         text = io.StringIO()
         self.canvas.print_svg(text, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-        return embedded(text.getvalue(), height, drawing.words())
+        svg = embedded(text.getvalue(), height, drawing.words())
+        return re.sub(r'(?<=id=")m(?=[0-9a-f]{10}")|(?<=href="#)m(?=[0-9a-f]{10}")', f"m{self.drawn}-", svg)
 
 
 def room(drawing: Drawing) -> tuple[float, float, float, float, float]:
@@ -235,8 +240,8 @@ def embedded(text: str, height: float, words: str) -> str:
 
 @contextmanager
 def canvas() -> Iterator[Canvas]:
-    """Yield a canvas in the style of the page."""
-    with mpl.rc_context(), warnings.catch_warnings(), np.errstate(all="ignore"):
+    """Yield a canvas in the style of the page, one at a time: the style is that of the whole process meanwhile."""
+    with LOCK, mpl.rc_context(), warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.filterwarnings("ignore", message="Glyph")  # of words in a script that Matplotlib's font lacks
         mpl.rcdefaults()
         mpl.rcParams.update(STYLE)
