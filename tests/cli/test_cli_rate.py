@@ -1,6 +1,7 @@
 """`limitformer rate`: its answer, files, next command and exit codes, and one line for every wrong option."""
 
 import json
+import re
 import shlex
 import sys
 
@@ -53,7 +54,7 @@ def test_answer_that_is_not_decided_ends_with_the_command_that_would(rate, run):
     assert result.stdout.startswith("Not decided: 3 more networks, about ")
     command = result.stdout.splitlines()[-1]
     assert command.startswith("Next: limitformer rate")
-    assert "--networks 4 --minutes 1" in command
+    assert re.search(r"--networks 4 --minutes \d+$", command)
     again = run(*shlex.split(command.removeprefix("Next: limitformer ")))
     assert again.exit_code == 0, again.output
     assert "4 networks" in again.stdout

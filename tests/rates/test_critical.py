@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from limitformer.rates.critical import HIGHEST, LEVEL, LOWEST, RESOLUTION, borne_rate, critical_rate, networks_needed
+from limitformer.rates.critical import (
+    ENOUGH,
+    HIGHEST,
+    LEVEL,
+    LOWEST,
+    RESOLUTION,
+    borne_rate,
+    critical_rate,
+    networks_needed,
+)
 from limitformer.rates.rate import FEWEST, MOST, NARROW
 
 TRUE, SPREAD = math.log(0.01) - stats.norm.ppf(0.9) * 0.4, 0.4  # rates exp(N(log 0.01, 0.4²))
@@ -72,8 +81,8 @@ def test_interval_of_equal_rates_has_the_width_of_the_resolution():
 
 
 def test_networks_needed_make_the_interval_narrow_enough():
-    count = networks_needed(SPREAD, 2.0, 100)
+    count = networks_needed(SPREAD, 2.0)
     logs = np.random.default_rng(0).normal(size=count)
     same, fewer = (SPREAD * (each - each.mean()) / each.std(ddof=1) for each in (logs, logs[:-1]))
     assert borne_rate(np.exp(same)).factor <= 2.0 < borne_rate(np.exp(fewer)).factor
-    assert networks_needed(5.0, 2.0, 30) == 30
+    assert networks_needed(50.0, 2.0) == ENOUGH

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,24 @@ from limitformer.base.files import check_writable
 from limitformer.base.foreign import one_line
 from limitformer.subjects.user_code import names_code, user_object
 
+What = Annotated[
+    str,
+    typer.Argument(
+        metavar="WHAT",
+        autocompletion=lambda incomplete: complete_shape(incomplete),
+        help="A public shape ('limitformer check list' shows them), a configuration's JSON or folder, or a "
+        "function that builds a module: path/to/model.py:NAME or package.module:NAME.",
+    ),
+]
+Optimizer = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="sgd, adam, adamw, lion, muon, or a function of the module that returns its optimiser: FILE.py:NAME.",
+    ),
+]
+Clip = Annotated[float | None, typer.Option(help="Largest norm of all gradients together.", show_default="none")]
+Warmup = Annotated[int, typer.Option(help="Steps over which the rate rises linearly.")]
 Text = Annotated[Path | None, typer.Option(help="File whose words are the tokens.", show_default="unrelated tokens")]
 Tokens = Annotated[int, typer.Option(help="Number of tokens.")]
 InputsOption = Annotated[
@@ -140,6 +159,20 @@ def complete_shape(incomplete: str) -> list[str]:
     from limitformer.subjects.shapes import SHAPES
 
     return [name for name in SHAPES if name.startswith(incomplete)]
+
+
+def subject_and_batch(
+    what: str, changes: dict[str, Any], trust_remote_code: bool, text: Path | None, inputs: str | None, tokens: int
+) -> tuple[Any, Any]:
+    """Return the subject, named with its changes, and the batch of --text, of --inputs or of a number of tokens."""
+    from limitformer.reports.verdict import titled
+    from limitformer.subjects.inputs import inputs_for
+    from limitformer.subjects.subject import resolve
+
+    data = text if inputs is None else user_inputs(inputs)
+    subject = resolve(what, changes, trust_remote_code=trust_remote_code)
+    subject = replace(subject, name=titled(subject.name, changes))
+    return subject, inputs_for(subject, None, data) if isinstance(data, int) else inputs_for(subject, data, tokens)
 
 
 def user_loss(text: str | None) -> Any:

@@ -3,7 +3,6 @@
 import math
 import shlex
 import sys
-from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -12,19 +11,22 @@ from limitformer.base.errors import require, require_count
 from limitformer.base.progress import suggest_quicker
 from limitformer.cli.endings import INTERRUPTED, begin_work
 from limitformer.cli.options import (
+    Clip,
     InputsOption,
     LossOption,
+    Optimizer,
     Settings,
     Text,
     Tokens,
     TrustRemoteCode,
+    Warmup,
+    What,
     WitnessOption,
     assignments,
-    complete_shape,
     folder_of,
     require_known,
     require_readable,
-    user_inputs,
+    subject_and_batch,
     user_loss,
     user_object,
     witness_of,
@@ -34,22 +36,8 @@ from limitformer.cli.steps import optimizer_of
 
 
 def rate(
-    what: Annotated[
-        str,
-        typer.Argument(
-            metavar="WHAT",
-            autocompletion=complete_shape,
-            help="A public shape ('limitformer check list' shows them), a configuration's JSON or folder, or a "
-            "function that builds a module: path/to/model.py:NAME or package.module:NAME.",
-        ),
-    ],
-    optimizer: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="sgd, adam, adamw, lion, muon, or a function of the module that returns its optimiser: FILE.py:NAME.",
-        ),
-    ],
+    what: What,
+    optimizer: Optimizer,
     steps: Annotated[int, typer.Option(help="Steps after which the loss must be lower than before.")] = 3,
     networks: Annotated[int, typer.Option(help="Largest number of networks.")] = 40,
     minutes: Annotated[float, typer.Option(help="Time after which no further network begins.")] = 10.0,
@@ -58,10 +46,8 @@ def rate(
     inputs: InputsOption = None,
     settings: Settings = None,
     loss: LossOption = None,
-    clip: Annotated[
-        float | None, typer.Option(help="Largest norm of all gradients together.", show_default="none")
-    ] = None,
-    warmup: Annotated[int, typer.Option(help="Steps over which the rate rises linearly.")] = 0,
+    clip: Clip = None,
+    warmup: Warmup = 0,
     out: Annotated[str | None, typer.Option(metavar="DIR", help="Folder for rate.html, .csv, .json and .nc.")] = None,
     seed: Annotated[int, typer.Option(help="Seed; the same seed gives the same networks.")] = 0,
     trust_remote_code: TrustRemoteCode = False,
@@ -93,19 +79,13 @@ def rate(
         require(text is None or inputs is None, "--text and --inputs cannot both be given.")
         from limitformer.rates.rate import RateInterrupted
         from limitformer.rates.rate import rate as run_rate
-        from limitformer.reports.verdict import titled
-        from limitformer.subjects.inputs import inputs_for
-        from limitformer.subjects.subject import resolve
 
         place = folder_of(out)
         begin_work()
         options["loss"] = user_loss(loss)
         if isinstance(rule, str):
             rule = user_object(rule, "--optimizer")
-        data = text if inputs is None else user_inputs(inputs)
-        subject = resolve(what, changes, trust_remote_code=trust_remote_code)
-        subject = replace(subject, name=titled(subject.name, changes))
-        batch = inputs_for(subject, None if isinstance(data, int) else data, data if isinstance(data, int) else tokens)
+        subject, batch = subject_and_batch(what, changes, trust_remote_code, text, inputs, tokens)
         try:
             with suggest_quicker(f"at most {networks} networks; it ends as soon as the interval decides."):
                 report = run_rate(subject, batch, optimizer=rule, **options)

@@ -1,7 +1,6 @@
 """`limitformer steps`: the first training steps in law, and which learning rates a network takes."""
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,22 +10,25 @@ from limitformer.base.progress import suggest_quicker
 from limitformer.cli.endings import INTERRUPTED, begin_work
 from limitformer.cli.options import (
     Blocks,
+    Clip,
     InputsOption,
     LossOption,
+    Optimizer,
     Settings,
     Text,
     Tokens,
     TrustRemoteCode,
+    Warmup,
+    What,
     WitnessOption,
     assignments,
-    complete_shape,
     folder_of,
     names_code,
     one_of,
     require_known,
     require_readable,
     separated,
-    user_inputs,
+    subject_and_batch,
     user_loss,
     user_object,
     witness_of,
@@ -43,22 +45,8 @@ MOST_RATES = 100
 
 
 def steps(
-    what: Annotated[
-        str,
-        typer.Argument(
-            metavar="WHAT",
-            autocompletion=complete_shape,
-            help="A public shape ('limitformer check list' shows them), a configuration's JSON or folder, or a "
-            "function that builds a module: path/to/model.py:NAME or package.module:NAME.",
-        ),
-    ],
-    optimizer: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="sgd, adam, adamw, lion, muon, or a function of the module that returns its optimiser: FILE.py:NAME.",
-        ),
-    ],
+    what: What,
+    optimizer: Optimizer,
     rates: Annotated[
         str | None,
         typer.Option(
@@ -74,9 +62,7 @@ def steps(
     inputs: InputsOption = None,
     settings: Settings = None,
     loss: LossOption = None,
-    clip: Annotated[
-        float | None, typer.Option(help="Largest norm of all gradients together.", show_default="none")
-    ] = None,
+    clip: Clip = None,
     weight_decay: Annotated[
         float | None, typer.Option(help="Weight decay.", show_default="the optimiser's own")
     ] = None,
@@ -85,7 +71,7 @@ def steps(
         typer.Option(metavar="B1,B2", help="Of adam, adamw, lion and muon.", show_default="the optimiser's own"),
     ] = None,
     momentum: Annotated[float | None, typer.Option(help="Of sgd and muon.", show_default="the optimiser's own")] = None,
-    warmup: Annotated[int, typer.Option(help="Steps over which the rate rises linearly.")] = 0,
+    warmup: Warmup = 0,
     batches: Annotated[str, typer.Option(help="same, or fresh for random tokens at every step.")] = "same",
     fail_on: Annotated[
         str | None,
@@ -116,12 +102,11 @@ def steps(
             "clip": clip,
             "warmup": require_count("--warmup", warmup, least=0),
             "batches": batches,
-            "settings": assignments(settings, "--set"),
             "seed": seed,
-            "trust_remote_code": trust_remote_code,
             "blocks": blocks or None,
             "witness": witness_of(witness),
         }
+        changes = assignments(settings, "--set")
         fits = clip is None or 0 < clip < math.inf
         require(fits, f"--clip must be above 0 and finite; got {clip}.")
         one_of(batches, BATCHES, "--batches has no")
@@ -132,20 +117,13 @@ def steps(
         require(text is None or inputs is None, "--text and --inputs cannot both be given.")
         from limitformer.checking import StepsInterrupted
         from limitformer.checking import steps as run_steps
-        from limitformer.reports.verdict import titled
-        from limitformer.subjects.inputs import inputs_for
-        from limitformer.subjects.subject import resolve
 
         place = folder_of(out)
         begin_work()
         options["loss"] = user_loss(loss)
         if isinstance(rule, str):
             rule = user_object(rule, "--optimizer")
-        data = text if inputs is None else user_inputs(inputs)
-        changes = options.pop("settings")
-        subject = resolve(what, changes, trust_remote_code=options.pop("trust_remote_code"))
-        subject = replace(subject, name=titled(subject.name, changes))
-        batch = inputs_for(subject, None if isinstance(data, int) else data, data if isinstance(data, int) else tokens)
+        subject, batch = subject_and_batch(what, changes, trust_remote_code, text, inputs, tokens)
         name_and_rates = f"{samples} networks at {len(every)} rates" if every else f"{samples} networks"
         quicker = f"{name_and_rates}; --samples {samples // 2} takes about half." if samples > 1 else name_and_rates
         try:

@@ -1,1 +1,1 @@
-"""The largest learning rate that networks bear, and the range to tune in."""
+"""The largest learning rate that networks bear."""

@@ -24,6 +24,7 @@ STRIDE = 2.0
 RESOLUTION = 1.1  # ratio of the ends between which a critical rate is known
 SHARE = 0.9  # of the networks that bear the rate
 LEVEL = 0.97  # of an interval of a fixed number of networks
+ENOUGH = 500  # networks, more than anybody would wait for
 LOWEST, HIGHEST = 1e-12, 100.0
 
 
@@ -91,13 +92,13 @@ def borne_rate(critical: Sequence[float], share: float = SHARE, level: float = L
     return BorneRate(rate, low, high, count, spread)
 
 
-def networks_needed(spread: float, factor: float, most: int, share: float = SHARE, level: float = LEVEL) -> int:
-    """Return the number of networks whose interval would have ends of this ratio, at most `most`."""
-    for count in range(2, most):
+def networks_needed(spread: float, factor: float, share: float = SHARE, level: float = LEVEL) -> int:
+    """Return the number of networks whose interval would have ends of this ratio, at most `ENOUGH`."""
+    for count in range(2, ENOUGH):
         low, high = ends(count, share, level)
         if spread * (high - low) <= math.log(factor):
             return count
-    return most
+    return ENOUGH
 
 
 @cache

@@ -1,4 +1,4 @@
-"""`rate`: the learning rate that nine of ten networks bear, by a search, and the range to tune in."""
+"""`rate`: the learning rate that nine of ten networks bear, by a search in each of them."""
 
 import time
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from limitformer.reports.report import AnyReport, csv_of, finite_values
 from limitformer.reports.verdict import FINE, SIGNS, WATCH, titled, wrapped
 from limitformer.simulation.simulate import Interrupted
 from limitformer.stepping.optimizers import NotUnderstoodError
-from limitformer.stepping.rules import MOST_RATE
+from limitformer.stepping.rules import MOST_RATE, in_words
 from limitformer.stepping.simulate import Training, training_of
 from limitformer.subjects.inputs import inputs_of
 from limitformer.subjects.losses import Loss
@@ -97,7 +97,7 @@ class RateReport(AnyReport):
     def missing(self) -> tuple[int, float]:
         """The number of further networks that would probably decide, and the seconds that they would take."""
         spread = np.nan if self.borne is None else self.borne.spread
-        enough = FEWEST if np.isnan(spread) else networks_needed(spread, NARROW, MOST)
+        enough = FEWEST if np.isnan(spread) else networks_needed(spread, NARROW)
         needed = max(enough, FEWEST, self.networks + 1) - self.networks
         return needed, needed * float(self.data["seconds"].mean())
 
@@ -123,8 +123,8 @@ class RateReport(AnyReport):
         """The meaning of the rate, and its limits."""
         return (
             "A network bears a rate if the loss of this batch is lower after the steps than before. Give the batch of "
-            "training: a smaller one has other gradients. The interval has 95 % for critical rates whose logarithms "
-            f"are normal.{self.ratios}"
+            "training: a smaller one has other gradients. The interval is right in 95 of 100 cases if the logarithms "
+            f"of critical rates are normal.{self.ratios}"
         )
 
     @property
@@ -157,9 +157,7 @@ class RateReport(AnyReport):
 
     def contents(self) -> Page:
         """Return the page: the answer, the losses by rate of each network, and the provenance."""
-        unusual = bool(self.unusual())
-        grade = WATCH if unusual or not self.decided else FINE
-        word = "not decided" if grade == WATCH else "decided"
+        grade, word = (FINE, "decided") if self.decided else (WATCH, "not decided")
         head = list(self.trials()[0])
         rows = [[number(each) for each in row.values()] for row in self.trials()]
         sections = [
@@ -230,7 +228,7 @@ def bears(losses: np.ndarray) -> bool:
 
 
 def short(value: float) -> str:
-    """Return two digits."""
+    """Return a rate with two digits."""
     text = f"{value:.1e}" if 0 < value < 1e-3 else f"{value:.2g}"
     return text.replace("e-0", "e-")
 
@@ -313,7 +311,7 @@ def rate(
     def report() -> RateReport:
         about = {
             **provenance(training.network), "description": "critical learning rates", "seed": seed,
-            "optimizer": training.rules[0].name, "own_rate": own, "other_rates": others, "loss": training.loss.name,
+            "optimizer": in_words(training.rules), "own_rate": own, "other_rates": others, "loss": training.loss.name,
             "inputs": str(training.first), "wall_seconds": time.perf_counter() - began,
         }  # fmt: skip
         critical = [each.critical for each in finished]
@@ -355,6 +353,8 @@ def search(training: Training, network: int, start: float, subject: Any, first: 
     result, began = NetworkTrials(), time.perf_counter()
 
     def losses_at(rate: float) -> np.ndarray:
+        if rate in result.tried:
+            return result.losses[result.tried.index(rate)]
         rules = training.rules[0].with_rate(rate)
         losses = named_errors(lambda: training.trajectory(rules, network).losses()[0], subject, first)
         result.tried.append(rate)
