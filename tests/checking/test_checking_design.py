@@ -149,6 +149,13 @@ def test_patched_weights_have_the_stated_deviation(design):
             assert abs(ratio - 1) < 5 * error < abs(ratio - 2**0.5), name
 
 
+def test_picture_shows_the_asked_band(design):
+    """A band below all curves, too."""
+    picture = replace(design, objective=Objective(correlation=(-0.5, -0.3))).draw()
+    low, high = picture.axes[1].get_ylim()
+    assert low <= -0.5 < -0.3 <= high
+
+
 def test_outcome_values_match_drawn_networks(design, networks):
     """Medians of the one-number values, before and after, agree within 4.5 standard errors."""
     for name, outcome in (("present", design.present), ("chosen", design.chosen)):

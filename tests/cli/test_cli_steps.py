@@ -170,6 +170,7 @@ REFUSALS = [
     (("--rates", "1e-3,nan"), r"--rates must be above 0 .*got nan"),
     (("--rates", "1e-3,0.001"), r"--rates gives a rate twice"),
     (("--rates", "1e-3:1e-2"), r"--rates takes LOW:HIGH:N, such as 1e-5:1e-2:7"),
+    (("--rates", "1e-3,1e-2:1e-1:3"), r"--rates takes LOW:HIGH:N, such as 1e-5:1e-2:7"),
     (("--rates", "1e-2:1e-3:4"), r"LOW below HIGH.*Nearest: 0\.001:0\.01:4"),
     (("--rates", "1e-3:1e-2:1"), r"N in --rates LOW:HIGH:N must be at least 2; got 1"),
     (("--rates", "1e-3:1e-2:1000"), r"at most 100 rates"),

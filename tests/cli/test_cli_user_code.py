@@ -1,6 +1,7 @@
 """`limitformer check` of the user's own Python files, and of folders with code of their own."""
 
 import json
+import pickle
 import sys
 
 import pytest
@@ -130,6 +131,16 @@ def test_objects_of_one_file_share_their_classes(tmp_path):
     made = user_object(f"{tmp_path / 'model.py'}:build")()
     assert user_object(f"{tmp_path / 'model.py'}:asks")(*made) == (True, True)
     assert user_object(f"{tmp_path / 'asking.py'}:asks")(*made) == (True, True)
+
+
+def test_files_of_two_folders_stay_where_no_neighbour_has_their_name(tmp_path):
+    """Classes of one file are still pickled, and known to workers, after a file of another folder ran."""
+    for folder, file in (("models", "user_model"), ("runs", "user_run")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{file}.py").write_text("class Mine: pass\ndef make(): return Mine()\n")
+    first, second = (user_object(f"{tmp_path / name}.py:make") for name in ("runs/user_run", "models/user_model"))
+    assert type(pickle.loads(pickle.dumps(first()))) is type(first())
+    assert type(pickle.loads(pickle.dumps(second()))) is type(second())
 
 
 def test_packages_installed_below_the_folder_keep_their_state(tmp_path, monkeypatch):

@@ -37,9 +37,13 @@ def test_search_ends_at_the_first_rate_that_is_not_borne(start):
 def test_search_without_an_end():
     assert critical_rate(lambda rate: True, 1e-3) == math.inf
     assert critical_rate(lambda rate: False, 1e-3) == 0.0
+    for start in (60.0, 100.0):
+        assert critical_rate(lambda rate: rate <= HIGHEST, start) == math.inf
+        assert critical_rate(lambda rate: rate < 90, start) == pytest.approx(90, rel=RESOLUTION - 1)
     limits = []
     critical_rate(lambda rate: limits.append(rate) or True, 1.0)
     critical_rate(lambda rate: limits.append(rate), 1.0)
+    critical_rate(lambda rate: limits.append(rate) or True, 60.0)
     assert min(limits) >= LOWEST / 2
     assert max(limits) <= HIGHEST
 

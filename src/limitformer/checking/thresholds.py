@@ -157,7 +157,7 @@ def valid_number(name: str, value: Any) -> float:
     return number
 
 
-LARGEST_RATE = 100.0  # MOST_RATE of `weightless.steps.rules`, which imports torch; a test compares them
+LARGEST_RATE = 100.0  # MOST_RATE of `stepping.rules`, which imports torch; a test compares them
 
 
 def valid_rate(name: str, value: Any) -> float:

@@ -14,11 +14,19 @@ from limitformer.base.files import check_writable
 from limitformer.base.foreign import one_line
 from limitformer.subjects.user_code import names_code, user_object
 
+
+def complete_shape(incomplete: str) -> list[str]:
+    """Return the public shapes that begin so, for the shell."""
+    from limitformer.subjects.shapes import SHAPES
+
+    return [name for name in SHAPES if name.startswith(incomplete)]
+
+
 What = Annotated[
     str,
     typer.Argument(
         metavar="WHAT",
-        autocompletion=lambda incomplete: complete_shape(incomplete),
+        autocompletion=complete_shape,
         help="A public shape ('limitformer check list' shows them), a configuration's JSON or folder, or a "
         "function that builds a module: path/to/model.py:NAME or package.module:NAME.",
     ),
@@ -113,7 +121,6 @@ def require_known(what: str) -> None:
 
     # isort: split
     from limitformer.subjects.shapes import require_shape
-    from limitformer.subjects.user_code import names_code
 
     if names_code(what):
         return
@@ -152,13 +159,6 @@ def one_of(name: str, known: tuple[str, ...], what: str) -> None:
 def quicker(option: str, samples: int) -> str:
     """Suggest half of the samples; an empty text for a single sample."""
     return f"{option} {samples // 2} takes about half." if samples > 1 else ""
-
-
-def complete_shape(incomplete: str) -> list[str]:
-    """Return the public shapes that begin so, for the shell."""
-    from limitformer.subjects.shapes import SHAPES
-
-    return [name for name in SHAPES if name.startswith(incomplete)]
 
 
 def subject_and_batch(

@@ -31,7 +31,7 @@ from limitformer.cli.options import (
     user_object,
     witness_of,
 )
-from limitformer.cli.report import errors, errors_in_one_line, print_plain, save_and_print
+from limitformer.cli.report import errors_in_one_line, print_interrupted, print_plain, save_and_print
 from limitformer.cli.steps import optimizer_of
 
 
@@ -91,25 +91,24 @@ def rate(
                 report = run_rate(subject, batch, optimizer=rule, **options)
         except RateInterrupted as interrupt:
             save_and_print(interrupt.report, place)
-            errors.print("Interrupted; this is about the finished networks.", markup=False, highlight=False)
+            print_interrupted(interrupt.report.networks)
             raise typer.Exit(INTERRUPTED) from interrupt
         save_and_print(report, place)
         if not report.decided and not report.unusual():
             more, seconds = report.missing
-            longer = math.ceil((float(report.data["seconds"].sum()) + 1.3 * seconds) / 60)
-            print_plain(f"Next: {more_of(sys.argv[1:], max(networks, report.networks + more), longer)}")
+            longer = (float(report.data["seconds"].sum()) + 1.3 * seconds) / 60
+            enough = max(networks, report.networks + more), math.ceil(max(minutes, longer))
+            print_plain(f"Next: {more_of(sys.argv[1:], *enough)}")
 
 
 def more_of(arguments: list[str], networks: int, minutes: int) -> str:
     """Return the command with more networks and more time.
 
-    >>> more_of(["rate", "gpt2", "--optimizer", "adamw"], 40, 12)
+    >>> more_of(["rate", "gpt2", "--networks", "2", "--minutes=1", "--optimizer", "adamw"], 40, 12)
     'limitformer rate gpt2 --optimizer adamw --networks 40 --minutes 12'
     """
-    kept = list(arguments)
-    for name, value in (("--networks", networks), ("--minutes", minutes)):
-        if name in kept[:-1]:
-            kept[kept.index(name) + 1] = str(value)
-        else:
-            kept += [name, str(value)]
-    return f"limitformer {shlex.join(kept)}"
+    kept, replaced = list[str](), ("--networks", "--minutes")
+    for each, before in zip(arguments, ["", *arguments], strict=False):
+        if each.partition("=")[0] not in replaced and before not in replaced:
+            kept.append(each)
+    return f"limitformer {shlex.join(kept)} --networks {networks} --minutes {minutes}"

@@ -75,6 +75,12 @@ def save_and_print(report: Any, place: Path | None) -> None:
     print_written(written)
 
 
+def print_interrupted(count: int) -> None:
+    """Say on stderr that a report is about the networks that were finished before Ctrl-C."""
+    networks = f"the {count} finished networks" if count > 1 else "the finished network"
+    errors.print(f"Interrupted; this is about {networks}.", markup=False, highlight=False, soft_wrap=True)
+
+
 def print_written(paths: Sequence[Path]) -> None:
     """Print which files were written, if any."""
     if paths:

@@ -1,7 +1,7 @@
 """`limitformer steps`: the first training steps in law, and which learning rates a network takes."""
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -33,10 +33,7 @@ from limitformer.cli.options import (
     user_object,
     witness_of,
 )
-from limitformer.cli.report import errors, errors_in_one_line, save_and_print
-
-if TYPE_CHECKING:
-    pass
+from limitformer.cli.report import errors_in_one_line, print_interrupted, save_and_print
 
 FAILED = 1
 OPTIMIZERS = ("sgd", "adam", "adamw", "lion", "muon")
@@ -131,9 +128,7 @@ def steps(
                 report = run_steps(subject, batch, optimizer=rule, **options)
         except StepsInterrupted as interrupt:
             save_and_print(interrupt.report, place)
-            count = interrupt.report.data.sizes["sample"]
-            networks = f"the {count} finished networks" if count > 1 else "the finished network"
-            errors.print(f"Interrupted; this is about {networks}.", markup=False, highlight=False, soft_wrap=True)
+            print_interrupted(interrupt.report.data.sizes["sample"])
             raise typer.Exit(INTERRUPTED) from interrupt
         save_and_print(report, place)
         if report.failed(fail_on):
@@ -153,7 +148,8 @@ def rates_of(text: str | None) -> list[float] | None:
         require(len(set(result)) == len(result), f"--rates gives a rate twice; got {text!r}.")
     else:
         parts = text.split(":")
-        require(len(parts) == 3, f"--rates takes LOW:HIGH:N, such as 1e-5:1e-2:7, or 1e-4,1e-3; got {text!r}.")
+        fits = len(parts) == 3 and "," not in text
+        require(fits, f"--rates takes LOW:HIGH:N, such as 1e-5:1e-2:7, or 1e-4,1e-3; got {text!r}.")
         low, high = checked_rates(",".join(parts[:2]))
         require(
             low < high,

@@ -2,7 +2,7 @@
 
 import time
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -26,9 +26,6 @@ from limitformer.cli.options import (
     witness_of,
 )
 from limitformer.cli.report import errors, errors_in_one_line, print_plain, save_and_print
-
-if TYPE_CHECKING:
-    pass
 
 FAILED = 1
 VERDICT = "transfer"

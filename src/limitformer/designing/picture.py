@@ -43,6 +43,8 @@ def draw(
         last = chosen.report.curves.sizes["layer"] - 1
         band = objective.bands["correlation"]
         others[0].plot([last, last], band, color=BLACK, linewidth=4, alpha=0.5, label="asked")
+        low, high = others[0].get_ylim()  # which the curves have fixed
+        others[0].set_ylim(min(low, *band), max(high, *band))
     others[0].legend(loc="best")
     figure.suptitle(title.rstrip(":"))
     return figure

@@ -9,7 +9,7 @@ Logarithms of critical rates vary between networks like normal numbers. With the
 n networks, nine of ten bear exp(m − z s), z = Φ⁻¹(.9), and √n (m − q)/s has a noncentral t distribution with the
 parameter z √n, where q is the true quantile. Its quantiles are the ends of the interval: it has its level for normal
 logarithms and a fixed n. As networks are added until the interval is narrow, it covers less often; at a level of .97
-in 95 to 97 of 100 cases (s from 0.2 to 1, at most 40 networks; a test repeats it).
+in 95 to 97 of 100 cases (s from 0.2 to 1, at most 40 networks; a test repeats s = 0.5).
 """
 
 import math
@@ -38,10 +38,10 @@ def critical_rate(bears: Callable[[float], bool], start: float) -> float:
     """
     low = high = start
     if bears(start):
-        while bears(high := low * STRIDE):
+        while low < HIGHEST and bears(high := min(low * STRIDE, HIGHEST)):
             low = high
-            if low * STRIDE > HIGHEST:
-                return math.inf
+        if low >= HIGHEST:
+            return math.inf
     else:
         while not bears(low := high / STRIDE):
             high = low
@@ -58,14 +58,12 @@ class BorneRate:
     """The rate that `SHARE` of all networks bear, with the ends of its interval: 0 and ∞ where nothing is known.
 
     Attributes:
-        networks: the number of critical rates that it was estimated from.
         spread: the standard deviation of their natural logarithms; NaN for one network.
     """
 
     rate: float
     low: float
     high: float
-    networks: int
     spread: float
 
     @property
@@ -74,36 +72,36 @@ class BorneRate:
         return self.high / self.low if self.low > 0 else math.inf
 
 
-def borne_rate(critical: Sequence[float], share: float = SHARE, level: float = LEVEL) -> BorneRate:
-    """Estimate the rate that a share of all networks bear, from critical rates that are finite and positive.
+def borne_rate(critical: Sequence[float], level: float = LEVEL) -> BorneRate:
+    """Estimate the rate that `SHARE` of all networks bear, from critical rates that are finite and positive.
 
     >>> each = borne_rate([0.010, 0.012, 0.009, 0.011, 0.010])
     >>> f"{each.rate:.4f} ({each.low:.4f} to {each.high:.4f})"
     '0.0090 (0.0061 to 0.0100)'
     """
     logs, count = np.log(critical), len(critical)
-    z, spread = stats.norm.ppf(share), float(logs.std(ddof=1)) if count > 1 else math.nan
+    z, spread = stats.norm.ppf(SHARE), float(logs.std(ddof=1)) if count > 1 else math.nan
     if count < 2:
-        return BorneRate(float(critical[0]), 0.0, math.inf, count, spread)
+        return BorneRate(float(critical[0]), 0.0, math.inf, spread)
     spread = max(spread, math.log(RESOLUTION) / math.sqrt(12))  # a critical rate is known to this alone
-    least, most = ends(count, share, level)
+    least, most = ends(count, level)
     mean = float(logs.mean())
     rate, low, high = (math.exp(mean - factor * spread) for factor in (z, most, least))
-    return BorneRate(rate, low, high, count, spread)
+    return BorneRate(rate, low, high, spread)
 
 
-def networks_needed(spread: float, factor: float, share: float = SHARE, level: float = LEVEL) -> int:
+def networks_needed(spread: float, factor: float) -> int:
     """Return the number of networks whose interval would have ends of this ratio, at most `ENOUGH`."""
     for count in range(2, ENOUGH):
-        low, high = ends(count, share, level)
+        low, high = ends(count, LEVEL)
         if spread * (high - low) <= math.log(factor):
             return count
     return ENOUGH
 
 
 @cache
-def ends(count: int, share: float, level: float) -> tuple[float, float]:
+def ends(count: int, level: float) -> tuple[float, float]:
     """Return the ends of the interval of (m − q)/s."""
-    root, z = math.sqrt(count), stats.norm.ppf(share)
+    root, z = math.sqrt(count), stats.norm.ppf(SHARE)
     low, high = stats.nct.ppf([(1 - level) / 2, (1 + level) / 2], count - 1, z * root) / root
     return float(low), float(high)

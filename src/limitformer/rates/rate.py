@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import xarray as xr
 
-from limitformer.base.errors import require, require_count
+from limitformer.base.errors import require, require_count, require_real
 from limitformer.base.progress import advance, duration, progress_bar
 from limitformer.rates.critical import HIGHEST, BorneRate, borne_rate, critical_rate, networks_needed
 from limitformer.reports.figures import Line, Panel, number
@@ -84,8 +84,8 @@ class RateReport(AnyReport):
         assert self.borne is not None
         low, high = self.interval
         borne = (
-            f"nine of ten networks bear {short(low)} or more: estimate {short(self.rate)} "
-            f"({short(low)} to {short(high)}, {self.networks} networks)"
+            f"nine of ten networks bear {number(low, 2)} or more: estimate {number(self.rate, 2)} "
+            f"({number(low, 2)} to {number(high, 2)}, {self.networks} networks)"
         )
         if not self.decided:
             needed, seconds = self.missing
@@ -105,6 +105,10 @@ class RateReport(AnyReport):
         """Return why critical rates are not numbers; empty if all are."""
         critical = self.data["critical"].values
         none, every = int((critical == 0).sum()), int(np.isinf(critical).sum())
+        if self.networks == 1 and none + every:
+            return "the network bears " + (
+                "no rate: its loss does not fall" if none else f"every rate up to {HIGHEST:g}"
+            )
         if none:
             return f"{none} of {self.networks} networks bear no rate: their loss does not fall"
         if every:
@@ -145,7 +149,7 @@ class RateReport(AnyReport):
         """Return the answer, what ran, and the critical rates, on lines of at most 80 characters."""
         proof = "" if self.witness is None else self.witness.in_words(self.networks)
         lines = [self.answer, f"{self.name}: {self.heading}", proof]
-        critical = ", ".join(short(each) for each in np.sort(self.data["critical"].values))
+        critical = ", ".join(number(each, 2) for each in np.sort(self.data["critical"].values))
         return "\n".join(
             [
                 *(row for line in lines if line for row in wrapped(line, "  ")),
@@ -158,11 +162,13 @@ class RateReport(AnyReport):
     def contents(self) -> Page:
         """Return the page: the answer, the losses by rate of each network, and the provenance."""
         grade, word = (FINE, "decided") if self.decided else (WATCH, "not decided")
-        head = list(self.trials()[0])
-        rows = [[number(each) for each in row.values()] for row in self.trials()]
+        trials = self.trials()
+        head, rows = list(trials[0]), [[number(each) for each in row.values()] for row in trials]
         sections = [
             Section("Answer", [Card(grade, word, self.answer, sign=SIGNS[grade])]),
-            Section("Change of the loss by rate", [Figures([self.panel()], [("samples", "a network at a rate")])]),
+            Section(
+                "Loss by rate", [Figures([self.panel()], [("samples", "a network at a rate"), ("guess", "no change")])]
+            ),
             Section("Trials", [TextTable("Trials", head, rows, folded=True)]),
             Section("Limits", [self.caveat]),
             Section("Provenance", [Facts({key: each for key, each in self.about.items() if key != "laws"})]),
@@ -171,17 +177,26 @@ class RateReport(AnyReport):
         return Page("rate", self.name, f"Which learning rate does {self.name} bear?", (self.heading, proof), sections)
 
     def panel(self) -> Panel:
-        """Return the loss after the steps minus that before, of every trial, over the rate."""
-        trials = sorted(self.trials(), key=lambda row: row["rate"])
-        rates = np.array([row["rate"] for row in trials])
-        change = np.array([row[f"loss_{self.data.sizes['step'] - 1}"] - row["loss_0"] for row in trials])
-        note = "below 0 the network bears the rate"
-        line = Line("samples", "change of the loss", rates, change)
-        return Panel("Loss after the steps minus loss before", note, "rate", (line,), linear=True, log=True)
+        """Return the loss after the steps over that before, or their difference if a loss is not positive, by rate."""
+        loss, tried = self.data["loss"].values, self.data["tried"].values
+        first, last = loss[..., 0], loss[..., -1]
+        positive = not (loss <= 0).any()
+        change = last / first if positive else last - first
+        lines = []
+        for k in range(self.networks):
+            order = np.argsort(tried[k])[: int(np.isfinite(tried[k]).sum())]  # unused trials are NaN
+            lines.append(Line("samples", f"network {k}", tried[k, order], change[k, order]))
+        ends = np.array([np.nanmin(tried), np.nanmax(tried)])
+        lines.append(Line("guess", "no change", ends, np.full(2, float(positive))))
+        lost = int((np.isfinite(tried) & ~np.isfinite(change)).sum())
+        note = f"below {int(positive)} a network bears the rate" + (f"; {lost} diverged, not shown" if lost else "")
+        title = "Loss after the steps over loss before" if positive else "Loss after the steps minus loss before"
+        return Panel(title, note, "rate", tuple(lines), linear=not positive, log=True, least_span=4.0 * positive)
 
     def csv(self) -> str:
         """Return a row for each network that was trained for a trial: its rate, and the losses by step."""
-        return csv_of(list(self.trials()[0]), self.trials())
+        trials = self.trials()
+        return csv_of(list(trials[0]), trials)
 
     def trials(self) -> list[dict[str, float]]:
         """Return a row for each trial: network, rate, whether the network bears it, and the losses by step."""
@@ -204,7 +219,7 @@ class RateReport(AnyReport):
             "heading": self.heading,
             "caveat": self.caveat,
             **finite_values({"rate": self.rate, "low": low, "high": high, "networks": self.networks}),
-            "critical": self.data["critical"].values.tolist() if not self.unusual() else [],
+            "critical": [each if np.isfinite(each) else None for each in self.data["critical"].values.tolist()],
             "witness": None if self.witness is None else self.witness.record(),
             "about": finite_values(dict(self.about)),
         }
@@ -225,12 +240,6 @@ class RateInterrupted(Interrupted):
 def bears(losses: np.ndarray) -> bool:
     """Whether a network with these losses, by step, bears the rate."""
     return bool(losses[-1] < losses[0])  # false for NaN
-
-
-def short(value: float) -> str:
-    """Return a rate with two digits."""
-    text = f"{value:.1e}" if 0 < value < 1e-3 else f"{value:.2g}"
-    return text.replace("e-0", "e-")
 
 
 def rate(
@@ -257,7 +266,8 @@ def rate(
     """Search the largest learning rate that nine of ten networks bear in their first steps.
 
     Each network's critical rate is found by bisection, with the same weights at every rate. Networks are added, at
-    least four, until the ends of the interval differ by at most a factor of two.
+    least four, until the ends of the interval differ by at most a factor of two. A network that bears no rate, or every
+    rate up to 100, ends the search.
 
     Args:
         model: as for `limitformer.steps`.
@@ -282,7 +292,8 @@ def rate(
     """
     require_count("steps", steps)
     require_count("networks", networks)
-    require(minutes is None or minutes > 0, f"minutes must be above 0, or None; got {minutes}.")
+    if minutes is not None:
+        require(require_real("minutes", minutes) > 0, f"minutes must be above 0, or None; got {minutes}.")
     require(witness in (True, False, FULL), f"witness must be True, False or {FULL!r}; got {witness!r}.")
     subject = resolve(model, settings, trust_remote_code=trust_remote_code)
     first = inputs_of(inputs, subject)
@@ -298,9 +309,9 @@ def rate(
     except NotUnderstoodError as error:
         proof = Witness(DRAWN, error.reason)
         training = build(drawn=error.reason)
-    training.batches = replace(training.batches, unseen=None)
+    training.batches = replace(training.batches, unseen=None)  # `first` stood for it, so that none was drawn
     own = training.rules[0].base
-    others = ", ".join(f"{each:g}" for each in sorted({rule.lr for rule in training.rules[0].rules.values()} - {own}))
+    others = ", ".join(f"{each:g}" for each in sorted(training.own_rates - {own}))
     require(
         0 < own <= MOST_RATE,
         f"the optimiser's own learning rate is {own:g}, and the search begins there: it must be above 0 and at most "

@@ -110,8 +110,6 @@ def simulate_steps(
     """
     require_count("samples", samples)
     require_count("steps", steps)
-    require(draw in (AUTO, NEVER, ALWAYS), f'draw must be "auto", "never" or "always"; got {draw!r}.')
-    require(dtype in (torch.float32, torch.float64), f"dtype must be torch.float32 or torch.float64; got {dtype}.")
     training = training_of(
         model, inputs, optimizer=optimizer, rates=rates, steps=steps, seed=seed, batches=batches, unseen=unseen,
         loss=loss, clip=clip, warmup=warmup, schedule=schedule, factors=factors, overrides=overrides, draw=draw,
@@ -162,6 +160,7 @@ class Training:
 
     Attributes:
         rules: of the optimiser, at each learning rate.
+        own_rates: the different learning rates that the optimiser has itself.
         optimizer: a function of the module that returns its optimiser, if drawn networks are trained by it; else None.
     """
 
@@ -172,6 +171,7 @@ class Training:
     loss: ChosenLoss
     forms: Forms
     seed: int
+    own_rates: set[float]
     optimizer: Any = None
 
     def trajectory(self, rule: StepRules, sample: int) -> Trajectory:
@@ -189,6 +189,8 @@ def training_of(
     drawn: str = "",
 ) -> Training:  # fmt: skip
     """Return the training that the arguments of `simulate_steps` describe."""
+    require(draw in (AUTO, NEVER, ALWAYS), f'draw must be "auto", "never" or "always"; got {draw!r}.')
+    require(dtype in (torch.float32, torch.float64), f"dtype must be torch.float32 or torch.float64; got {dtype}.")
     subject = resolve(model)
     first = inputs_of(inputs, subject).with_batch_dim(batch_dim)
     network = Weightless(subject, dtype, torch.device("cpu"), overrides, blocks)
@@ -199,9 +201,11 @@ def training_of(
     if of_user:  # it trains drawn networks itself: a simulation needs its rate and its name
         optimizers = made_by(optimizer, network.drawn_network(torch_seed(seed, "optimiser")))
         names = " and ".join(type(each).__name__ for each in optimizers)
+        own_rates = {group["lr"] for each in optimizers for group in each.param_groups}
         rules = StepRules({}, valid_clip(clip), factors_of(steps, warmup, schedule), base_rate(optimizers[0]), names)
     else:
         rules = rules_of(network, optimizer, steps, clip, warmup, schedule)
+        own_rates = {each.lr for each in rules.rules.values()}
     if factors is not None:
         rules = rules.with_factors(factors)
     every = [rules] if rates is None else [rules.with_rate(rate) for rate in rates]
@@ -218,7 +222,7 @@ def training_of(
     by_shapes = loss_of_shapes(subject.name, {rows for rows, _ in known}, widths, batch_dim)
     function = chosen_loss(loss, subject.task, by_shapes, batch_dim)
     forms = Forms(draw, passes, steps)
-    return Training(network, first, prepared, every, function, forms, seed, optimizer if of_user else None)
+    return Training(network, first, prepared, every, function, forms, seed, own_rates, optimizer if of_user else None)
 
 
 def rules_of(

@@ -137,8 +137,7 @@ class Trajectory:
             start = start or probe
             arrays = self.measured(start, probe) | {"loss": number(now.loss), "loss_unseen": number(unseen)}
             squares = now.squares if step < steps else {}
-            known = squares or (step < steps and self.optimizer is not None)  # which may have used up the gradients
-            total = math.sqrt(sum(squares.values())) if known else math.nan
+            total = self.norm(squares) if step < steps else math.nan
             arrays |= {"gradient_norm": number(total), "weight_gradient": self.by_weight(squares, math.sqrt)}
             arrays["clipping"] = number(self.clipping(total) if math.isfinite(total) else math.nan)
             measures.append(arrays)
@@ -157,10 +156,15 @@ class Trajectory:
             result[0, step] = now.loss
             if self.batches.unseen is not None:
                 result[1, step] = self.run(self.batches.unseen).loss
-            if step == last or not (math.isfinite(now.loss) and all(map(math.isfinite, now.squares.values()))):
+            if step == last or not (math.isfinite(now.loss) and math.isfinite(self.norm(now.squares))):
                 break
             self.step(now.squares, step)
         return result
+
+    def norm(self, squares: dict[str, float]) -> float:
+        """Return the norm of all gradients together, of which |∂W|² are given; NaN without gradients."""
+        known = squares or self.optimizer is not None  # which may have used up the gradients
+        return math.sqrt(sum(squares.values())) if known else math.nan
 
     def clipping(self, total: float) -> float:
         """Return the factor of all gradients, whose norm together is `total`; 1 without gradients."""

@@ -168,7 +168,7 @@ def name_of(function: Any) -> str:
     return str(getattr(inner, "__name__", "module"))
 
 
-def parameters_of(function: Any, follow_wrapped: bool = True) -> list[inspect.Parameter]:
+def signature_of(function: Any, follow_wrapped: bool = True) -> list[inspect.Parameter]:
     try:
         return list(inspect.signature(function, follow_wrapped=follow_wrapped).parameters.values())
     except (TypeError, ValueError):  # they are not known
@@ -178,7 +178,7 @@ def parameters_of(function: Any, follow_wrapped: bool = True) -> list[inspect.Pa
 def arguments_of(function: Any) -> dict[str, Any]:
     """Return the defaults of the arguments that a function takes by name; None: it has no default."""
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    parameters = parameters_of(function)
+    parameters = signature_of(function)
     known = {p.name: None if p.default is p.empty else p.default for p in parameters if p.kind in named}
     return known | ({ANY: None} if any(p.kind is p.VAR_KEYWORD for p in parameters) else {})
 
@@ -200,7 +200,7 @@ def subject_of(model: Any) -> Subject:
         return subject_of_config(model)
     if callable(model):
         name, variable = name_of(model), (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        parameters = parameters_of(model, follow_wrapped=False)  # a decorator may supply the arguments
+        parameters = signature_of(model, follow_wrapped=False)  # a decorator may supply the arguments
         needed = ", ".join(each.name for each in parameters if each.default is each.empty and each.kind not in variable)
         hint = f"Nearest: a function without arguments, such as def build(): return {printable(name)}(…)."
         require(not needed, f"{printable(name)} needs the argument {needed}. {hint}")

@@ -78,16 +78,21 @@ def restored_surroundings() -> Iterator[None]:
 def imported_file(path: Path) -> ModuleType:
     """Run a file as a module; it may import the files next to it.
 
-    Files that ran are not run again, so that their classes stay the same, until one of them is edited or a file of
-    another folder runs, which may have neighbours of the same names.
+    Files that ran are not run again, so that their classes stay the same, until a file of their folder is edited, or a
+    file of another folder runs that has a neighbour of the same name.
     """
     require(path.is_file(), f"there is no file {path}")
     path = path.resolve()
     folder = str(path.parent)
-    if any(each.folder != folder or each.stamp != stamp_of(each.file) for each in FILES.values()):
-        for each in FILES:
-            sys.modules.pop(each, None)
-        FILES.clear()
+    old = {
+        each.folder
+        for key, each in FILES.items()
+        if each.stamp != stamp_of(each.file)
+        or (each.folder != folder and has_module(path.parent, key.partition(".")[0]))
+    }
+    for key in [key for key, each in FILES.items() if each.folder in old]:
+        sys.modules.pop(key, None)
+        del FILES[key]
     known_as = next((key for key, each in FILES.items() if each.file == path), None)
     if known_as is not None:
         return sys.modules[known_as]
@@ -115,6 +120,11 @@ def imported_file(path: Path) -> ModuleType:
             if file and key.partition(".")[0] in beside:
                 FILES[key] = UserFile(Path(file), folder, stamp_of(Path(file)))
     return module
+
+
+def has_module(folder: Path, name: str) -> bool:
+    """Return whether a folder has a file or a package that is imported by this name."""
+    return (folder / f"{name}.py").exists() or (folder / name).is_dir()
 
 
 def stamp_of(file: Path) -> tuple[int, int] | None:

@@ -233,7 +233,7 @@ class TokenPaths(SpherePaths):
 
     @abstractmethod
     def first_rows(self, tokens: NDArray[np.float64], near: float) -> Rows:
-        """Rows (tokens, coordinates), parents and signs (tokens,) of given tokens (tokens, dim) (`near.relations`)."""
+        """Rows (tokens, coordinates), parents and signs (tokens,) of given tokens (tokens, dim) (`near.near_tree`)."""
 
     @property
     def gap_floor(self) -> dict[str, float]:
