@@ -36,8 +36,8 @@ from limitformer.weightless.arrays import (
 )
 from limitformer.weightless.building import seeded
 from limitformer.weightless.implicit import Implicit
-from limitformer.weightless.measure import UnclearBlocksError
 from limitformer.weightless.network import Weightless
+from limitformer.weightless.observers.stream import UnclearBlocksError
 from limitformer.weightless.reachable import State
 from limitformer.weightless.run import DrawWholeError, KeepWeightsError
 from limitformer.weightless.tensors import storage
@@ -184,13 +184,14 @@ class Trajectory:
         network.begin(run)
         self.weights.put(network.module)
         self.weights.effects = {} if measured else self.weights.effects
-        measure = network.measure(1, inputs) if measured else None
+        measure = network.measure(1, inputs, run.read) if measured else None
         if measure is not None:
             measure.keeps = True
         arguments = network.arguments(run, inputs)
         with torch.set_grad_enabled(gradients):
             effects = EffectsOfUpdates(self.weights) if measured else nullcontext()
-            with effects, network.trimming(), measure or nullcontext():
+            watching = network.watching(run, *network.observers(measure)) if measure is not None else nullcontext()
+            with effects, network.trimming(), watching:
                 out = network.call(arguments)
             output = output_of(out).detach()
             if measured:

@@ -9,6 +9,7 @@ drawn and kept (`run`).
 import math
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ from limitformer.weightless.convolutions import (
     patches_of,
     positions,
 )
+from limitformer.weightless.interpreter import paused
 from limitformer.weightless.laws import ORTHOGONAL
 from limitformer.weightless.maps import NeverDrawnMap, RedrawnMap
 from limitformer.weightless.numbers import normals
@@ -40,7 +42,7 @@ from limitformer.weightless.run import (
     WeightlessRun,
     add_to,
 )
-from limitformer.weightless.tensors import tensors_in
+from limitformer.weightless.tensors import mapped, tensors_in
 
 NEVER_DRAWN, DRAWN_AGAIN = "never drawn", "drawn when needed"
 
@@ -79,17 +81,23 @@ class Implicit(torch.Tensor):
         kwargs = kwargs or {}
         if not torch.is_grad_enabled():
             require_followed(next(each for each in tensors_in((args, kwargs)) if isinstance(each, Implicit)))
+        name = getattr(func, "__name__", str(func))
         if func in ANSWERS:
-            answer = ANSWERS[func](*args, **kwargs)
+            with paused() if name not in METADATA else nullcontext():
+                answer = ANSWERS[func](*args, **kwargs)
             if answer is not NotImplemented:
+                tell(func, (args, kwargs), answer)
                 return answer
-        if getattr(func, "__name__", "") in METADATA:
+        if name in METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 value = func(*args, **kwargs)
             if not isinstance(value, Tensor):
                 return value
-        note_operation((args, kwargs), getattr(func, "__name__", str(func)))
-        return func(*with_entries(args), **with_entries(kwargs))
+        note_operation((args, kwargs), name)
+        with paused():
+            drawn = with_entries(args), with_entries(kwargs)
+        tell(func, (args, kwargs), drawn)
+        return func(*drawn[0], **drawn[1])
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
@@ -97,6 +105,13 @@ class Implicit(torch.Tensor):
         if func.overloadpacket.__name__ in ("detach", "alias", "_to_copy"):
             return args[0]
         return func(*with_entries(args), **with_entries(kwargs or {}))
+
+
+def tell(func: Any, values: Any, out: Any) -> None:
+    """Tell the observers of the pass, if there are any, of an answer without entries, or of entries that were drawn."""
+    weight = next(each for each in tensors_in(values) if isinstance(each, Implicit)).weight
+    if weight.run.interpreter is not None and getattr(func, "__name__", "") not in METADATA:
+        weight.run.interpreter.tell(func, values, out)
 
 
 def require_followed(tensor: Implicit) -> None:
@@ -201,18 +216,13 @@ def note_operation(arguments: Any, operation: str) -> None:
 
 
 def with_entries(arguments: Any) -> Any:
-    """Replace the implicit weights among the arguments by their entries, kept for the pass.
+    """Replace the implicit weights among the arguments by their entries, kept for the pass."""
+    return mapped(arguments, lambda each: entries_of(each) if isinstance(each, Implicit) else each)
 
-    They are repeated along the first dimension for samples side by side.
-    """
-    if isinstance(arguments, dict):
-        return {key: with_entries(value) for key, value in arguments.items()}
-    if isinstance(arguments, list | tuple):
-        return type(arguments)(with_entries(value) for value in arguments)
-    if not isinstance(arguments, Implicit):
-        return arguments
-    tensor, run = arguments, arguments.weight.run
-    values = keep_entries(tensor)
+
+def entries_of(tensor: Implicit) -> Tensor:
+    """Return the entries, repeated along the first dimension for samples side by side."""
+    run, values = tensor.weight.run, keep_entries(tensor)
     values = (values.transpose(-2, -1) if tensor.turned else values).to(tensor.dtype)
     if run.side_by_side == 1:
         return values[0]

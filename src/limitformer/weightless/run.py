@@ -102,6 +102,8 @@ class WeightlessRun:
     fresh: dict[str, set[str]] = field(default_factory=dict)  # by weight: purposes of its fresh numbers, with the slice
     products: dict[tuple[str, int | None], dict[bool, tuple[Tensor, Tensor]]] | None = None  # for a witness, if it asks
 
+    interpreter: Any = None  # while a pass is looked at
+
     trains: ClassVar[bool] = False  # whether the weights change from pass to pass (`steps`)
 
     def __post_init__(self) -> None:

@@ -28,9 +28,10 @@ from limitformer.subjects.losses import ChosenLoss, Loss, chosen_loss
 from limitformer.subjects.subject import Subject, resolve
 from limitformer.weightless.arrays import Arrays, blocks_in_words, dataset, require_same_blocks
 from limitformer.weightless.decisions import Decisions
-from limitformer.weightless.layout import Chosen, needs_search
-from limitformer.weightless.measure import PLACES
+from limitformer.weightless.interpreter import Observer
+from limitformer.weightless.layout import Chosen, Recorder, needs_search
 from limitformer.weightless.network import FirstPass, Weightless
+from limitformer.weightless.observers.stream import PLACES
 from limitformer.weightless.run import ALWAYS, AUTO, NEVER, POSITIONS, OneSampleOnlyError, row_error
 from limitformer.weightless.watching import OWN_GENERATOR, OWN_STATE
 
@@ -132,9 +133,10 @@ def accepted_inputs(inputs: Inputs, network: Weightless, seed: int, own_loss: bo
     def call(each: Inputs) -> None:
         network.layout = network.first_layout
         if needs_search(network.layout, network.module):
-            network.recorded = each.fixed, network.calls(seed, 0, each, AUTO)
+            recorder = network.observed(seed, 0, AUTO, each, lambda: Recorder(network.module))
+            network.recorded = each.fixed, recorder.calls
         else:
-            network.shapes(seed, 0, each, AUTO)
+            network.observed(seed, 0, AUTO, each, Observer)
 
     return inputs.first_accepted(call, measure)
 

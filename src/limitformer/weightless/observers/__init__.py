@@ -1,0 +1,1 @@
+"""What a pass is looked at for: the stream, attention, experts."""
