@@ -9,7 +9,7 @@ from typing import Any
 
 SUM, MULTIPLE, SOFTMAX = "sum", "multiple", "softmax"
 PAIRS = "products of pairs"  # of stacked matrices, such as queries and keys
-PRODUCT = "product"  # of matrices, one of which is mostly a weight
+PRODUCT, CONVOLUTION, LOOKUP = "product", "convolution", "lookup"  # in which one tensor is mostly a weight
 LARGEST, CHOICE = "largest", "choice"
 FUSED = "fused attention"
 
@@ -38,7 +38,9 @@ register(SUM, "add", "add_")
 register(MULTIPLE, "mul", "mul_")
 register(SOFTMAX, "_softmax", "_safe_softmax")
 register(PAIRS, "bmm", "baddbmm")
-register(PRODUCT, "mm", "addmm", "mv", "addmv", "convolution", "linear")
+register(PRODUCT, "mm", "addmm", "mv", "addmv")
+register(CONVOLUTION, "convolution")
+register(LOOKUP, "embedding")
 register(LARGEST, "argmax", "max")
 register(CHOICE, "topk")
 register(FUSED, *FUSED_MASKS)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from limitformer.weightless.interpreter import ByMemory, Observer, Op
 from limitformer.weightless.observers.stream import MeasuredStack, Stream
-from limitformer.weightless.ops import FUSED, PAIRS, PRODUCT, SOFTMAX
+from limitformer.weightless.ops import CONVOLUTION, FUSED, PAIRS, PRODUCT, SOFTMAX
 from limitformer.weightless.tensors import mapped, storage, tensors_in
 
 WEIGHTLESS = 30.0  # logits that much below the others have no weight
@@ -72,7 +72,7 @@ class Attention(Observer):
             zeros = torch.zeros_like(op.out)
             beta = op.kwargs.get("beta", 1)
             self.offsets.put(op.out, zeros.add_(op.args[0], alpha=beta) if len(op.args) > 2 and beta else zeros)
-        elif op.kind != PRODUCT and self.offsets.known:
+        elif op.kind not in (PRODUCT, CONVOLUTION) and self.offsets.known:
             self.follow(op)
 
     def follow(self, op: Op) -> None:
