@@ -77,9 +77,10 @@ def passes():
     SEEN.clear()
     data = lf.weightless.simulate(Decoder, ids, **options)
     calls = [SEEN[k : k + LAYERS + 1] for k in range(0, len(SEEN), LAYERS + 1)]
-    whole = calls[-1]  # the pass of all samples follows the trials
-    assert len(whole[0]["start"]) == 2 * SAMPLES
-    return data, whole
+    passes = calls[-SAMPLES:]  # those of the samples follow the trials
+    return data, [
+        {key: torch.cat([each[key] for each in parts]) for key in parts[0]} for parts in zip(*passes, strict=True)
+    ]
 
 
 def by_sample(x):

@@ -25,7 +25,7 @@ from limitformer.weightless.interpreter import Interpreter, NoEntriesError, Obse
 from limitformer.weightless.layout import Chosen
 from limitformer.weightless.network import output_sizes, random_states
 from limitformer.weightless.observers.attention import UnclearHeadsError
-from limitformer.weightless.observers.stream import Stream, UnclearBlocksError, where_parameters_are_read
+from limitformer.weightless.observers.stream import Streams, UnclearBlocksError, where_parameters_are_read
 from limitformer.weightless.reachable import State, stray_tensors
 from limitformer.weightless.run import gradient_norm
 from limitformer.weightless.simulate import equal_up_to_rounding
@@ -107,7 +107,7 @@ class Passes(Structure):
         super().__init__(module, blocks, heads_first=None)
         self.state = State(module)
 
-    def call_once(self, inputs: Inputs, arguments: dict[str, Any], gradients: bool) -> tuple[Any, Stream]:
+    def call_once(self, inputs: Inputs, arguments: dict[str, Any], gradients: bool) -> tuple[Any, Streams]:
         """Call the module once; return its output and the measurement. The first call finds blocks and axes."""
         return self.until_clear(inputs, lambda: self.measured(inputs, arguments, gradients), self.observed)
 
@@ -119,7 +119,7 @@ class Passes(Structure):
             called(self.module, placed(inputs, self.module), observer)
         return observer
 
-    def measured(self, inputs: Inputs, arguments: dict[str, Any], gradients: bool) -> tuple[Any, Stream]:
+    def measured(self, inputs: Inputs, arguments: dict[str, Any], gradients: bool) -> tuple[Any, Streams]:
         self.state.restore()
         used = set[Any]()
         measure = self.measure(1, inputs, used)
@@ -173,7 +173,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             part.training = True
 
 
-def covariances(measure: Stream) -> list[Tensor]:
+def covariances(measure: Streams) -> list[Tensor]:
     return [each for stack in measure.stacks for each in stack.covariance]
 
 

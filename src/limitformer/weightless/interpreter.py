@@ -37,7 +37,7 @@ class Op:
 
 
 class Observer:
-    """What a pass is looked at for; `watched` are the names of modules whose calls it is told of."""
+    """A part of the program that looks at a pass; `watched` are the names of modules whose calls it is told of."""
 
     watched: Iterable[str] = ()
 

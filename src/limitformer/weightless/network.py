@@ -8,7 +8,7 @@ import ctypes
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from threading import active_count
 from typing import Any, NamedTuple
@@ -36,7 +36,6 @@ from limitformer.weightless.building import (
     put_parameters,
     uninitialised,
 )
-from limitformer.weightless.decisions import Decisions
 from limitformer.weightless.implicit import Implicit
 from limitformer.weightless.interpreter import Interpreter, NoEntriesError, Observer
 from limitformer.weightless.law import build_error, table_of, with_overrides
@@ -47,12 +46,10 @@ from limitformer.weightless.reachable import State, stray_tensors
 from limitformer.weightless.run import (
     DrawWholeError,
     KeepWeightsError,
-    OneSampleOnlyError,
     RandomWeight,
     WeightlessRun,
     gradient_norm,
 )
-from limitformer.weightless.shared import SharedGradients
 from limitformer.weightless.structure import Structure
 from limitformer.weightless.tensors import tensors_in
 from limitformer.weightless.threads import one_thread
@@ -106,7 +103,6 @@ class Weightless(Structure):
         self.plain_inputs = False  # whether inputs have no gradient
         self.recomputes = False  # whether blocks run again in the backward pass instead of storing their activations
         self.trims = False  # whether a pass is so large that it trims the heap between blocks
-        self.decisions: Decisions | None = None  # notes numbers that the code reads, if there is one
         self.outputs: Arrays = {}  # norms of the outputs of a foreign module's last pass
         self.uses: dict[str, str] = {}
         self.read_where: dict[str, str] = {}  # where the last pass read parameters
@@ -295,8 +291,7 @@ class Weightless(Structure):
                 return forward(*args, **kwargs)
             run = self.weights[0].run
             run.forget(names)
-            with self.by_sample(run):
-                return forward(*args, **kwargs)
+            return forward(*args, **kwargs)
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             return checkpoint(again, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
@@ -392,8 +387,6 @@ class Weightless(Structure):
     def begin(self, run: WeightlessRun) -> None:
         """Give the module the weights of a pass, and the state that it had before all passes."""
         if self.drawn or self.rebuilt:
-            if len(run.samples) > 1:
-                raise OneSampleOnlyError
             with one_thread():
                 self.take(run)
             run.uses |= dict.fromkeys(self.rebuilt, DRAWN_WHOLE)
@@ -409,16 +402,14 @@ class Weightless(Structure):
 
         Raises:
             KeepWeightsError: weights need entries.
-            OneSampleOnlyError: samples must go one at a time.
             InputError: the module draws random numbers, changes a parameter, or reads one that is never initialised.
         """
         assert self.state is not None  # taken before the first pass
         arguments = self.arguments(run, inputs)
         measure = self.measure(len(run.samples), inputs, run.read)
-        observers = self.observers(measure)
         before = random_states()
         with torch.set_grad_enabled(loss is not None):
-            with self.trimming(), self.watching(run, *observers), self.by_sample(run), self.decisions or nullcontext():
+            with self.trimming(), self.watching(run, *self.observers(measure)):
                 out = self.call(arguments)
             measure.finish()
             for name, parameter in self.module.named_parameters() if self.uninitialised else ():
@@ -467,25 +458,19 @@ class Weightless(Structure):
         value = loss(out, arguments)
         differentiable = isinstance(value, Tensor) and value.requires_grad
         require(differentiable, "the loss must be a tensor that depends on the module's output.")
-        if value.dim() == 0 and len(run.samples) > 1:
-            raise OneSampleOnlyError
-        by_sample = value.reshape(len(run.samples), -1).mean(1)
+        mean = value.mean()
         if self.recomputes and self.state is not None:
             self.state.restore()  # as it was when the blocks ran first
-        by_sample.sum().backward()
+        mean.backward()
         norms = run.gradient_norms()
-        for name, one in self.module.named_parameters() if run.side_by_side == 1 else ():
+        for name, one in self.module.named_parameters():
             if not isinstance(one, Implicit) and one.grad is not None:  # it has entries
                 norms[name] = gradient_norm(one.grad)[None]
-        none = torch.full((len(run.samples),), torch.nan)
+        none = torch.full((1,), torch.nan)
         return {
-            "loss": by_sample.detach().double().cpu().numpy(),
+            "loss": mean.detach().double().cpu().numpy()[None],
             "weight_gradient": np.stack([norms.get(name, none).cpu().numpy() for name in self.trained], -1),
         }
-
-    def by_sample(self, run: WeightlessRun) -> AbstractContextManager[Any]:
-        """Separate the gradients of parameters with entries by sample."""
-        return SharedGradients(self.module, run) if run.gradients and run.side_by_side > 1 else nullcontext()
 
 
 def link_copies(weights: list[RandomWeight]) -> dict[str, str]:

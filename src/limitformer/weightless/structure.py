@@ -19,9 +19,9 @@ from limitformer.weightless.layout import (
     outermost_list,
     search,
 )
-from limitformer.weightless.observers.attention import Attention, FirstWeights, UnclearHeadsError, heads_come_first
+from limitformer.weightless.observers.attention import FirstWeights, Heads, UnclearHeadsError, heads_come_first
 from limitformer.weightless.observers.experts import Experts
-from limitformer.weightless.observers.stream import Stream, UnclearBlocksError
+from limitformer.weightless.observers.stream import Streams, UnclearBlocksError
 
 T = TypeVar("T")
 
@@ -42,16 +42,16 @@ class Structure:
         self.axes: tuple[Inputs, dict[int, int]] | None = None  # by block, the dimension with these inputs' sequences
         self.recorded: tuple[Any, dict[str, list[Call]]] = None, {}  # the last inputs that were tried, and the calls
 
-    def measure(self, samples: int, inputs: Inputs, used: set[Any]) -> Stream:
+    def measure(self, samples: int, inputs: Inputs, used: set[Any]) -> Streams:
         """Return an observer of the stream; `used` are the parameters that the pass reads."""
         axes = self.axes[1] if self.axes is not None and self.axes[0] is inputs else None
         if inputs.tokens is not None:  # sequences that a Transformer draws itself lie in the first dimension
             axes = dict.fromkeys(range(len(self.layout.blocks)), 0)
-        return Stream(self.module, self.layout, samples, inputs.rows, inputs.counted, axes, inputs.length, used)
+        return Streams(self.module, self.layout, samples, inputs.rows, inputs.counted, axes, inputs.length, used)
 
-    def observers(self, stream: Stream) -> list[Observer]:
+    def observers(self, stream: Streams) -> list[Observer]:
         """Return all observers of a pass that is measured."""
-        return [stream, Experts(stream), Attention(stream, self.module, self.heads_first)]
+        return [stream, Experts(stream), Heads(stream, self.module, self.heads_first)]
 
     def until_clear(self, inputs: Inputs, call: Callable[[], T], observed: Callable[..., Any]) -> T:
         """Return what `call` returns; it begins again after passes that show what it could not see.

@@ -1,1 +1,1 @@
-"""What a pass is looked at for: the stream, attention, experts."""
+"""Observers of the stream, of attention and of experts."""

@@ -1,11 +1,11 @@
-r"""`Attention`, which summarises the first attention of each block by head.
+r"""`Heads`, which summarises the first attention of each block by head.
 
 Attention is a softmax over the last dimension whose shape shows sequences and heads: (sequences, heads, M, M) or
 (heads, sequences, M, M), (·, M, M) where both are one dimension, or five dimensions where heads are in groups. If the
 sizes leave the order open, `heads_come_first` compares weights of sequences that are there twice.
 
 The size of a logit does not show whether it is masked: some modules have large logits. Hence all operations between
-the products of pairs and the softmax run twice, the second time with zeros in the place of the products. What is left
+the products of pairs and the softmax run twice, the second time with zeros for the products. What is left
 are *offsets*: masks, and biases of positions. A pair is hidden if its offset is
 
 * 30 or more below the row's largest, as e⁻³⁰ = 10⁻¹³ has no weight, or in a row of −30 or less throughout; where
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from limitformer.weightless.interpreter import ByMemory, Observer, Op
-from limitformer.weightless.observers.stream import MeasuredStack, Stream
+from limitformer.weightless.observers.stream import MeasuredStack, Streams
 from limitformer.weightless.ops import CONVOLUTION, FUSED, PAIRS, PRODUCT, SOFTMAX
 from limitformer.weightless.tensors import mapped, storage, tensors_in
 
@@ -36,7 +36,7 @@ class UnclearHeadsError(Exception):
     """The sizes of attention weights do not show whether heads or sequences come first."""
 
 
-class Attention(Observer):
+class Heads(Observer):
     """An observer of the blocks that `stream` measures.
 
     Args:
@@ -44,7 +44,7 @@ class Attention(Observer):
             known.
     """
 
-    def __init__(self, stream: Stream, module: nn.Module, heads_first: bool | None) -> None:
+    def __init__(self, stream: Streams, module: nn.Module, heads_first: bool | None) -> None:
         self.stream, self.heads_first = stream, heads_first
         self.watched = [name for name, part in module.named_modules() if isinstance(part, nn.MultiheadAttention)]
         self.heads: int | None = None  # of the running attention of torch, whose weights are (sequences · heads, M, M)

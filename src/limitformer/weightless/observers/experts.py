@@ -4,14 +4,14 @@ from torch import Tensor
 
 from limitformer.weightless.block_parts import ROUTER, expert_counts, load_of_experts
 from limitformer.weightless.interpreter import Observer, Op
-from limitformer.weightless.observers.stream import Stream, in_rows
+from limitformer.weightless.observers.stream import Streams, in_rows
 from limitformer.weightless.ops import CHOICE, LARGEST
 
 
 class Experts(Observer):
     """An observer of the blocks that `stream` measures: the last k largest of a block, or else its first largest."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Streams) -> None:
         self.stream = stream
         self.counts: dict[int, set[int]] = {}  # the possible numbers of experts, by the first module of a block
 

@@ -1,4 +1,4 @@
-r"""`Stream`, which measures the stream and its branches while tokens go through a module.
+r"""`Streams`, which measures the stream and its branches while tokens go through a module.
 
 *Blocks* map tokens (B, M, n) to tokens of the same shape (`layout`); those that pass one stream on are a stack. The
 *stream* is their input. Inside a block, an addition x + f of the stream x and a tensor f of the same shape ends a
@@ -43,7 +43,6 @@ from limitformer.weightless.layout import (
 )
 from limitformer.weightless.ops import MULTIPLE, SUM
 from limitformer.weightless.roots import gram
-from limitformer.weightless.run import OneSampleOnlyError
 from limitformer.weightless.tensors import Fingerprint, fingerprint, same_memory, tensors_in
 
 PLACES = 3  # covariances of a block: before it, and after two sublayers
@@ -75,7 +74,7 @@ class MeasuredStack:
     heads: list[dict[str, Tensor]] = field(default_factory=list)
     of_block: list[dict[str, Tensor]] = field(default_factory=list)
     gradient: dict[int, Tensor] = field(default_factory=dict)
-    streams: list[Tensor] = field(default_factory=list)  # by layer (S, T · n), if `Stream.keeps` them
+    streams: list[Tensor] = field(default_factory=list)  # by layer (S, T · n), if `Streams.keeps` them
     branches: list[list[Tensor]] = field(default_factory=list)  # by block and sublayer
     sums: bool = False  # whether the network adds something made of a block's output to the block's input
     changed: bool = False  # whether a block receives something other than what the last one returned
@@ -94,7 +93,7 @@ class UnclearBlocksError(Exception):
         self.measured = measured
 
 
-class Stream(Observer):
+class Streams(Observer):
     """An observer that measures one pass of `samples` samples, of `rows` sequences each, through blocks.
 
     Args:
@@ -226,8 +225,6 @@ class Stream(Observer):
     def new_stack(self, place: int, part: nn.Module, x: Tensor) -> MeasuredStack:
         block = self.layout.blocks[place]
         axis = self.axes[place] if self.axes else stream_axis(x.shape, self.rows, self.samples, self.length)
-        if axis == 1 and self.samples > 1:
-            raise OneSampleOnlyError
         form = form_of(x, part, self.length, axis)
         tokens = in_rows(x.detach(), form).shape[:-1].numel() // self.samples
         blocks = sum(each.stack == block.stack for each in self.layout.blocks)
@@ -438,7 +435,7 @@ def stream_among(out: Any, shape: torch.Size, place: int | None = None) -> Tenso
     return next((each for each in tensors if each.shape == shape), None)
 
 
-def where_parameters_are_read(module: nn.Module, measure: Stream) -> dict[str, str]:
+def where_parameters_are_read(module: nn.Module, measure: Streams) -> dict[str, str]:
     """Return where parameters were read, by name: before the first block, or inside the blocks."""
     places = {}
     for name, parameter in module.named_parameters():
