@@ -95,7 +95,9 @@ class Interpreter(TorchDispatchMode):
             out = self.in_parts(lambda: func.decompose(*args, **kwargs))
             if out is not NotImplemented:
                 return out
-        self.note_reads(func, (args, kwargs))
+        self.note_reads(func, args)
+        if kwargs:
+            self.note_reads(func, kwargs.values())
         out = func(*args, **kwargs)
         kind = kind_of(func)
         if kind == FUSED:
@@ -130,24 +132,27 @@ class Interpreter(TorchDispatchMode):
 
     def tell(self, func: Any, values: Any, out: Any) -> None:
         """Tell the observers of an operation that ran while the interpreter was off."""
-        self.note_reads(func, values)
+        self.note_reads(func, tensors_in(values))
         inputs, outputs = ([each for each in tensors_in(some) if not hasattr(each, "weight")] for some in (values, out))
         with paused():
             for observer in self.observers:
                 observer.see(Op("", func, inputs, {}, outputs))
 
-    def note_reads(self, func: Any, values: Any) -> None:
+    def note_reads(self, func: Any, values: Iterable[Any]) -> None:
         """Add the parameters among the values to `read`.
 
         Raises:
             NoEntriesError: a tensor is on the meta device; torch would return uninitialised memory.
         """
-        for each in tensors_in(values):
-            if each.is_meta:
-                name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else func.__name__
-                raise NoEntriesError(f"reads a matrix without entries in {name}")
-            if isinstance(each, nn.Parameter):
-                self.read.add(each.weight.name if hasattr(each, "weight") else id(each))
+        for each in values:
+            if isinstance(each, list | tuple):
+                self.note_reads(func, each)
+            elif isinstance(each, Tensor):
+                if each.is_meta:
+                    name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else func.__name__
+                    raise NoEntriesError(f"reads a matrix without entries in {name}")
+                if type(each) is not Tensor and isinstance(each, nn.Parameter):
+                    self.read.add(each.weight.name if hasattr(each, "weight") else id(each))
 
 
 class ByMemory:

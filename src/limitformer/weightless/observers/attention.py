@@ -78,7 +78,7 @@ class Heads(Observer):
     def follow(self, op: Op) -> None:
         """Run an operation on the offsets of its arguments; one in place changes the offset that a tensor has."""
         tensors = tensors_in((op.args, op.kwargs))
-        if not isinstance(op.out, Tensor) or all(self.offsets.get(each) is None for each in tensors):
+        if not isinstance(op.out, Tensor) or not any(storage(each) in self.offsets.known for each in tensors):
             return
         known = self.offsets.get(op.out) is not None
         if not known and (not op.out.is_floating_point() or storage(op.out) in map(storage, tensors)):
@@ -107,9 +107,7 @@ class Heads(Observer):
         if not split:
             return
         logits, weights, *offset = split
-        visible = visible_by_size(logits)
-        if offset:
-            visible = visible_by_offset(offset[0]) & (logits > -torch.inf)
+        visible = visible_by_offset(offset[0]) & (logits > -torch.inf) if offset else visible_by_size(logits)
         summary = self.by_head(logits.float(), weights.float(), visible)
         stack.heads[-1] = {key: torch.cat([heads[key], each], 1) for key, each in summary.items()} if heads else summary
         if not heads:

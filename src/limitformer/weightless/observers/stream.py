@@ -43,7 +43,7 @@ from limitformer.weightless.layout import (
 )
 from limitformer.weightless.ops import MULTIPLE, SUM
 from limitformer.weightless.roots import gram
-from limitformer.weightless.tensors import Fingerprint, fingerprint, same_memory, tensors_in
+from limitformer.weightless.tensors import Fingerprint, fingerprint, same_memory, storage, tensors_in
 
 PLACES = 3  # covariances of a block: before it, and after two sublayers
 BEFORE, INSIDE = "before the blocks", "inside the blocks"  # where a parameter was read
@@ -389,7 +389,7 @@ class Streams(Observer):
         if stream is None:
             return
         branch = args[1] if stream is args[0] else args[0]
-        branch = out - stream if same_memory(branch, out) else branch  # f += x
+        branch = out - stream if storage(branch) == storage(out) else branch  # f += x
         f, covariance = self.by_sample(stack, branch.reshape(stack.shape)).flatten(1), self.gram(stack, out)
         stack.branch[-1].append(norm(f) / f.shape[1] ** 0.5)
         if self.keeps:
