@@ -157,6 +157,7 @@ HOMES = {
     "checking.comparison": ("compare",),
     "checking.steps": ("steps",),
     "initialisation.recipes.recipe": ("recipes",),
+    "rates.equivalent": ("equivalent_rates",),
     "rates.rate": ("rate",),
     "scaling.transfer": ("transfer",),
     "subjects.shapes": ("shapes",),
