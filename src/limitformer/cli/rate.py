@@ -62,7 +62,7 @@ def rate(
     trust_remote_code: TrustRemoteCode = False,
     witness: WitnessOption = "auto",
 ) -> None:
-    """Search the largest learning rate that nine of ten networks bear in their first steps, and the range to tune in.
+    """Search the largest learning rate that nine of ten networks bear, and the range to tune in.
 
     For example: limitformer rate model.py:build --optimizer train.py:make --inputs train.py:batch
 

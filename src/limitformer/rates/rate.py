@@ -14,7 +14,7 @@ from limitformer.base.errors import require, require_count, require_real
 from limitformer.base.progress import advance, duration, progress_bar
 from limitformer.rates.critical import HIGHEST, BorneRate, borne_rate, critical_rate, networks_needed
 from limitformer.rates.kinds import ALL, VECTORS, kinds_of, stream_change
-from limitformer.rates.tuning import held, tuning_range
+from limitformer.rates.tuning import leave_one_out, tuning_range
 from limitformer.reports.figures import Line, Panel, number
 from limitformer.reports.page import Card, Facts, Figures, Page, Section, TextTable
 from limitformer.reports.report import AnyReport, csv_of, finite_values
@@ -146,7 +146,7 @@ class RateReport(AnyReport):
         """The sentence about the range in which to tune; empty if there is none."""
         if not self.decided:
             return ""
-        within, count = held()
+        within, count = leave_one_out()
         return (
             f" The range to tune in is that of the ratio of critical to best rate in a pilot of {count} small language "
             f"models (bytes, widths 48 to 128, 150 steps without warm-up): it held the best rate of {within} of them, "

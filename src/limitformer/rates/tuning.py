@@ -46,7 +46,7 @@ def pilot_logs() -> NDArray[np.float64]:
 
 
 @cache
-def held() -> tuple[int, int]:
+def leave_one_out() -> tuple[int, int]:
     """Return how many networks of the pilot have their best rate in the range that the others give, of how many."""
     logs, count = pilot_logs(), 0
     for k in range(len(logs)):
