@@ -15,6 +15,7 @@ from limitformer.cli.options import (
     InputsOption,
     LossOption,
     Optimizer,
+    Sequences,
     Settings,
     Text,
     Tokens,
@@ -42,6 +43,7 @@ def rate(
     networks: Annotated[int, typer.Option(help="Largest number of networks.")] = 40,
     minutes: Annotated[float, typer.Option(help="Time after which no further network begins.")] = 10.0,
     tokens: Tokens = 32,
+    sequences: Sequences = None,
     text: Text = None,
     inputs: InputsOption = None,
     settings: Settings = None,
@@ -64,6 +66,7 @@ def rate(
             "steps": require_count("--steps", steps),
             "networks": require_count("--networks", networks),
             "minutes": minutes,
+            "sequences": None if sequences is None else require_count("--sequences", sequences),
             "clip": clip,
             "warmup": require_count("--warmup", warmup, least=0),
             "seed": seed,
@@ -85,7 +88,7 @@ def rate(
         options["loss"] = user_loss(loss)
         if isinstance(rule, str):
             rule = user_object(rule, "--optimizer")
-        subject, batch = subject_and_batch(what, changes, trust_remote_code, text, inputs, tokens)
+        subject, batch = subject_and_batch(what, changes, trust_remote_code, text, inputs, tokens, sequences)
         try:
             with suggest_quicker(f"at most {networks} networks; it ends as soon as the interval decides."):
                 report = run_rate(subject, batch, optimizer=rule, **options)
