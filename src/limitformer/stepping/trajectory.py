@@ -49,7 +49,7 @@ from limitformer.weightless.threads import one_thread
 PRODUCTS = {torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__}
 PRODUCTS |= {torch.addmm, Tensor.addmm}  # with a bias before the factors
 Result = TypeVar("Result")
-PIECE_TOKENS = 1024  # of a pass, if a batch has more
+PIECE_TOKENS = 512  # of a pass, if a batch has more
 NOISE_PIECES = 8  # of a batch whose gradient noise is estimated
 CLIPPED = 1e-6  # that torch adds to the norm of all gradients before it divides by it
 
