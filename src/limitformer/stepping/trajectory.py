@@ -81,7 +81,7 @@ class Pass:
 
 
 def pieces_of(inputs: Inputs, least: int = 1) -> list[Inputs]:
-    """Divide a batch into pieces of `PIECE_TOKENS` at most, or of one sequence; into `least` if there are so many."""
+    """Divide a batch into pieces of `PIECE_TOKENS` at most, or of one sequence; into at least `least`, if possible."""
     count = max(least, -(-inputs.rows * token_count(inputs) // PIECE_TOKENS)) if inputs.rows > 1 else 1
     rows = max(1, inputs.rows // count)
     count = -(-inputs.rows // rows)
