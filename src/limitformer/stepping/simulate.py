@@ -49,7 +49,9 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("branch", "branch_change"), ("block", "sublayer")),
     **dict.fromkeys(BY_HEAD, ("block", "head")),
     **dict.fromkeys(("weight_signal", "weight_noise"), ("weight",)),
-    **dict.fromkeys(("weight_gradient", "weight_change", "weight_spectral", "update_effect"), ("weight",)),
+    **dict.fromkeys(
+        ("weight_gradient", "weight_change", "weight_spectral", "update_effect", "lookup_effect"), ("weight",)
+    ),
 }
 
 
@@ -103,7 +105,8 @@ def simulate_steps(
         a W_0| with a the factor of weight decay, relative to `weight_size`, the norm |W_0| in root mean square over
         networks (infinite for a weight that was zero and moves); its largest singular value `weight_spectral` where
         the change has low rank, relative to the same; `update_effect`, the root mean square of what the change adds to
-        the output of the weight's linear map, times a multiplier between the head and the module's output. With
+        the output of the weight's linear map, times a multiplier between the head and the module's output, or, of a
+        table that no map uses, to the rows that tokens read; `lookup_effect` is the latter for every table. With
         `sequences`, `weight_signal` and `weight_noise` are unbiased estimates of |G|² and tr Σ (`stepping.noise`). The
         coordinates `matrix` and `table` say which weights have two dimensions or more, and which are those of an
         `nn.Embedding`.
@@ -186,9 +189,13 @@ class Training:
     optimizer: Any = None
     batches_at: Callable[[int], StepBatches] | None = None
 
+    def of_network(self, sample: int) -> StepBatches:
+        """Return the batches of one network."""
+        return self.batches if self.batches_at is None else self.batches_at(sample)
+
     def trajectory(self, rule: StepRules, sample: int) -> Trajectory:
         """Return the training of one network at one learning rate."""
-        batches = self.batches if self.batches_at is None else self.batches_at(sample)
+        batches = self.of_network(sample)
         result = Trajectory(self.network, rule, self.forms, self.loss, batches, self.seed, sample)
         result.optimizer = self.optimizer
         return result
