@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from torch import nn
 from torch.nn import functional
 
 import limitformer as lf
 from limitformer.base.errors import InputError
 from limitformer.scaling.batches import batch_rule
-from limitformer.scaling.measures import STREAM
 
 BATCHES = [2, 8, 32]
 CONFIG = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 20, "n_positions": 16}
@@ -63,17 +63,30 @@ def test_exponents_over_the_batch_are_those_of_torch_and_their_rule_that_of_the_
     assert "speak for one rate at every batch" in twin.notes[0]
 
 
+def steps_like(gradient, update):
+    """Return datasets with these norms (samples, sizes) of gradients and of updates, at 4, 16, … sequences."""
+    return {
+        4 ** (k + 1): xr.Dataset(
+            {
+                "gradient_norm": (("sample", "step"), gradient[:, [k, k]]),
+                "weight_change": (("sample", "step", "weight"), np.stack([0 * update, update], 1)[..., k, None]),
+                "weight_size": ("weight", [2.0]),
+            }
+        )
+        for k in range(gradient.shape[1])
+    }
+
+
 def test_rule_ends_where_noise_is_half_of_the_gradient():
-    """Squared norms |G|² + tr Σ/B with a noise scale of 64, and updates like them."""
-    sizes = np.array([4, 16, 64, 256, 1024])
-    square = 1.0 + 64 / sizes
+    """Squared norms |G|² + tr Σ/B with a noise scale of 64; updates as of SGD, and as of signs."""
+    square = 1.0 + 64 / 4.0 ** np.arange(1, 6)
     values = np.sqrt(square) * np.exp(0.01 * np.random.default_rng(0).normal(size=(5, 1)))
-    note = batch_rule({"gradient": values, STREAM: values}, sizes)
+    note = batch_rule(steps_like(values, values))
     assert note.startswith("Up to batch 64, above which noise is less than half")
     assert "the rule B." in note
-    assert "the rule √B." in batch_rule({"gradient": values, STREAM: values**0}, sizes)
-    assert batch_rule({"gradient": values[:, 3:], STREAM: values[:, 3:]}, sizes[3:]).startswith("The gradient's norm")
-    assert "nothing is said" in batch_rule({"gradient": values * np.nan, STREAM: values}, sizes)
+    assert "the rule √B." in batch_rule(steps_like(values, values**0))
+    assert "between 4 and 16: noise is less" in batch_rule(steps_like(values[:, 3:], values[:, 3:]))
+    assert "nothing is said" in batch_rule(steps_like(values * np.nan, values))
 
 
 def test_width_and_depth_grow_together():

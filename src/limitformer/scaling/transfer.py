@@ -239,7 +239,7 @@ def transfer_of(
         positive = positive_rows(values)
         if len(positive):
             exponents[key] = exponent(positive, sizes, key)
-    notes = [*([batch_rule(measures, sizes)] if over == BATCH else []), *notes]
+    notes = [*([batch_rule(data)] if over == BATCH else []), *notes]
     (first, words), *_, (last, others) = 2 * [(size, each.attrs["optimizer"]) for size, each in data.items()]
     if words != others:
         words = f"at {over} {first} {words}, at {over} {last} {others}"
