@@ -61,6 +61,9 @@ def transfer(
     base: Annotated[
         int | None, typer.Option(help="Size at which the rule changes nothing.", show_default="the smallest")
     ] = None,
+    target: Annotated[
+        int | None, typer.Option(help="A larger size that is not run: predict the effects there.", show_default="none")
+    ] = None,
     steps: Annotated[int, typer.Option(help="Training steps.")] = 3,
     tokens: Annotated[int, typer.Option(help="Number of tokens.")] = 32,
     text: Text = None,
@@ -120,7 +123,7 @@ def transfer(
         try:
             with suggest_quicker(networks + half):
                 result = run_transfer(
-                    model, sizes, first, optimizer=method, rate=rate, rule=rule, base=base, steps=steps,
+                    model, sizes, first, optimizer=method, rate=rate, rule=rule, base=base, target=target, steps=steps,
                     samples=samples, seed=seed, clip=clip, loss=function, witness=proof,
                 )  # fmt: skip
         except TransferInterrupted as interrupt:

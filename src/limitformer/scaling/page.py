@@ -41,7 +41,7 @@ def contents(result: MeasuredSizes) -> Page:
     sections = [
         Section("Verdict", [answer, *partial]),
         Section("Exponents", [TextTable("Exponents of all measures", head, rows), *result.legend]),
-        Section("Measures that decide", [figures(result, list(result.deciding))]),
+        Section("Measures that decide", [figures(result, result.deciding)]),
         Section("Other measures", [figures(result, others)]),
         Section(f"What the rule {result.rule} assumes and changes", result.notes),
         Section("What this does not tell", [result.about, *LIMITS]),
@@ -62,7 +62,7 @@ def panel(result: MeasuredSizes, name: str) -> Panel:
     x = np.asarray(result.sizes, float)
     mean = Line("own", "geometric mean", x, np.exp(np.log(values).mean(0)))
     band = (x, *np.quantile(values, [LOW, HIGH], axis=0))
-    note = f"{result.over}^({each}), {result.word(name)}; × {number(2**each.value, 3)} at twice the {result.over}"
+    note = f"{result.word(name)}; exponent {each}: × {number(2**each.value, 3)} at twice the {result.over}"
     ticks = tuple(map(float, result.sizes))
     return Panel(name, note, result.over, (mean,), band, log=True, ticks=ticks, least_span=LEAST_SPAN, band_label=BAND)
 
@@ -89,5 +89,5 @@ def draw(result: MeasuredSizes) -> "Figure":
     for place, name in zip(axes.ravel(), names, strict=False):
         draw_panel(place, panel(result, name))
         title = "\n".join(wrap(name, TITLE))
-        place.set_title(f"{title}\n{result.over}^({result.exponents[name]})")
+        place.set_title(f"{title}\nexponent {result.exponents[name]}")
     return figure

@@ -54,6 +54,7 @@ class Transfer(MeasuredSizes, AnyReport):
         notes: what the rule assumes, what it changed, and what this model does not allow.
         witness: two steps at the smallest size, compared with the user's own module and optimiser in plain PyTorch;
             None if none were.
+        target: the size that is predicted; None: nothing is.
     """
 
     FILES = "transfer"
@@ -107,6 +108,7 @@ def transfer(
     rate: float | None = None,
     rule: str = "standard",
     base: int | None = None,
+    target: int | None = None,
     steps: int = 3,
     samples: int = 8,
     seed: int,
@@ -127,6 +129,7 @@ def transfer(
         rule: "standard" (one rate, the model's own initialisation), "mup", "completep" or "depth-mup". The rule sets
             initialisation, multipliers and rates of every size relative to the base.
         base: the size at which the rule changes nothing; None: the smallest.
+        target: a larger size that is not run: the verdict is about the effects that the sizes predict there.
         steps: number of steps.
         samples: number of networks at each size; a verdict needs four.
         seed: the same seed gives the same numbers.
@@ -153,6 +156,8 @@ def transfer(
     require(not strange, f"transfer has no option {', '.join(strange)}.{nearest(''.join(strange[:1]), sorted(known))}")
     require_count("samples", samples)
     base = sizes[0] if base is None else require_count("base", base)
+    far = target is None or require_count("target", target) > sizes[-1]
+    require(far, f"target must be larger than every {name} that is run; got {target}. Nearest: {2 * sizes[-1]}.")
     models, factor, proof = {}, 1.0, None
     for size in sizes:
         with about(f"{name} {size}"):
@@ -207,10 +212,10 @@ def transfer(
         if len(finished) < LEAST_SIZES:
             raise KeyboardInterrupt from interrupt
         notes = [partly(name, finished, samples), *notes]
-        raise TransferInterrupted(transfer_of(name, finished, rule, notes, proof)) from interrupt
+        raise TransferInterrupted(transfer_of(name, finished, rule, notes, proof, target)) from interrupt
     finally:
         advance(bar, -1)
-    return transfer_of(name, data, rule, notes, proof)
+    return transfer_of(name, data, rule, notes, proof, target)
 
 
 def partly(over: str, finished: Mapping[int, xr.Dataset], samples: int) -> str:
@@ -220,7 +225,12 @@ def partly(over: str, finished: Mapping[int, xr.Dataset], samples: int) -> str:
 
 
 def transfer_of(
-    over: str, data: Mapping[int, xr.Dataset], rule: str, notes: Sequence[str], proof: Witness | None
+    over: str,
+    data: Mapping[int, xr.Dataset],
+    rule: str,
+    notes: Sequence[str],
+    proof: Witness | None,
+    target: int | None,
 ) -> Transfer:
     """Fit the exponents of all measures, to the networks that every size has."""
     sizes, measures = tuple(data), measures_of(data)
@@ -232,7 +242,7 @@ def transfer_of(
     (first, words), *_, (last, others) = 2 * [(size, each.attrs["optimizer"]) for size, each in data.items()]
     if words != others:
         words = f"at {over} {first} {words}, at {over} {last} {others}"
-    return Transfer(over, sizes, rule, words, data, measures, exponents, [*unmeasured(data), *notes], proof)
+    return Transfer(over, sizes, rule, words, data, measures, exponents, [*unmeasured(data), *notes], proof, target)
 
 
 def unmeasured(data: Mapping[int, xr.Dataset]) -> list[str]:
