@@ -317,9 +317,10 @@ def measures_of(data: Mapping[int, xr.Dataset]) -> dict[str, NDArray[np.float64]
         for name in names
     }
     rounding = ROUNDING * np.finfo(next(iter(data.values())).attrs["dtype"]).eps
-    for name in (STREAM, f"{STREAM}, first step"):
-        if name in result and not (result[name] >= rounding * result["stream at the end"]).any():
-            result[name] = result[name] * 0.0  # at no size is it more than rounding
+    for change, whole in ((STREAM, "stream at the end"), (LOGITS, "attention logits")):
+        for name in (change, f"{change}, first step"):
+            if name in result and not (result[name] >= rounding * result[whole]).any():
+                result[name] = result[name] * 0.0  # at no size is it more than rounding
     return result
 
 
@@ -338,6 +339,8 @@ def measures_at(data: xr.Dataset) -> dict[str, NDArray[np.float64]]:
     result[FALL] = data.loss.isel(step=0) - last.loss
     if "logit_std" in data:
         result["attention logits"] = last.logit_std.mean(["block", "head"])
+        changes = {when: (each.logit_change**2).mean(["block", "head"]) ** 0.5 for when, each in steps.items()}
+        result |= {f"{LOGITS}{when}": each for when, each in changes.items()}
     kinds: dict[str, list[str]] = {}
     for weight in data.weight.values[data.matrix.values]:
         kinds.setdefault(kind_of(str(weight)), []).append(str(weight))

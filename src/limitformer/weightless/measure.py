@@ -57,6 +57,7 @@ SCALINGS = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__}
 CHOICES = {torch.topk, Tensor.topk}
 LARGEST = {torch.argmax, Tensor.argmax, torch.max, Tensor.max}
 PLACES = 3  # covariances of a block: before it, and after two sublayers
+ROWS = 64  # of the attention of a sequence, the last ones, whose logits are kept
 BEFORE, INSIDE = "before the blocks", "inside the blocks"  # where a parameter was read
 
 
@@ -87,6 +88,8 @@ class MeasuredStack:
     gradient: dict[int, Tensor] = field(default_factory=dict)
     streams: list[Tensor] = field(default_factory=list)  # by layer (S, T · n), if `Measure.keeps` them
     branches: list[list[Tensor]] = field(default_factory=list)  # by block and sublayer
+    logits: list[list[Tensor]] = field(default_factory=list)  # by block: some rows of attention (heads, rows, tokens)
+    pulls: list[list[Tensor]] = field(default_factory=list)  # the loss's gradients by these logits, if it has any
     sums: bool = False  # whether the network adds something made of a block's output to the block's input
     changed: bool = False  # whether a block receives something other than what the last one returned
     places: set[int] = field(default_factory=set)  # of the blocks that have run
@@ -139,7 +142,7 @@ class Measure(TorchFunctionMode):
         self.ended: tuple[MeasuredStack, Tensor] | None = None  # the last block's stack and input, until another begins
         self.sum: tuple[Tensor, Fingerprint, Tensor] | None = None  # the last sum, its fingerprint and its covariance
         self.hooks: list[Any] = []
-        self.keeps = False  # whether stacks keep streams and branches
+        self.keeps = False  # whether stacks keep streams, branches and logits
         self.used: set[Any] = set()  # parameters that were read: ids, and names of those without entries
         self.before_blocks: frozenset[Any] = frozenset()  # those that were read before the first block
         self.inside_blocks: frozenset[Any] = frozenset()  # those that were read up to the end of the last block
@@ -232,6 +235,8 @@ class Measure(TorchFunctionMode):
         self.stack.branch.append([])
         self.stack.branches.append([])
         self.stack.heads.append({})
+        self.stack.logits.append([])
+        self.stack.pulls.append([])
         self.stack.of_block.append({})
         self.parts = [self.module.get_submodule(name) for name in self.layout.blocks[place].members]
 
@@ -462,22 +467,25 @@ class Measure(TorchFunctionMode):
         stack.of_block[-1] |= load_of_experts(choices.detach(), experts, self.samples, counted)
 
     def summarise_attention(
-        self, stack: MeasuredStack, logits: Tensor, weights: Tensor, visible: Tensor | None, ordered: bool = False
-    ) -> None:
+        self, stack: MeasuredStack, logits: Tensor, weights: Tensor, visible: Tensor | None, ordered: bool = False,
+        fused: tuple[Tensor, Tensor] | None = None,
+    ) -> None:  # fmt: skip
         """Summarise the first attention of a block by head; unknown visibility follows from the sizes of logits.
 
         A loop over heads has several softmaxes of one head each, before the next sum with the stream.
 
         Args:
             ordered: whether sequences and heads are the first two dimensions, in this order.
+            fused: the output of torch's fused attention, which has the gradient that the weights do not, and values.
         """
+        source, values = (weights, None) if fused is None else fused
         kind, heads = (len(stack.inside[-1]), logits.shape, visible is None), stack.heads[-1]
         if heads and kind != self.attended:
             return
         tensors = [logits, weights, *([] if visible is None else [visible.expand(logits.shape)])]
+        sequences = self.samples * self.rows
+        tokens = stack.shape[:-1].numel() // sequences
         if not ordered:
-            sequences = self.samples * self.rows
-            tokens = stack.shape[:-1].numel() // sequences
             split = [by_sequence_and_head(x, sequences, self.samples, tokens, self.heads_first) for x in tensors]
             tensors = [each for each in split if each is not None]
         if not tensors:
@@ -486,6 +494,22 @@ class Measure(TorchFunctionMode):
         visible = masks[0] & (logits > -torch.inf) if masks else visible_by_size(logits)
         summary = self.by_head(logits.float(), weights.float(), visible)
         stack.heads[-1] = {key: torch.cat([heads[key], each], 1) for key, each in summary.items()} if heads else summary
+        if self.keeps:
+            mask = visible.expand(logits.shape)[0, :, -ROWS:]
+            rows = logits[0, :, -ROWS:].masked_fill(~mask, 0.0)
+            stack.logits[-1].append(rows / mask.sum((-1, -2), keepdim=True).clamp(min=1).sqrt())
+            stack.pulls[-1].append(torch.zeros_like(rows))
+            if source.requires_grad:
+                a, pulls, place = weights[0, :, -ROWS:], stack.pulls[-1], len(stack.pulls[-1]) - 1
+
+                def note_gradient(g: Tensor) -> None:
+                    g = g if values is None else g @ values.detach().mT
+                    split = g if ordered else by_sequence_and_head(g, sequences, self.samples, tokens, self.heads_first)
+                    if split is not None:
+                        g = split[0, :, -ROWS:]
+                        pulls[place] = a * (g - (a * g).sum(-1, keepdim=True))
+
+                source.register_hook(note_gradient)
         if not heads and logits.shape[1] == 1:
             self.attended = kind
 
@@ -527,7 +551,8 @@ class Measure(TorchFunctionMode):
             with torch.no_grad():
                 visible = None if attn_mask is None else self.visible.of(attn_mask)
                 formula = attention_formula(q, k, attn_mask, is_causal, scale, visible)
-                self.summarise_attention(self.stack, *formula)
+                shared = 1 if v.dim() == 3 else q.shape[-3] // v.shape[-3]
+                self.summarise_attention(self.stack, *formula, fused=(out, v.repeat_interleave(shared, -3)))
         return out
 
     @contextmanager
