@@ -227,7 +227,7 @@ def test_head_of_zeros_alone_moves_in_the_first_step_and_decides():
     assert result.exponents[HEAD].value == pytest.approx(1.0, abs=0.15)
     assert result.conclusion.startswith("The effect of head, first step grows by a factor of 4.")
     still = {name for name in result.measures if name.startswith("effect of")} - {HEAD} | {"stream change at the end"}
-    assert len(still) == 5
+    assert len(still) == 7
     assert not still & result.exponents.keys()
     assert all([row[1:5] for row in result.cells() if row[0] == name] == [["0", "0", "0", "–"]] for name in still)
 

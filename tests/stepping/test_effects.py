@@ -124,3 +124,52 @@ def test_other_code_runs_as_it_would_without_measuring(name, zeros):
 
     data = simulate_steps(build, 6, optimizer="adam", steps=1, samples=1, seed=0, progress=False)
     assert np.isfinite(data.loss.values).all()
+
+
+class Lookup(nn.Module):
+    """A table whose rows are the output."""
+
+    def __init__(self, given=False):
+        super().__init__()
+        self.table = nn.Embedding(9, WIDTH)
+        if given:
+            self.table.weight.data = torch.arange(9.0 * WIDTH).cos().view(9, WIDTH)
+
+    def forward(self, ids):
+        return self.table(ids)
+
+
+TABLES = {  # the forms of a table
+    "rows": (Lookup, {"name": "sgd", "lr": 0.5}),
+    "undrawn": (Lookup, lambda module: torch.optim.Muon(module.parameters(), lr=0.1, weight_decay=0.0)),
+    "entries": (Lookup, {"name": "adam", "lr": 0.1, "weight_decay": 0.1}),
+    "of the module": (lambda: Lookup(given=True), {"name": "sgd", "lr": 0.5}),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_effect_of_a_table_is_the_change_of_the_rows_that_tokens_read(name):
+    model, optimizer = TABLES[name]
+
+    def loss(out, inputs):
+        return (out[..., :4] - 1).square().mean((-2, -1)) * 50
+
+    ids = torch.tensor([[3, 3, 3, 3, 5, 1]])
+    data = simulate_steps(model, ids, optimizer=optimizer, steps=2, samples=2, seed=0, loss=loss, progress=False)
+    effect, change = data.lookup_effect.values[0, :, :, 0], data.output_change.values[0]
+    np.testing.assert_allclose(effect, change, rtol=1e-4, atol=1e-7)
+    assert np.all(change[:, 1] > 1e-3)
+    np.testing.assert_array_equal(data.update_effect.values, data.lookup_effect.values)
+    if name == "rows":  # a mean over rows, not over tokens, is another number
+        by_row = data.weight_change.values[0, :, 1, 0] * float(data.weight_size[0]) / (3 * WIDTH) ** 0.5
+        assert np.all(abs(by_row / effect[:, 1] - 1) > 0.1)
+
+
+def test_tied_table_has_the_effect_of_the_head_and_that_of_the_lookup():
+    shape = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 50}
+    optimizer = {"name": "adamw", "lr": 1e-3, "weight_decay": 0.0}
+    data = simulate_steps(shape, 16, optimizer=optimizer, steps=1, samples=1, seed=0, progress=False)
+    table = data.sel(weight="transformer.wte.weight").isel(rate=0, sample=0, step=1)
+    assert float(table.lookup_effect) == pytest.approx(1e-3, rel=1e-3)  # Adam's first step, with a gradient everywhere
+    assert float(table.update_effect) > 3e-3
+    assert np.isnan(data.lookup_effect.sel(weight="transformer.h.0.mlp.c_fc.weight").values).all()

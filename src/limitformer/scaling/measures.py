@@ -28,6 +28,7 @@ from limitformer.witness import Witness
 
 STREAM, OUTPUT, EFFECT = "stream change at the end", "output change", "effect of "
 START, LOGITS = "stream at the start", "change of attention logits"
+EFFECTS = ("update_effect", "lookup_effect")
 DECIDING = (EFFECT, STREAM, START, LOGITS)  # the names of measures of the verdict begin so
 MOST_NETWORKS = 1000  # that the number of networks that decide is sought among
 FALL = "fall of the loss"
@@ -345,9 +346,11 @@ def measures_at(data: xr.Dataset) -> dict[str, NDArray[np.float64]]:
     for weight in data.weight.values[data.matrix.values]:
         kinds.setdefault(kind_of(str(weight)), []).append(str(weight))
     for kind, names in kinds.items():
-        effect = (first.update_effect.sel(weight=names) ** 2).mean("weight") ** 0.5
-        if bool(np.isfinite(effect).all()):
-            result[f"{EFFECT}{kind.removesuffix('.weight')}, first step"] = effect
+        update, lookup = ((first[key].sel(weight=names) ** 2).mean("weight") ** 0.5 for key in EFFECTS)
+        if bool(np.isfinite(update).all()):
+            result[f"{EFFECT}{kind.removesuffix('.weight')}, first step"] = update
+        if bool(np.isfinite(lookup).all()) and not bool((lookup == update).all()):  # of a table that is a head, too
+            result[f"{EFFECT}{kind.removesuffix('.weight')} as a table, first step"] = lookup
     return {name: np.asarray(value, float) for name, value in result.items()}
 
 

@@ -47,7 +47,9 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("stream", "stream_change", "largest"), ("layer",)),
     **dict.fromkeys(("branch", "branch_change"), ("block", "sublayer")),
     **dict.fromkeys((*BY_HEAD, "logit_change"), ("block", "head")),
-    **dict.fromkeys(("weight_gradient", "weight_change", "weight_spectral", "update_effect"), ("weight",)),
+    **dict.fromkeys(
+        ("weight_gradient", "weight_change", "weight_spectral", "update_effect", "lookup_effect"), ("weight",)
+    ),
 }
 
 
@@ -102,7 +104,8 @@ def simulate_steps(
         `weight_size`, the norm |W_0| in root mean square over networks (infinite for a weight that was zero and moves);
         its largest singular value `weight_spectral` where the change has low rank, relative to the same;
         `update_effect`, the root mean square of what the change adds to the output of the weight's linear map, times a
-        multiplier between the head and the module's output. The coordinates `matrix` and `table` say which weights have
+        multiplier between the head and the module's output, or, of a table that no map uses, to the rows that tokens
+        read; `lookup_effect` is the latter for every table. The coordinates `matrix` and `table` say which weights have
         two dimensions or more, and which are those of an `nn.Embedding`.
 
     Raises:

@@ -186,7 +186,8 @@ class Trajectory:
         )  # fmt: skip
         network.begin(run)
         self.weights.put(network.module)
-        self.weights.effects = {} if measured else self.weights.effects
+        if measured:
+            self.weights.effects, self.weights.lookups = {}, {}
         measure = network.measure(1, inputs) if measured else None
         if measure is not None:
             measure.keeps = True
@@ -252,19 +253,25 @@ class Trajectory:
                 for column, (f, f_start) in enumerate(zip(*pairs, strict=False)):
                     change[row, column] = ratio(f, f_start)
             result["branch_change"] = change
-        changes, effects = self.weights.changes(), self.weights.effects
-        mean = {
-            name: math.sqrt(sum(square for square, _ in every) / sum(count for _, count in every))
-            for name, every in effects.items()
-        }
+        changes = self.weights.changes()
+        lookups = root_mean_squares(self.weights.lookups)
         result["weight_change"] = self.by_weight({name: size for name, (size, _) in changes.items()})
         result["weight_spectral"] = self.by_weight({name: largest for name, (_, largest) in changes.items()})
-        result["update_effect"] = self.by_weight(mean)
+        result["update_effect"] = self.by_weight(lookups | root_mean_squares(self.weights.effects))
+        result["lookup_effect"] = self.by_weight(lookups)
         return result
 
     def by_weight(self, values: dict[str, float], function: Callable[[float], float] = float) -> NDArray[np.float64]:
         """Return numbers in the order of the trained parameters, NaN for those that have none."""
         return np.array([function(values[name]) if name in values else math.nan for name in self.network.trained])
+
+
+def root_mean_squares(squares: dict[str, list[tuple[float, int]]]) -> dict[str, float]:
+    """Return √(Σ squares / Σ numbers of entries) by name."""
+    return {
+        name: math.sqrt(sum(square for square, _ in every) / sum(count for _, count in every))
+        for name, every in squares.items()
+    }
 
 
 def number(value: float) -> NDArray[np.float64]:
@@ -382,6 +389,13 @@ class EffectsOfUpdates(TorchFunctionMode):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         if not self.names:
+            return out
+        if func is functional.embedding:
+            ids, table = (kwargs.get(key, *args[k : k + 1]) for k, key in enumerate(("input", "weight")))
+            name = self.names.get(plain_storage(table))
+            if name is not None and table.shape == self.trained.entries[name].initial.shape:
+                distinct, place = torch.unique(ids, return_inverse=True)
+                self.trained.note_lookup(name, self.trained.entries[name].moved[distinct], place)
             return out
         if func is functional.linear:
             x, matrix = (kwargs.get(key, *args[k : k + 1]) for k, key in enumerate(("input", "weight")))

@@ -230,14 +230,17 @@ class TrainedRows:
         self.factors.append(factor)
         self.gradients.append(None if gradient is None else (gradient[0], scale * gradient[1]))
 
+    @property
+    def decay(self) -> float:
+        """The factor a of W_t − a W₀."""
+        return decay(self.rule, [each is not None for each in self.gradients], self.factors)
+
     def change(self) -> float:
         """Return |W_t − a W₀| of the rows that were read."""
         if not self.read:
             return 0.0
         initial = torch.stack(list(self.read.values()))
-        gradients = [each is not None for each in self.gradients]
-        start = decay(self.rule, gradients, self.factors) * initial
-        change = self.now(torch.tensor(list(self.read)), initial) - start
+        change = self.now(torch.tensor(list(self.read)), initial) - self.decay * initial
         return float(change.double().norm())
 
 
@@ -303,6 +306,7 @@ class TrainedWeights:
         self.own: dict[str, nn.Parameter] = {}  # parameters of the module that have entries
         self.steps: dict[str, list[tuple[float, float, bool]]] = {}  # by name: the steps of all parts of a weight
         self.effects: dict[str, list[tuple[float, int]]] = {}  # by name: squares that updates add to outputs
+        self.lookups: dict[str, list[tuple[float, int]]] = {}  # by table: squares that updates add to rows, by token
         self.last: tuple[str, Tensor] | None = None  # the name and the output of the last map, of a measured pass
         self.gradients: dict[str, Any] = {}  # of the last backward pass: tensors, or ids and rows
 
@@ -375,6 +379,17 @@ class TrainedWeights:
     def note_effect(self, name: str, change: Tensor) -> None:
         """Note what the updates of a weight add to the output of a map."""
         self.effects.setdefault(name, []).append((float(squared_norm(change[None])), change.numel()))
+
+    def note_lookup(self, name: str, change: Tensor, place: Tensor) -> None:
+        """Note what the updates of a table add to the rows that tokens read.
+
+        Args:
+            change: of the rows (r, columns).
+            place: by token, its row.
+        """
+        tokens = torch.bincount(place.flatten(), minlength=len(change))
+        square = float(change.detach().double().square().sum(1) @ tokens.double())
+        self.lookups.setdefault(name, []).append((square, place.numel() * change.shape[1]))
 
     def scale_last(self, output: Tensor) -> None:
         """Note the effect of the last map on the module's output, if this is a multiple of the map's: muP's head.
@@ -504,16 +519,27 @@ class TrainedRun(WeightlessRun):
         rule = trained.rule(name) if weight.trained else None
         tied = name in trained.forms.tied or name in trained.matrices or (rule is not None and rule.kind == "muon")
         matrix = trained.matrix(weight, None, len(distinct)) if tied else None
+
+        def note(name: str, change: Tensor) -> None:
+            trained.note_lookup(name, change, place)
+
+        noted = note if self.measured else None
         if matrix is not None:
             choice = torch.zeros(len(distinct), weight.shape[0], dtype=self.dtype)
             choice[torch.arange(len(distinct)), distinct] = 1.0
-            rows = TrainedMap.apply(choice, self.anchor, matrix, False, not weight.trained, name, None, distinct)[None]
+            frozen = not weight.trained
+            rows = TrainedMap.apply(choice, self.anchor, matrix, False, frozen, name, noted, distinct)[None]
         elif tied or trained.forms.forms.get(name) == ENTRIES:
             rows = self.whole(weight)[:, distinct]
+            if noted:
+                noted(name, trained.entries[name].moved[distinct])
         else:
             trained.forms.forms[name] = ROWS
             table = trained.rows.setdefault(name, TrainedRows(rule))
-            now = table.now(distinct, self.entries(weight, distinct)[0])
+            initial = self.entries(weight, distinct)[0]
+            now = table.now(distinct, initial)
+            if noted:
+                noted(name, now - table.decay * initial)
             rows = now[None].clone().requires_grad_(self.gradients and weight.trained)
             self.looked_up.setdefault(name, []).append((distinct, rows))
         return rows[:, place]

@@ -190,7 +190,11 @@ def maps(data: xr.Dataset) -> list[HeatMap]:
     parts = []
     for name, title, note in (
         ("weight_change", "Change of the matrices", "over their size at the start"),
-        ("update_effect", "Effect of the updates", "root mean square of what they add to the output of the map"),
+        (
+            "update_effect",
+            "Effect of the updates",
+            "root mean square of what they add to the output of the map, or to the rows of a table",
+        ),
     ):
         values = middle(data[name].transpose("sample", "step", "weight").values[:, :, is_matrix], 0)
         if name == "weight_change":  # 0/0 of a zero matrix that has not moved, in a network that has not diverged
