@@ -22,6 +22,7 @@ from limitformer.scaling.exponents import (
     is_size_free,
     weights_at,
 )
+from limitformer.scaling.lines import Lines
 from limitformer.scaling.roles import kind_of
 from limitformer.scaling.sizes import DEPTH, WIDTH
 from limitformer.witness import Witness
@@ -57,6 +58,7 @@ class MeasuredSizes:
     notes: Sequence[str] = field(default_factory=tuple)
     witness: Witness | None = None
     target: int | None = None
+    lines: Lines | None = None
 
     @property
     def proof(self) -> str:
@@ -296,6 +298,7 @@ class MeasuredSizes:
             "groups": {str(size): json.loads(each.attrs["groups"]) for size, each in self.data.items()},
             "loss": self.loss, "conclusion": self.conclusion, "transfers": self.transfers, "measures": rows,
             "networks needed": self.networks_needed if self.transfers is None else None,
+            "lines": None if self.lines is None else self.lines.record(),
             "notes": list(self.notes), "witness": None if self.witness is None else self.witness.record(),
         }  # fmt: skip
 

@@ -8,8 +8,9 @@ import numpy as np
 
 from limitformer.checking.page.steps import BAND, HIGH, LOW
 from limitformer.reports.figures import Line, Panel, number
-from limitformer.reports.page import Card, Facts, Figures, Page, Section, TextTable
+from limitformer.reports.page import Card, Code, Facts, Figures, Page, Section, TextTable
 from limitformer.reports.verdict import BROKEN, FINE, WATCH
+from limitformer.scaling.lines import HEAD
 from limitformer.scaling.measures import MeasuredSizes
 
 if TYPE_CHECKING:
@@ -47,6 +48,9 @@ def contents(result: MeasuredSizes) -> Page:
         Section("What this does not tell", [result.about, *LIMITS]),
         Section("Provenance", [Facts(facts(result))]),
     ]
+    if result.lines is not None:
+        table = TextTable("Settings", HEAD, result.lines.rows)
+        sections.insert(2, Section(f"What to set at {result.lines.title}", [table, Code("Code", result.lines.code)]))
     title = f"Does the learning rate transfer over the {result.over}?"
     return Page("transfer", result.over, title, (result.heading, result.proof, LAW), sections)
 
