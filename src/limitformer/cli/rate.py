@@ -11,6 +11,7 @@ from limitformer.base.errors import require, require_count
 from limitformer.base.progress import suggest_quicker
 from limitformer.cli.endings import INTERRUPTED, begin_work
 from limitformer.cli.options import (
+    AfterGroups,
     Clip,
     InputsOption,
     LossOption,
@@ -38,6 +39,7 @@ from limitformer.cli.steps import optimizer_of
 def rate(
     what: What,
     optimizer: Optimizer,
+    after_groups: AfterGroups = None,
     steps: Annotated[int, typer.Option(help="Steps after which the loss must be lower than before.")] = 3,
     networks: Annotated[int, typer.Option(help="Largest number of networks.")] = 40,
     minutes: Annotated[float, typer.Option(help="Time after which no further network begins.")] = 10.0,
@@ -85,6 +87,7 @@ def rate(
         options["loss"] = user_loss(loss)
         if isinstance(rule, str):
             rule = user_object(rule, "--optimizer")
+        options["after_groups"] = user_object(after_groups, "--after-groups") if after_groups else None
         subject, batch = subject_and_batch(what, changes, trust_remote_code, text, inputs, tokens)
         try:
             with suggest_quicker(f"at most {networks} networks; it ends as soon as the interval decides."):

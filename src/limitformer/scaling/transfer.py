@@ -30,7 +30,7 @@ from limitformer.scaling.roles import kind_of
 from limitformer.scaling.rules import ADAM, ADAMW
 from limitformer.scaling.sizes import at_size, sizes_over
 from limitformer.simulation.simulate import Interrupted
-from limitformer.stepping.optimizers import NotUnderstoodError, base_rate, made_by, read_optimizer
+from limitformer.stepping.optimizers import NotUnderstoodError, base_rate, made_by, read_optimizer, with_groups
 from limitformer.stepping.rules import Factors, StepRules, require_rate
 from limitformer.stepping.simulate import BAR, simulate_steps, training_of
 from limitformer.weightless.law import build_without_weights
@@ -121,6 +121,7 @@ def transfer(
     inputs: Any = 32,
     *,
     optimizer: Any,
+    after_groups: Any = None,
     rate: float | None = None,
     rule: str = "standard",
     base: int | None = None,
@@ -139,7 +140,7 @@ def transfer(
         over: {"width": sizes}, {"depth": sizes}, or a field of the configuration or an argument of the function.
             Configurations scale by their fields: at another width the heads keep their size.
         inputs: the batch, as for `limitformer.weightless.simulate`.
-        optimizer: as for `limitformer.stepping.simulate_steps`.
+        optimizer, after_groups: as for `limitformer.steps`.
         rate: the learning rate at the base; None: the optimiser's own. The rates of all groups are multiplied by the
             same factor at every size, so that an optimiser's own dependence on the size stays.
         rule: "standard" (one rate, the model's own initialisation), "mup", "completep" or "depth-mup". The rule sets
@@ -165,6 +166,7 @@ def transfer(
     False
     """
     name, sizes = sizes_over(over)
+    optimizer = with_groups(optimizer, after_groups)
     taken = {"rates", "factors", "overrides"} & options.keys()
     require(not taken, f"transfer has no option {', '.join(sorted(taken))}: the rule sets it.")
     known = set(inspect.signature(training_of).parameters) | {"progress"}
