@@ -95,7 +95,7 @@ def test_table_files_and_picture_have_every_measure(standard, tmp_path):
 
 def test_fewer_than_four_networks_with_a_measure_give_no_verdict():
     """The exponent of a measure is that of the networks where it is positive, and the table counts them."""
-    exponents = {HEAD: lf.scaling.exponents.Exponent(-0.26, -0.27, -0.25, True)}
+    exponents = {HEAD: lf.scaling.exponents.Exponent(-0.26, -0.27, -0.25)}
     values = np.ones((5, 2)) * [1.0, 2**-0.26]
     values[0, 1] = -1.0
     four = Transfer("width", (1, 2), "standard", "sgd", {}, {HEAD: values}, exponents)

@@ -94,7 +94,7 @@ def test_card_has_the_grade_of_the_verdict(result, monkeypatch, verdict, grade):
 def hostile(result):
     name = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=1'>\"'&<!--"
     measures = {f"effect of {name}": next(iter(result.measures.values()))}
-    exponents = {f"effect of {name}": Exponent(0.5, 0.4, 0.6, True)}
+    exponents = {f"effect of {name}": Exponent(0.5, 0.4, 0.6)}
     return replace(result, over=name, rule=name, optimizer=name, measures=measures, exponents=exponents, notes=(name,))
 
 
