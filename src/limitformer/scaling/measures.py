@@ -179,8 +179,8 @@ class MeasuredSizes:
             return f"These networks do not decide whether the learning rate transfers {self.span}. Nearest: {nearest}."
         if self.transfers:
             return (
-                f"No effect of these steps depends on the {self.over} {self.span}: nothing in them speaks against the "
-                "transfer of the learning rate."
+                f"No effect of these steps changes {self.span}: nothing in them speaks against the transfer of the "
+                "learning rate."
             )
         (name, each), *others = self.depending().items()
         change = "grows" if each.value > 1 else "falls"
