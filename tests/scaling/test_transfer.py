@@ -119,6 +119,8 @@ def test_fewer_than_four_networks_with_a_measure_give_no_verdict():
         ({"width": [32, 64]}, {"warm_up": 2}, "transfer has no option warm_up. Nearest: warmup"),
         ({"width": [32, 64]}, {"base": 0}, "base must be at least 1; got 0"),
         ({"width": [32, 64]}, {"base": -7}, "base must be at least 1; got -7"),
+        ({"width": [32, 64]}, {"target": 64}, "target must be larger than every width that is run; got 64"),
+        ({"width": [32, 64]}, {"target": 72}, "at width 72"),
         ({"width": [32, 64]}, {"rate": 0.0}, "a learning rate must be above 0"),
         ({"width": [32, 64]}, {"optimizer": "adamax"}, "unknown optimizer 'adamax'"),
     ],

@@ -1,5 +1,6 @@
 """The change of attention logits along their gradient, against torch's own gradients and steps of the same weights."""
 
+import gc
 import math
 
 import numpy as np
@@ -9,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from limitformer.stepping.simulate import simulate_steps
+from limitformer.weightless.measure import MeasuredStack
 from training_networks import next_token
 
 WIDTH, HEADS, WORDS = 16, 2, 20
@@ -91,3 +93,17 @@ def test_change_of_logits_is_that_of_torch(kind, steps):
     np.testing.assert_array_equal(own[0], 0.0)
     np.testing.assert_allclose(own[-1], along, rtol=1e-8)
     assert not np.allclose(own[-1], whole, rtol=0.05)  # wrong twin: in any direction
+
+
+@pytest.mark.parametrize("kind", ["fused", "softmax"])
+def test_measured_networks_are_freed(kind):
+    """A hook that held its stack, and so the graph whose node holds the hook, would never be freed."""
+
+    def alive(samples):
+        simulate_steps(
+            lambda: Model(kind), IDS, optimizer="sgd", steps=1, samples=samples, seed=0, loss=next_token, progress=False
+        )
+        gc.collect()
+        return sum(type(each) is MeasuredStack for each in gc.get_objects())
+
+    assert alive(1) == alive(4)

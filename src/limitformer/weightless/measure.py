@@ -499,12 +499,14 @@ class Measure(TorchFunctionMode):
             rows = logits[0, :, -ROWS:].masked_fill(~mask, 0.0)
             stack.logits[-1].append(rows / mask.sum((-1, -2), keepdim=True).clamp(min=1).sqrt())
             stack.pulls[-1].append(torch.zeros_like(rows))
-            if source.requires_grad:
+            if source.requires_grad:  # its hook must not hold the stack, as above
                 a, pulls, place = weights[0, :, -ROWS:], stack.pulls[-1], len(stack.pulls[-1]) - 1
+                order = sequences, self.samples, tokens, self.heads_first
+                plain = None if values is None else values.detach()
 
                 def note_gradient(g: Tensor) -> None:
-                    g = g if values is None else g @ values.detach().mT
-                    split = g if ordered else by_sequence_and_head(g, sequences, self.samples, tokens, self.heads_first)
+                    g = g if plain is None else g @ plain.mT
+                    split = g if ordered else by_sequence_and_head(g, *order)
                     if split is not None:
                         g = split[0, :, -ROWS:]
                         pulls[place] = a * (g - (a * g).sum(-1, keepdim=True))
