@@ -1,7 +1,8 @@
 """Predicted effects at four times the width, against networks of that width that are drawn whole.
 
 python -m benchmarks.transfer.predictions benchmarks/transfer/results.jsonl: the twelve settings of `settings.json`,
-which was written before the first of them ran; a line each. A setting that is in the file is not repeated.
+which was written before the first of them ran; a line each. A setting that is in the file is not repeated. The first
+five of `results.jsonl` ran before tables of embeddings were a measure of the verdict.
 """
 
 import json

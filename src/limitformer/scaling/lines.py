@@ -53,7 +53,7 @@ def multiply(model):
 
 @dataclass(frozen=True)
 class Lines:
-    """What to set at a size.
+    """The settings of a rule at a size, as a table and as code.
 
     Attributes:
         title: the size, rule and base.
