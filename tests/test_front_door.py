@@ -25,6 +25,7 @@ EXTRAS = {
     "check",
     "compare",
     "design",
+    "equivalent_rates",
     "rate",
     "recipes",
     "shapes",

@@ -6,8 +6,14 @@ file is not repeated.
 
 python -m benchmarks.rates.pilot first first.jsonl: the losses of the first three steps by `limitformer`, for four
 networks drawn from the law of each architecture, at rising rates, on a batch as trained and on one of 64 tokens.
+
+python -m benchmarks.rates.pilot compare trained.jsonl first.jsonl: for each criterion and batch, critical over best
+rate, its scatter and its rank correlation with the best rate.
+
+python -m benchmarks.rates.pilot table trained.jsonl first.jsonl: the table of `limitformer.rates.tuning`.
 """
 
+import csv
 import json
 import math
 import sys
@@ -20,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -222,6 +229,53 @@ def first_steps(
                 break
 
 
+def best_rate(runs: list[dict[str, Any]]) -> float:
+    """Return the rate of the lowest held-out loss, by a parabola through the best of the rates and its neighbours."""
+    runs = sorted(runs, key=lambda run: run["rate"])
+    x, y = np.log([run["rate"] for run in runs]), np.array([run["held_out"] for run in runs])
+    k = int(np.argmin(y))
+    if k in (0, len(y) - 1) or not np.isfinite(y[k - 1 : k + 2]).all():
+        return math.exp(x[k])
+    a, b, _ = np.polyfit(x[k - 1 : k + 2], y[k - 1 : k + 2], 2)
+    return math.exp(np.clip(-b / (2 * a), x[k - 1], x[k + 1]))
+
+
+def critical_rate(rows: list[dict[str, Any]], criterion: str) -> float:
+    """Return the geometric mean of the networks' critical rates, each between the last rate borne and the next."""
+    logs = []
+    for sample in range(NETWORKS):
+        own = sorted((row for row in rows if row["sample"] == sample), key=lambda row: row["rate"])
+        bears = [CRITERIA[criterion](np.array(row["losses"]), np.array(row["unseen"])) for row in own]
+        first = bears.index(False)
+        logs.append((math.log(own[first - 1]["rate"]) + math.log(own[first]["rate"])) / 2 if first else math.nan)
+    return math.exp(np.mean(logs))
+
+
+def table(trained: Path, first: Path, size: str = "as trained", criterion: str = "falls") -> list[dict[str, Any]]:
+    """Return a row for each network that is trained at all rates: what it is, its critical and its best rate."""
+    runs, rows, result = rows_in(trained), rows_in(first), []
+    for one in architectures():
+        own = [run for run in runs if run["number"] == one.number]
+        steps = [row for row in rows if row["number"] == one.number and row["size"] == size]
+        if len(own) == len(RATES[one.optimizer]) and steps:
+            known = {name: getattr(one, name) for name in ("number", "optimizer", "norm", "width", "layers", "std")}
+            rates = {"critical": critical_rate(steps, criterion), "best": best_rate(own)}
+            result.append(known | {name: float(f"{each:.4g}") for name, each in rates.items()})
+    return result
+
+
+def compare(trained: Path, first: Path) -> None:
+    """Print how well the critical rate by each criterion and batch goes with the best rate."""
+    for size in SIZES:
+        for criterion in CRITERIA:
+            rows = table(trained, first, size, criterion)
+            critical, best = (np.array([row[name] for row in rows]) for name in ("critical", "best"))
+            logs = np.log(critical / best)[np.isfinite(critical)]
+            rho = stats.spearmanr(critical, best, nan_policy="omit").statistic
+            middle, scatter = math.exp(logs.mean()), math.exp(logs.std(ddof=1))
+            print(f"{size}, {criterion}: {len(logs)} networks, {middle:.1f}, scatter × {scatter:.2f}, ρ {rho:.2f}")
+
+
 def rows_in(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
@@ -229,6 +283,15 @@ def rows_in(path: Path) -> list[dict[str, Any]]:
 def main() -> None:
     torch.set_num_threads(1)
     kind, path = sys.argv[1], Path(sys.argv[2])
+    if kind in ("compare", "table"):
+        if kind == "compare":
+            compare(path, Path(sys.argv[3]))
+            return
+        rows = table(path, Path(sys.argv[3]))
+        writer = csv.DictWriter(sys.stdout, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return
     training, held_out, words = text()
     if kind == "first":
         done = {(row["number"], row["size"]) for row in rows_in(path)}

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from limitformer.models import from_text as from_text
     from limitformer.models import from_tokens as from_tokens
     from limitformer.models import to_json as to_json
+    from limitformer.rates.equivalent import equivalent_rates as equivalent_rates
     from limitformer.rates.rate import rate as rate
     from limitformer.results.datasets import correlation as correlation
     from limitformer.results.outcomes import outcomes as outcomes
@@ -157,6 +158,7 @@ HOMES = {
     "checking.comparison": ("compare",),
     "checking.steps": ("steps",),
     "initialisation.recipes.recipe": ("recipes",),
+    "rates.equivalent": ("equivalent_rates",),
     "rates.rate": ("rate",),
     "scaling.transfer": ("transfer",),
     "subjects.shapes": ("shapes",),

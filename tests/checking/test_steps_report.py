@@ -118,7 +118,7 @@ def changed(data, name, where, value):
 
 def test_rate_verdict_is_the_largest_rate_of_nine_of_ten_networks():
     one = verdict(dataset(falls=(40, 38, 12, 0), samples=40), "rate")
-    assert (one.grade, one.value, one.share) == ("fine", 1e-3, 0.95)
+    assert (one.grade, one.value, one.share) == ("note", 1e-3, 0.95)  # 38 of 40 leave it open
     assert "up to a rate of 0.001, in 38 of 40 networks" in one.said
     assert "at 0.01 in 12 of 40; at 0.0001 in 40 of 40" in one.said
     assert verdict(dataset(falls=(40, 36, 12, 0), samples=40), "rate").value == 1e-3  # nine of ten are enough
@@ -148,7 +148,9 @@ def test_intervals_are_those_of_scipy():
     ],
 )
 def test_rate_verdict_says_whether_the_networks_are_enough(samples, falls, said):
-    sentence = verdict(dataset(falls=falls, samples=samples), "rate").said
+    one = verdict(dataset(falls=falls, samples=samples), "rate")
+    sentence = one.said
+    assert (one.grade, sentence.startswith("not decided: ")) == (("note", True) if said else ("fine", False))
     assert (said in sentence) if said else ("too few" not in sentence and "leave open" not in sentence)
 
 

@@ -58,7 +58,8 @@ def test_steps_prints_verdicts_table_and_caveat(steps):
     result = steps("--rates", "0.01,0.1,100")
     words = " ".join(result.stdout.split())
     assert result.exit_code == 0, result.output
-    assert result.stdout.startswith("small.json: ")
+    assert result.stdout.startswith("  · note: not decided: the loss of the batch falls")
+    assert "\nsmall.json: SGD (" in result.stdout
     assert "SGD (momentum 0, dampening 0, weight_decay 0), 3 rates, 1 step, 2 networks, 6 tokens, same batches" in words
     assert "the loss of the batch falls within 1 step up to a rate of 0.1, in 2 of 2 networks" in words
     assert [line.split()[0] for line in result.stdout.splitlines()[-6:-3]] == ["0.01", "0.1", "100"]
@@ -88,7 +89,7 @@ def test_steps_of_the_command_are_those_of_the_function(steps, folder):
 def test_function_builds_model_and_inputs(run, folder):
     result = run("steps", "mine.py:Tiny", "--optimizer", "mine.py:sgd", "--inputs", "mine.py:ids", *QUICK)
     assert result.exit_code == 0, result.output
-    assert result.stdout.startswith("Tiny: ")
+    assert "\nTiny: " in result.stdout
     assert "6 tokens" in result.stdout
 
 
@@ -160,7 +161,7 @@ def test_optimizers_are_those_that_are_understood():
 def test_optimizers_by_name_train(run, folder, name):
     result = run("steps", "small.json", "--optimizer", name, *QUICK, "--rates", "1e-3", "--weight-decay", 0.1)
     assert result.exit_code == 0, result.output
-    assert result.stdout.startswith(f"small.json: {name} (")
+    assert f"\nsmall.json: {name} (" in result.stdout
     assert "falls within 1 step at a rate of 0.001, in 2 of 2 networks" in " ".join(result.stdout.split())
 
 

@@ -15,7 +15,7 @@ from limitformer.checking.report import Report
 from limitformer.reports.figures import Line, Panel, kind_of
 from limitformer.reports.page import Figures, Heading, Page, Part, Section, TextTable
 from limitformer.reports.report import AnyReport, csv_of, finite_values
-from limitformer.reports.verdict import FINE, TRAINED, Verdict, number_text
+from limitformer.reports.verdict import FINE, TRAINED, Verdict, aligned, number_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -107,14 +107,7 @@ class Comparison(AnyReport):
             ]
             for (name, report), row in zip(self.reports.items(), self.rows().values(), strict=True)
         ]
-        widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
-        lines = []
-        for row in (head, *body):
-            cells = [
-                cell.ljust(width) if k < 2 else cell.rjust(width)  # names to the left, numbers to the right
-                for k, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ]
-            lines.append("  ".join(cells).rstrip())
+        lines = aligned([head, *body], left=2)  # names to the left, numbers to the right
         lines += ["", *wrap("; ".join(f"{short(name)}: {COLUMNS[name]}" for name in columns[2:]), WIDTH)]
         for name, report in self.reports.items():
             faults = [one for one in report.verdicts if one.name != FINE]

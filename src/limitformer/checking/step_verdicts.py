@@ -247,14 +247,15 @@ def sound_verdict(table: xr.Dataset, place: int, count: int, what: str, why: str
     certain = certain and all(float(table["high"][k]) < limit("falls") for k in above)
     rate = float(table["rate"][place])
     return step_verdict(
-        RATE, WATCH if edge or forgotten else FINE, "; ".join(parts) + ("" if certain else too_few(count)), rate,
-        "falls", share=float(table["share"][place]), rate=rate, why=f"{why} {ESTIMATE}",
-        mends=SMALLER if forgotten else "Larger rates show where it stops." if edge else "",
+        RATE, WATCH if edge or forgotten else FINE if certain else NOTE,
+        ("" if certain else "not decided: ") + "; ".join(parts) + ("" if certain else too_few(count)), rate, "falls",
+        share=float(table["share"][place]), rate=rate, why=why,
+        mends=SMALLER if forgotten else "Larger rates show where it stops." if edge else SEARCH,
     )  # fmt: skip
 
 
 SMALLER = "A smaller rate or a warm-up: little of the initialisation is left at this one."
-ESTIMATE = "The largest rate is a rough estimate: begin at a tenth of it, and tune."
+SEARCH = "limitformer rate searches the largest rate in each network, and returns the range to tune in."
 OTHER_BATCH = "An unseen batch with something to learn: unseen=…"
 OTHER_RATES = "Other rates; the loss by step shows on which side they are."
 LOSSES = {"loss": "the loss of the batch", "loss_unseen": "the loss of an unseen batch"}

@@ -49,8 +49,8 @@ class StepsReport(TrainedNetworks, AnyReport):
 
     def __str__(self) -> str:
         """Return the verdicts with their reasons, and the table by rate, on lines of at most 80 characters."""
-        lines = wrapped(f"{self.name}: {self.heading}", "") + wrapped(self.proof, "")
-        lines += verdict_lines(self.verdicts, exists=True)
+        lines = verdict_lines(self.verdicts, exists=True)  # the first line is the answer
+        lines += ["", *wrapped(f"{self.name}: {self.heading}", ""), *wrapped(self.proof, "")]
         table = self.rows()
         columns = [name for name in SHOWN if name in table[0]]
         head = f"{'rate':>8}" + "".join(f"{COLUMNS[name][0]:>9}" for name in columns)

@@ -56,9 +56,9 @@ class TrainedNetworks:
 
     @property
     def grade(self) -> str:
-        """fine, watch or broken, the worst of all verdicts; a note counts as fine."""
+        """fine, watch or broken, the worst of all verdicts; note if the rate is not decided."""
         worst = max((one.grade for one in self.verdicts), key=GRADES.index, default=FINE)
-        return FINE if worst == NOTE else worst
+        return FINE if worst == NOTE and self.verdicts[0].grade != NOTE else worst
 
     @property
     def partial(self) -> bool:

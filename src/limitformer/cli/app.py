@@ -55,7 +55,7 @@ COMMANDS = {
     ),
     "rate": (
         "limitformer.cli.rate:rate",
-        "Search the largest learning rate that nine of ten networks bear in their first steps.",
+        "Search the largest learning rate that nine of ten networks bear, and the range to tune in.",
     ),
     "transfer": (
         "limitformer.cli.transfer:transfer",

@@ -41,7 +41,9 @@ def rate(
     optimizer: Optimizer,
     after_groups: AfterGroups = None,
     steps: Annotated[int, typer.Option(help="Steps after which the loss must be lower than before.")] = 3,
-    networks: Annotated[int, typer.Option(help="Largest number of networks.")] = 40,
+    networks: Annotated[
+        int | None, typer.Option(help="Largest number of networks.", show_default="40; 4 for --equivalent-to")
+    ] = None,
     minutes: Annotated[float, typer.Option(help="Time after which no further network begins.")] = 10.0,
     tokens: Tokens = 32,
     text: Text = None,
@@ -51,20 +53,31 @@ def rate(
     clip: Clip = None,
     warmup: Warmup = 0,
     out: Annotated[str | None, typer.Option(metavar="DIR", help="Folder for rate.html, .csv, .json and .nc.")] = None,
+    at: Annotated[
+        float | None, typer.Option("--rate", help="Rate of --optimizer, for --equivalent-to.", show_default="its own")
+    ] = None,
+    equivalent_to: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Another optimiser, or FILE.py:NAME: which rate of it does the same?"),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed; the same seed gives the same networks.")] = 0,
     trust_remote_code: TrustRemoteCode = False,
     witness: WitnessOption = "auto",
 ) -> None:
-    """Search the largest learning rate that nine of ten networks bear in their first steps.
+    """Search the largest learning rate that nine of ten networks bear, and the range to tune in.
 
     For example: limitformer rate model.py:build --optimizer train.py:make --inputs train.py:batch
 
     Give the batch of training: a smaller one has other gradients. Ctrl-C keeps the networks that are finished.
+
+    With --equivalent-to: the rate at which another optimiser moves the stream as --optimizer does, by kind of weight,
+    such as: limitformer rate gpt2 --optimizer muon --rate 0.02 --equivalent-to adamw
     """
     with errors_in_one_line():
+        largest = networks if networks is not None else 40 if equivalent_to is None else 4
         options: dict[str, Any] = {
             "steps": require_count("--steps", steps),
-            "networks": require_count("--networks", networks),
+            "networks": require_count("--networks", largest),
             "minutes": minutes,
             "clip": clip,
             "warmup": require_count("--warmup", warmup, least=0),
@@ -75,10 +88,12 @@ def rate(
         require(clip is None or 0 < clip < math.inf, f"--clip must be above 0 and finite; got {clip}.")
         require_count("--tokens", tokens, least=2)
         changes = assignments(settings, "--set")
-        rule = optimizer_of(optimizer, {})
+        rule, other = (each if each is None else optimizer_of(each, {}) for each in (optimizer, equivalent_to))
+        require(at is None or equivalent_to is not None, "--rate is for --equivalent-to; a search begins anywhere.")
         require_known(what)
         require_readable(text)
         require(text is None or inputs is None, "--text and --inputs cannot both be given.")
+        from limitformer.rates.equivalent import equivalent_rates
         from limitformer.rates.rate import RateInterrupted
         from limitformer.rates.rate import rate as run_rate
 
@@ -88,9 +103,17 @@ def rate(
         if isinstance(rule, str):
             rule = user_object(rule, "--optimizer")
         options["after_groups"] = user_object(after_groups, "--after-groups") if after_groups else None
+        if isinstance(other, str):
+            other = user_object(other, "--equivalent-to")
         subject, batch = subject_and_batch(what, changes, trust_remote_code, text, inputs, tokens)
         try:
-            with suggest_quicker(f"at most {networks} networks; it ends as soon as the interval decides."):
+            if other is not None:
+                known = {key: options[key] for key in ("clip", "loss", "seed", "networks")}
+                with suggest_quicker(f"{largest} networks; --networks 2 takes less."):
+                    equal = equivalent_rates(subject, batch, optimizer=rule, other=other, rate=at, **known)
+                save_and_print(equal, place)
+                return
+            with suggest_quicker(f"at most {largest} networks; it ends as soon as the interval decides."):
                 report = run_rate(subject, batch, optimizer=rule, **options)
         except RateInterrupted as interrupt:
             save_and_print(interrupt.report, place)
@@ -100,7 +123,7 @@ def rate(
         if not report.decided and not report.unusual():
             more, seconds = report.missing
             longer = (float(report.data["seconds"].sum()) + 1.3 * seconds) / 60
-            enough = max(networks, report.networks + more), math.ceil(max(minutes, longer))
+            enough = max(largest, report.networks + more), math.ceil(max(minutes, longer))
             print_plain(f"Next: {more_of(sys.argv[1:], *enough)}")
 
 

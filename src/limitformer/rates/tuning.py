@@ -1,0 +1,55 @@
+r"""The range in which to tune a learning rate, from a pilot of thirty networks that were trained.
+
+`pilot.csv` has, for each network of `benchmarks/rates/pilot.py`, its critical rate c (geometric mean of four networks
+of the same law, on a batch as trained) and its best rate b: that of the lowest loss on unseen text after 150 steps
+without warm-up, by a parabola through the best of ten rates and its neighbours. With the mean m and the standard
+deviation s of ln(c/b) over n networks, the range of a further network is
+
+  c exp(−m ± t s √(1 + 1/n)),  t the quantile of Student's distribution with n − 1 degrees of freedom,
+
+in which its best rate lies with a probability of `COVERAGE`, if its ratio is one more of the same normal law.
+"""
+
+import csv
+import math
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+COVERAGE = 0.8
+
+
+def tuning_range(critical: Sequence[float]) -> tuple[float, float]:
+    """Return the ends of the range in which the best rate of a network with these critical rates is expected."""
+    low, high = ratios_within(pilot_logs())
+    middle = float(np.exp(np.mean(np.log(critical))))
+    return middle / high, middle / low
+
+
+def ratios_within(logs: NDArray[np.float64]) -> tuple[float, float]:
+    """Return the ends of the interval of one more ratio c/b, from the logarithms of known ones."""
+    count = len(logs)
+    half = stats.t.ppf((1 + COVERAGE) / 2, count - 1) * logs.std(ddof=1) * math.sqrt(1 + 1 / count)
+    return math.exp(logs.mean() - half), math.exp(logs.mean() + half)
+
+
+@cache
+def pilot_logs() -> NDArray[np.float64]:
+    """Return ln(c/b) of the networks of the pilot."""
+    text = files("limitformer.rates").joinpath("pilot.csv").read_text(encoding="utf-8")
+    rows = csv.DictReader(text.splitlines())
+    return np.array([math.log(float(row["critical"]) / float(row["best"])) for row in rows])
+
+
+@cache
+def leave_one_out() -> tuple[int, int]:
+    """Return how many networks of the pilot have their best rate in the range that the others give, of how many."""
+    logs, count = pilot_logs(), 0
+    for k in range(len(logs)):
+        low, high = ratios_within(np.delete(logs, k))
+        count += low < math.exp(logs[k]) < high
+    return count, len(logs)
