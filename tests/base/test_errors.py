@@ -20,7 +20,7 @@ from limitformer.rates.rate import RateInterrupted, RateReport
 from limitformer.scaling.transfer import Transfer, TransferInterrupted
 from limitformer.sweep import SweepInterrupted
 from limitformer.weightless.lengths import RowsMeasured
-from limitformer.weightless.measure import UnclearBlocksError
+from limitformer.weightless.observers.stream import UnclearBlocksError
 from limitformer.weightless.run import DrawWholeError, KeepWeightsError
 from limitformer_papers.training.interrupts import TrainingInterrupted
 

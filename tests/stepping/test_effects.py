@@ -35,6 +35,7 @@ FORMS = {
     "product with the transpose": (lambda x, w: torch.matmul(x, w.T), False),
     "addmm": (lambda x, w: torch.addmm(torch.ones(WORDS), x.flatten(0, 1), w).view(*x.shape[:2], WORDS), True),
     "slices": (lambda x, w: torch.cat([functional.linear(x, part) for part in w.split(100)], -1), False),
+    "sum of products": (lambda x, w: torch.einsum("btn,vn->btv", x, w), False),
     "after a multiplier": (lambda x, w: 0.25 * functional.linear(x, w), False),
 }
 
@@ -72,7 +73,7 @@ def test_effect_of_a_head_of_other_entries_is_the_change_of_the_output(name):
 
 def test_matrix_that_no_linear_map_uses_has_no_effect_of_its_own():
     data = simulate_steps(
-        lambda: Headed(lambda x, w: torch.einsum("btn,vn->btv", x, w), False), 12, optimizer="sgd", steps=1, samples=1,
+        lambda: Headed(lambda x, w: (x[..., None, :] * w).sum(-1), False), 12, optimizer="sgd", steps=1, samples=1,
         seed=0, loss=widths_of_gpt.next_token, progress=False,
     )  # fmt: skip
     assert np.isnan(data.update_effect.sel(weight="readout").values).all()

@@ -12,7 +12,7 @@ from cases.networks import mean_square
 from limitformer.weightless import laws, maps
 from limitformer.weightless.implicit import Implicit
 from limitformer.weightless.maps import squared_product
-from limitformer.weightless.run import ALWAYS, AUTO, OneSampleOnlyError, RandomWeight, WeightlessRun
+from limitformer.weightless.run import ALWAYS, AUTO, RandomWeight, WeightlessRun
 
 LEVEL = 1e-4
 DRAWN, UNSEEN = "drawn when needed", "never drawn"
@@ -124,10 +124,6 @@ def test_convolution_without_batch_dimension_takes_one_sample():
     x = values((3, 12))
     out = functional.conv1d(x, tensor, stride=2)
     torch.testing.assert_close(out, functional.conv1d(x, entries(tensor)[0], stride=2))
-    with pytest.raises(OneSampleOnlyError):
-        functional.conv1d(x, implicit((4, 3, 5), samples=2)[0])
-    with pytest.raises(OneSampleOnlyError):
-        functional.conv1d(values((3, 3, 12)), implicit((4, 3, 5), samples=2)[0])
 
 
 def test_never_drawn_map_refuses_inputs_of_another_width():

@@ -208,3 +208,31 @@ def test_large_logits_of_gpt2_have_their_spread(scale, implementation):
         logits = q @ k.mT / q.shape[-1] ** 0.5
         spread = torch.stack([logits[:, i, : i + 1].var(-1, correction=0) for i in range(1, tokens)])
         np.testing.assert_allclose(data["logit_std"].values[0, block], spread.mean(0).sqrt(), rtol=1e-4)
+
+
+def test_steep_bias_of_positions_hides_nothing():
+    """A bias that grows by 20 a token in the first head; the same bias in both heads is a mask."""
+    positions = torch.arange(TOKENS).float().expand(TOKENS, TOKENS)
+    slopes = torch.tensor([20.0, 0.1])[:, None, None]
+    assert (measured(lambda: Block(lambda x: x + slopes * positions))["tokens_seen"] == TOKENS).all()
+    assert (measured(lambda: Block(lambda x: x + 20 * positions))["tokens_seen"] == 2).all()
+
+
+def test_mask_that_depends_on_the_logits_is_the_real_one():
+    """Each row sees its two largest logits; zeros for the products would show all."""
+
+    def two_largest(x):
+        return x.masked_fill(x < x.topk(2).values[..., -1:], -50.0)
+
+    assert (measured(lambda: Block(two_largest))["tokens_seen"] == 2).all()
+
+
+def test_logits_copied_into_another_tensor_are_not_changed():
+    """The operation that copies them does not run a second time on what it writes to."""
+
+    def copied(x):
+        whole = torch.ones_like(x)
+        whole += x
+        return (whole - 1).masked_fill(HIDDEN, -1e4)
+
+    assert_same(measured(lambda: Block(copied)), measured(lambda: Block(lambda x: x.masked_fill(HIDDEN, -1e4))))

@@ -77,9 +77,10 @@ def passes():
     SEEN.clear()
     data = lf.weightless.simulate(Decoder, ids, **options)
     calls = [SEEN[k : k + LAYERS + 1] for k in range(0, len(SEEN), LAYERS + 1)]
-    whole = calls[-1]  # the pass of all samples follows the trials
-    assert len(whole[0]["start"]) == 2 * SAMPLES
-    return data, whole
+    passes = calls[-SAMPLES:]  # those of the samples follow the trials
+    return data, [
+        {key: torch.cat([each[key] for each in parts]) for key in parts[0]} for parts in zip(*passes, strict=True)
+    ]
 
 
 def by_sample(x):
@@ -298,3 +299,29 @@ def test_first_attention_of_a_block_is_summarised():
 
 def entropy_of_rows(weights):
     return torch.special.entr(weights).sum(-1)
+
+
+class Turned(nn.Module):
+    """Adds the stream in place to a branch whose memory lies in another order."""
+
+    def __init__(self):
+        super().__init__()
+        self.map = nn.Linear(8, 8)
+
+    def forward(self, x):
+        f = torch.tanh(self.map(x)).mT.contiguous().mT
+        BRANCHES.append(f.detach().square().mean().sqrt().item())
+        f += x
+        return f
+
+
+BRANCHES = []
+
+
+def test_branch_that_takes_the_stream_in_place_has_its_own_size():
+    BRANCHES.clear()
+    x = torch.randn(1, 5, 8, generator=torch.Generator().manual_seed(0))
+    data = lf.weightless.simulate(lambda: nn.Sequential(Turned(), Turned()), x, samples=1, seed=0, progress=False)
+    np.testing.assert_allclose(data.branch.values[0, :, 0], BRANCHES[-2:], rtol=1e-5)
+    sums = np.sqrt(np.trace(data.covariance_inside.values[0, :, 0], axis1=-2, axis2=-1) / 5)
+    assert np.all(sums > 1.1 * data.branch.values[0, :, 0])

@@ -35,7 +35,7 @@ from scipy import special  # scipy.stats takes a second to import
 
 from limitformer.results.datasets import correlation
 from limitformer.weightless.block_parts import DECAYS, ROUTER
-from limitformer.weightless.measure import BEFORE
+from limitformer.weightless.observers.stream import BEFORE
 
 Array = NDArray[np.float64]
 LOG, ARTANH, LINEAR = "log", "artanh", "linear"

@@ -1,8 +1,7 @@
 """Measure a module that exists through hooks, in one pass forward and backward, without changing it."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -21,22 +20,16 @@ from limitformer.weightless.arrays import (
     sizes_of_stacks,
     stream_arrays,
 )
-from limitformer.weightless.blocks import Entry, UnclearAxisError, grown_axes, mixed_sequences, stream_shapes
-from limitformer.weightless.heads import AttentionWeights, UnclearHeadsError, heads_come_first
-from limitformer.weightless.layout import (
-    Chosen,
-    Layout,
-    chosen_layout,
-    needs_search,
-    outermost_list,
-    record_calls,
-    search,
-)
-from limitformer.weightless.measure import Measure, NoEntriesError, UnclearBlocksError, where_parameters_are_read
+from limitformer.weightless.blocks import UnclearAxisError, mixed_sequences
+from limitformer.weightless.interpreter import Interpreter, NoEntriesError, Observer
+from limitformer.weightless.layout import Chosen
 from limitformer.weightless.network import output_sizes, random_states
+from limitformer.weightless.observers.attention import UnclearHeadsError
+from limitformer.weightless.observers.stream import Streams, UnclearBlocksError, where_parameters_are_read
 from limitformer.weightless.reachable import State, stray_tensors
 from limitformer.weightless.run import gradient_norm
 from limitformer.weightless.simulate import equal_up_to_rounding
+from limitformer.weightless.structure import Structure
 from limitformer.weightless.threads import one_thread
 
 REPEATS = 1e-4  # relative difference allowed between two calls
@@ -62,9 +55,7 @@ def measure_module(module: nn.Module, inputs: Inputs, loss: Loss | None, blocks:
     require(not frozen, f"no weight of {type(module).__name__} has a gradient. Nearest: gradients=False.")
     arguments = placed(inputs, module)
     with one_thread(), evaluating(module):
-        passes = Passes(
-            module, outermost_list(module) if blocks is None else chosen_layout(module, blocks), State(module)
-        )
+        passes = Passes(module, blocks)
         try:
             if not hasattr(getattr(module, "config", None), "to_dict"):
                 passes.check(inputs)
@@ -109,56 +100,33 @@ def settle_module(module: nn.Module, inputs: Inputs, own_loss: bool, blocks: Cho
         state.restore()
 
 
-@dataclass
-class Passes:
-    """Passes through a module that exists, which is restored before each.
+class Passes(Structure):
+    """Passes through a module that exists, which is restored before each."""
 
-    Attributes:
-        axes: by block, the dimension of its stream that counts sequences; None: the sizes show it.
-        heads_first: whether attention weights have heads before sequences; None: not known, and not needed so far.
-    """
+    def __init__(self, module: nn.Module, blocks: Chosen | None) -> None:
+        super().__init__(module, blocks, heads_first=None)
+        self.state = State(module)
 
-    module: nn.Module
-    layout: Layout
-    state: State
-    axes: dict[int, int] | None = None
-    heads_first: bool | None = None
-
-    def call_once(self, inputs: Inputs, arguments: dict[str, Any], gradients: bool) -> tuple[Any, Measure]:
+    def call_once(self, inputs: Inputs, arguments: dict[str, Any], gradients: bool) -> tuple[Any, Streams]:
         """Call the module once; return its output and the measurement. The first call finds blocks and axes."""
-        try:
-            if needs_search(self.layout, self.module):
-                raise UnclearBlocksError
-            return self.measured(inputs, arguments, gradients)
-        except UnclearBlocksError as unclear:
-            self.state.restore()
-            calls = record_calls(self.module, lambda: called(self.module, placed(inputs, self.module)))
-            self.layout, self.axes = search(self.module, calls, self.layout if unclear.measured else None), None
-        except UnclearAxisError:
-            self.axes = grown_axes(*(self.shapes(inputs.repeated(times)) for times in (1, 2)))
-        except UnclearHeadsError:
-            self.state.restore()
-            twice = inputs.repeated(2)
-            with torch.no_grad(), AttentionWeights() as weights:
-                called(self.module, placed(twice, self.module))
-            self.heads_first = heads_come_first(weights.results, twice.rows)
-        return self.call_once(inputs, placed(inputs, self.module), gradients)
+        return self.until_clear(inputs, lambda: self.measured(inputs, arguments, gradients), self.observed)
 
-    def shapes(self, inputs: Inputs) -> list[Entry]:
-        """Return the shapes of the streams that enter the blocks."""
+    def observed(self, inputs: Inputs, make: Callable[[], Observer]) -> Observer:
+        """Return the observer that `make` makes, after a pass."""
         self.state.restore()
-        with torch.no_grad(), stream_shapes(self.layout.entries(self.module)) as shapes:
-            called(self.module, placed(inputs, self.module))
-        return shapes
+        observer = make()
+        with torch.no_grad():
+            called(self.module, placed(inputs, self.module), observer)
+        return observer
 
-    def measured(self, inputs: Inputs, arguments: dict[str, Any], gradients: bool) -> tuple[Any, Measure]:
+    def measured(self, inputs: Inputs, arguments: dict[str, Any], gradients: bool) -> tuple[Any, Streams]:
         self.state.restore()
-        measure = Measure(
-            self.module, self.layout, 1, inputs.rows, inputs.counted, self.axes, inputs.length, self.heads_first
-        )
+        used = set[Any]()
+        measure = self.measure(1, inputs, used)
         before, name = random_states(), self.name
         with torch.set_grad_enabled(gradients):
-            out = called(self.module, arguments, measure)
+            out = called(self.module, arguments, *self.observers(measure), read=used)
+            measure.finish()
         require(random_states() == before, f"{name} draws random numbers of its own when it runs.")
         changed = self.state.changed_weight()
         require(changed is None, f"{name} changes its parameter {changed} when it runs.")
@@ -205,17 +173,15 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             part.training = True
 
 
-def covariances(measure: Measure) -> list[Tensor]:
+def covariances(measure: Streams) -> list[Tensor]:
     return [each for stack in measure.stacks for each in stack.covariance]
 
 
-def called(module: nn.Module, arguments: dict[str, Any], measure: Measure | None = None) -> Any:
-    """Return the module's output, measured by `measure`; any exception becomes one line."""
+def called(module: nn.Module, arguments: dict[str, Any], *observers: Observer, read: set[Any] | None = None) -> Any:
+    """Return the module's output, seen by observers; any exception becomes one line."""
     try:
-        with measure or nullcontext():
+        with Interpreter(module, *observers, read=read):
             out = call_with(module, arguments)
-        if measure is not None:
-            measure.finish()
     except (InputError, MemoryError, UnclearAxisError, UnclearBlocksError, UnclearHeadsError):
         raise
     except NoEntriesError as error:

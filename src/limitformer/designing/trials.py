@@ -5,6 +5,7 @@ Every setting uses the same random numbers, so that values change little where a
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,16 +34,14 @@ from limitformer.simulation.simulate import simulate as simulate_chain
 from limitformer.subjects.inputs import Inputs, inputs_for, start_of
 from limitformer.subjects.losses import chosen_loss, readout
 from limitformer.subjects.subject import Subject, resolve
-from limitformer.weightless.arrays import Arrays, dataset
+from limitformer.weightless.arrays import Arrays, dataset, require_same_blocks
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.simulate import (
-    SideBySide,
     accepted_inputs,
     check_scratch,
     largest_layer,
     named_errors,
     require_recordings,
-    side_by_side,
     token_count,
 )
 
@@ -84,20 +83,17 @@ class StockTrials:
         return network
 
     def values(self, setting: Setting, seed: int, samples: int) -> Values:
-        """Return the values of `samples` networks, each (sample,); several run side by side if that changes nothing."""
+        """Return the values of `samples` networks, each (sample,)."""
         network = self.network(setting)
         loss = chosen_loss(None, network.subject.task, readout(seed)) if self.gradients else None
 
-        def one_range(part: range) -> Arrays:
-            return named_errors(
-                lambda: network.run(seed, part, self.inputs, "auto", loss), network.subject, self.inputs
-            )
-
         tokens = self.inputs.rows * token_count(self.inputs)
         check_scratch(largest_layer(network, tokens, self.gradients), "One layer of it", "fewer tokens")
-        size = network.width_of_activations() * tokens * network.dtype.itemsize
-        together = SideBySide(one_range, side_by_side(one_range, network, samples, size))
-        parts = [arrays for _, arrays in together.parts(range(samples))]
+        parts = list[Arrays]()
+        for sample in range(samples):
+            call = partial(network.run, seed, range(sample, sample + 1), self.inputs, "auto", loss)
+            parts.append(named_errors(call, network.subject, self.inputs))
+            require_same_blocks(parts[0], parts[-1])
         data = dataset(parts, network.trained, network.read_where, network.stacks, self.inputs, {})
         return values_of_stacks(data)
 

@@ -1,7 +1,7 @@
 """The multipliers of a rule put into effect on a model, by changes of the module after it is built.
 
 In a block, a sum x + f of its stream x and a branch f becomes x + λf. The stream is the block's input, a sum with it, a
-norm of such a sum, and a multiple of it, as in `weightless.measure`.
+norm of such a sum, and a multiple of it, as in `weightless.observers.stream`.
 """
 
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from functools import partial
 from math import isclose
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -23,9 +24,10 @@ from limitformer.scaling.rules import (
 from limitformer.subjects.subject import Subject
 from limitformer.weightless.blocks import is_norm, tokens_among
 from limitformer.weightless.layout import is_callable
-from limitformer.weightless.measure import ADDITIONS, SCALINGS
 from limitformer.weightless.tensors import same_memory
 
+ADDITIONS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__}
+SCALINGS = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__}
 IN_PLACE = {Tensor.add_}
 
 

@@ -18,8 +18,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from limitformer.base.errors import InputError, require
 from limitformer.nn.drawn.simulate import torch_seed
@@ -37,17 +35,16 @@ from limitformer.weightless.arrays import (
     stream_arrays,
 )
 from limitformer.weightless.building import seeded
-from limitformer.weightless.implicit import Implicit
-from limitformer.weightless.measure import UnclearBlocksError
+from limitformer.weightless.interpreter import Observer, Op
 from limitformer.weightless.network import Weightless
+from limitformer.weightless.observers.stream import UnclearBlocksError
+from limitformer.weightless.ops import LOOKUP, PAIRS, PRODUCT
 from limitformer.weightless.reachable import State
 from limitformer.weightless.run import DrawWholeError, KeepWeightsError
 from limitformer.weightless.simulate import token_count
 from limitformer.weightless.tensors import storage
 from limitformer.weightless.threads import one_thread
 
-PRODUCTS = {torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__}
-PRODUCTS |= {torch.addmm, Tensor.addmm}  # with a bias before the factors
 Result = TypeVar("Result")
 PIECE_TOKENS = 512  # of a pass, if a batch has more
 NOISE_PIECES = 8  # of a batch whose gradient noise is estimated
@@ -231,17 +228,17 @@ class Trajectory:
         )  # fmt: skip
         network.begin(run)
         self.weights.put(network.module)
+        measure, observers = None, list[Observer]()
         if measured:
             self.weights.effects, self.weights.lookups = {}, {}
-        if measured and network.axes is not None:  # those of every piece and batch
-            network.axes = inputs, network.axes[1]
-        measure = network.measure(1, inputs) if measured else None
-        if measure is not None:
+            if network.axes is not None:  # those of every piece and batch
+                network.axes = inputs, network.axes[1]
+            measure = network.measure(1, inputs, run.read)
             measure.keeps = True
+            observers = [*network.observers(measure), EffectsOfUpdates(self.weights)]
         arguments = network.arguments(run, inputs)
         with torch.set_grad_enabled(gradients):
-            effects = EffectsOfUpdates(self.weights) if measured else nullcontext()
-            with effects, network.trimming(), measure or nullcontext():
+            with network.watching(run, *observers) if measured else nullcontext(), network.trimming():
                 out = network.call(arguments)
             output = output_of(out).detach()
             if measured:
@@ -412,54 +409,33 @@ class DrawnWeights(TrainedWeights):
         self.gradients, self.network.state = {}, State(self.network.module)
 
 
-class EffectsOfUpdates(TorchFunctionMode):
-    """A mode that notes what the updates of a module's own matrices add to the outputs of linear maps."""
+class EffectsOfUpdates(Observer):
+    """An observer of what the updates of a module's own matrices add to products with them, and to rows of tables."""
 
     def __init__(self, trained: TrainedWeights) -> None:
-        super().__init__()
         self.trained = trained
         self.names = {storage(each): name for name, each in trained.own.items() if each.dim() == 2}
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call `func`, and note the effect if it is a linear map by one of the matrices, its transpose or a slice."""
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
+    def see(self, op: Op) -> None:
+        """Note the effect of a matrix, its transpose or a slice, or that of a table."""
         if not self.names:
-            return out
-        if func is functional.embedding:
-            ids, table = (kwargs.get(key, *args[k : k + 1]) for k, key in enumerate(("input", "weight")))
-            name = self.names.get(plain_storage(table))
+            return
+        if op.kind == LOOKUP:
+            table, ids = op.args[:2]
+            name = self.names.get(storage(table))
             if name is not None and table.shape == self.trained.entries[name].initial.shape:
                 distinct, place = torch.unique(ids, return_inverse=True)
                 self.trained.note_lookup(name, self.trained.entries[name].moved[distinct], place)
-            return out
-        if func is functional.linear:
-            x, matrix = (kwargs.get(key, *args[k : k + 1]) for k, key in enumerate(("input", "weight")))
-        elif func in PRODUCTS and not kwargs:
-            x, matrix = args[-2:]
-        else:
-            return out
-        name = self.names.get(plain_storage(matrix))
-        if name is not None and plain_storage(x) and matrix.dim() == 2:
-            with torch.no_grad():  # a checkpoint counts the tensors that autograd saves
-                self.note(name, x, matrix, func is functional.linear)
-            self.trained.last = name, out.detach().clone()  # the code may change it in place
-        return out
+        elif op.kind in (PRODUCT, PAIRS):
+            for place, matrix in enumerate(op.args[-2:]):
+                if name := self.names.get(storage(matrix)):
+                    self.note(name, matrix, op.args[-2:][1 - place], turned=place == 0)
+                    self.trained.last = name, op.out.clone()  # the code may change it in place
 
-    def note(self, name: str, x: Tensor, matrix: Tensor, transpose: bool) -> None:
-        """Note the effect of x W, or x Wᵀ, where W is a view of the matrix `name`."""
+    def note(self, name: str, matrix: Tensor, x: Tensor, turned: bool) -> None:
+        """Note the effect of x W, or W x if `turned`, where W is a view of the matrix `name`."""
         moved = self.trained.entries[name].moved.contiguous()
-        if matrix.dtype != moved.dtype or not bool(x.isfinite().all()):
+        if matrix.dtype != moved.dtype or x.layout != torch.strided or not bool(x.isfinite().all()):
             return
         moved = moved.as_strided(matrix.shape, matrix.stride(), matrix.storage_offset())
-        self.trained.note_effect(name, x @ (moved.mT if transpose else moved))
-
-
-def plain_storage(tensor: Any) -> int:
-    """Return `storage`, or 0 for what has none: sparse and nested tensors, and those inside `torch.func`."""
-    if not isinstance(tensor, Tensor) or isinstance(tensor, Implicit) or tensor.layout != torch.strided:
-        return 0
-    try:
-        return storage(tensor)
-    except (NotImplementedError, RuntimeError):
-        return 0
+        self.trained.note_effect(name, moved @ x if turned else x @ moved)

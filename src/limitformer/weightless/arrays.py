@@ -14,7 +14,7 @@ from limitformer.base.memory import check_scratch
 from limitformer.subjects.inputs import Inputs
 from limitformer.weightless.block_parts import DECAYS, ROUTER
 from limitformer.weightless.layout import kinds_of
-from limitformer.weightless.measure import PLACES, Measure, MeasuredStack, in_rows
+from limitformer.weightless.observers.stream import PLACES, MeasuredStack, Streams, in_rows
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -31,7 +31,7 @@ OTHER_TOKENS = (
 )
 
 
-def stream_arrays(measure: Measure, gradients: bool) -> Arrays:
+def stream_arrays(measure: Streams, gradients: bool) -> Arrays:
     """Return the measures of the streams and the heads, by sample; stacks follow each other along layers and blocks."""
     parts = [stack_arrays(stack, gradients) for stack in measure.stacks]
     if len(parts) < 2:
@@ -107,7 +107,7 @@ class StackSize(NamedTuple):
     width: int
 
 
-def sizes_of_stacks(measure: Measure) -> dict[str, StackSize]:
+def sizes_of_stacks(measure: Streams) -> dict[str, StackSize]:
     """Return the size of each stack by its name; if several have one name, with their tokens, widths or inputs."""
     stacks, blocks = measure.stacks, measure.layout.blocks
     sizes = [

@@ -1,14 +1,12 @@
 """The stream that enters a block, and the dimension in which its sequences lie."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from limitformer.base.errors import InputError
+from limitformer.weightless.interpreter import Observer
 
 Argument = int | str  # the place or the name of an argument
 
@@ -71,24 +69,19 @@ def grown_axes(before: list[Entry], after: list[Entry]) -> dict[int, int]:
     )
 
 
-@contextmanager
-def stream_shapes(blocks: list[tuple[nn.Module, Argument | None]]) -> Iterator[list[Entry]]:
-    """Yield the shapes of the tokens that enter `blocks`, by module and argument, within the with statement."""
-    entries: list[Entry] = []
+class Entries(Observer):
+    """An observer of the shapes of the tokens that enter blocks, given by the name of a module and its argument."""
 
-    def entered(k: int, block: nn.Module, args: Any, kwargs: Any) -> None:
-        x = tokens_among(args, kwargs, blocks[k][1])
-        if x is not None:
-            entries.append(Entry(k, x.shape))
+    def __init__(self, blocks: list[tuple[str, Argument | None]]) -> None:
+        self.blocks = {name: (k, argument) for k, (name, argument) in enumerate(blocks)}
+        self.watched = self.blocks.keys()
+        self.shapes: list[Entry] = []
 
-    hooks = [
-        block.register_forward_pre_hook(partial(entered, k), with_kwargs=True) for k, (block, _) in enumerate(blocks)
-    ]
-    try:
-        yield entries
-    finally:
-        for hook in hooks:
-            hook.remove()
+    def enter(self, name: str, part: nn.Module, args: Any, kwargs: Any) -> None:
+        """Note the shape, if there are tokens."""
+        k, argument = self.blocks[name]
+        if (x := tokens_among(args, kwargs, argument)) is not None:
+            self.shapes.append(Entry(k, x.shape))
 
 
 def mixed_sequences(name: str, batch_dim: int) -> InputError:

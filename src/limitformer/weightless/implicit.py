@@ -9,6 +9,7 @@ drawn and kept (`run`).
 import math
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ from limitformer.weightless.convolutions import (
     patches_of,
     positions,
 )
+from limitformer.weightless.interpreter import paused
 from limitformer.weightless.laws import ORTHOGONAL
 from limitformer.weightless.maps import NeverDrawnMap, RedrawnMap
 from limitformer.weightless.numbers import normals
@@ -35,12 +37,11 @@ from limitformer.weightless.run import (
     NEVER,
     DrawWholeError,
     KeepWeightsError,
-    OneSampleOnlyError,
     RandomWeight,
     WeightlessRun,
     add_to,
 )
-from limitformer.weightless.tensors import tensors_in
+from limitformer.weightless.tensors import mapped, tensors_in
 
 NEVER_DRAWN, DRAWN_AGAIN = "never drawn", "drawn when needed"
 
@@ -79,17 +80,23 @@ class Implicit(torch.Tensor):
         kwargs = kwargs or {}
         if not torch.is_grad_enabled():
             require_followed(next(each for each in tensors_in((args, kwargs)) if isinstance(each, Implicit)))
+        name = getattr(func, "__name__", str(func))
         if func in ANSWERS:
-            answer = ANSWERS[func](*args, **kwargs)
+            with paused() if name not in METADATA else nullcontext():
+                answer = ANSWERS[func](*args, **kwargs)
             if answer is not NotImplemented:
+                tell(func, (args, kwargs), answer)
                 return answer
-        if getattr(func, "__name__", "") in METADATA:
+        if name in METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 value = func(*args, **kwargs)
             if not isinstance(value, Tensor):
                 return value
-        note_operation((args, kwargs), getattr(func, "__name__", str(func)))
-        return func(*with_entries(args), **with_entries(kwargs))
+        note_operation((args, kwargs), name)
+        with paused():
+            drawn = with_entries(args), with_entries(kwargs)
+        tell(func, (args, kwargs), drawn)
+        return func(*drawn[0], **drawn[1])
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
@@ -97,6 +104,13 @@ class Implicit(torch.Tensor):
         if func.overloadpacket.__name__ in ("detach", "alias", "_to_copy"):
             return args[0]
         return func(*with_entries(args), **with_entries(kwargs or {}))
+
+
+def tell(func: Any, values: Any, out: Any) -> None:
+    """Tell the observers of the pass, if there are any, of an answer without entries, or of entries that were drawn."""
+    weight = next(each for each in tensors_in(values) if isinstance(each, Implicit)).weight
+    if weight.run.interpreter is not None and getattr(func, "__name__", "") not in METADATA:
+        weight.run.interpreter.tell(func, values, out)
 
 
 def require_followed(tensor: Implicit) -> None:
@@ -201,24 +215,13 @@ def note_operation(arguments: Any, operation: str) -> None:
 
 
 def with_entries(arguments: Any) -> Any:
-    """Replace the implicit weights among the arguments by their entries, kept for the pass.
+    """Replace the implicit weights among the arguments by their entries, kept for the pass."""
+    return mapped(arguments, lambda each: entries_of(each) if isinstance(each, Implicit) else each)
 
-    They are repeated along the first dimension for samples side by side.
-    """
-    if isinstance(arguments, dict):
-        return {key: with_entries(value) for key, value in arguments.items()}
-    if isinstance(arguments, list | tuple):
-        return type(arguments)(with_entries(value) for value in arguments)
-    if not isinstance(arguments, Implicit):
-        return arguments
-    tensor, run = arguments, arguments.weight.run
-    values = keep_entries(tensor)
-    values = (values.transpose(-2, -1) if tensor.turned else values).to(tensor.dtype)
-    if run.side_by_side == 1:
-        return values[0]
-    if tensor.shape[:1] != (1,):
-        raise OneSampleOnlyError
-    return values[:, 0].repeat_interleave(run.sequences, 0)
+
+def entries_of(tensor: Implicit) -> Tensor:
+    values = keep_entries(tensor)[0]
+    return (values.transpose(-2, -1) if tensor.turned else values).to(tensor.dtype)
 
 
 def apply(x: Tensor, tensor: Implicit, turned: bool) -> Tensor:
@@ -351,9 +354,6 @@ def batched(input: Tensor, mat2: Tensor, **options: Any) -> Any:
         return NotImplemented
     if len(mat2.shape) != 3 or input.dim() != 3 or input.shape[0] != mat2.shape[0]:
         return NotImplemented
-    run = mat2.weight.run
-    if run.side_by_side > 1:
-        raise OneSampleOnlyError
     parts = [Implicit(mat2.weight, part, mat2.turned, mat2.frozen, mat2.dtype) for part in range(mat2.shape[0])]
     return torch.stack([apply(x, part, turned=False) for x, part in zip(input, parts, strict=True)])
 
@@ -376,30 +376,11 @@ def embedding(
     whole = isinstance(weight, Implicit) and weight.part is None and not weight.turned
     if not isinstance(weight, Implicit) or not whole or max_norm is not None or scale_grad_by_freq or sparse:
         return NotImplemented
-    run, ids = weight.weight.run, input
-    several = ids.dim() > 0 and ids.shape[0] == run.side_by_side * run.sequences
-    one_sample = ids[: run.sequences] if several else ids
-    if one_sample is not ids and not torch.equal(ids, one_sample.repeat(run.side_by_side, *[1] * (ids.dim() - 1))):
-        raise OneSampleOnlyError
-    rows = run.embed(weight.weight, one_sample)
+    rows = weight.weight.run.embed(weight.weight, input)[0]
     rows = rows.detach() if weight.frozen else rows
     if padding_idx is not None:
-        padding = (one_sample == padding_idx % weight.shape[0])[None, ..., None]
-        rows = torch.where(padding, rows.detach(), rows)
-    return side_by_side(rows, one_sample, ids, run)
-
-
-def side_by_side(rows: Tensor, one_sample: Tensor, ids: Tensor, run: WeightlessRun) -> Tensor:
-    """Arrange looked-up rows (S, *ids, columns) as the module would get them from `ids`."""
-    if run.side_by_side == 1:
-        return rows[0]
-    if one_sample is not ids:
-        return rows.flatten(0, 1)
-    if ids.dim() == 1:
-        return rows.repeat_interleave(run.sequences, 0)
-    if ids.dim() == 0 or ids.shape[0] != 1:
-        raise OneSampleOnlyError
-    return rows[:, 0].repeat_interleave(run.sequences, 0)
+        rows = torch.where((input == padding_idx % weight.shape[0])[..., None], rows.detach(), rows)
+    return rows
 
 
 def convolution(
@@ -451,11 +432,7 @@ def convolve(input: Tensor, tensor: Implicit, bias: Tensor | None, how: Convolut
     """Convolve x (B, channels, …) or (channels, …) with a kernel and a bias for each sample."""
     run, sides = tensor.weight.run, len(tensor.shape) - 2
     if input.dim() == sides + 1:  # without a dimension for samples
-        if run.side_by_side > 1:
-            raise OneSampleOnlyError
         return convolve(input[None], tensor, bias, how)[0]
-    if input.shape[0] % run.side_by_side:
-        raise OneSampleOnlyError
     x = input.to(run.dtype).unflatten(0, (run.side_by_side, -1))  # a cast, as in `apply`
     numbers = WeightNumbers(tensor, turned=True)
     as_patches = how.groups == 1 and not how.transposed
@@ -498,8 +475,6 @@ def item(tensor: Any, index: Any) -> Any:
     number = isinstance(index, int) or (isinstance(index, Tensor) and index.dim() == 0 and index.dtype != torch.bool)
     if not row and not number:
         return NotImplemented
-    if run.side_by_side > 1:
-        raise OneSampleOnlyError
     if row:
         return embedding(torch.tensor([index[0] % tensor.shape[0]], device=run.device), tensor)[0]
     return Implicit(tensor.weight, int(index) % tensor.shape[0], frozen=tensor.frozen, dtype=tensor.dtype)

@@ -11,7 +11,7 @@ the others, `search` watches a pass: a module is a block if its output has the s
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import pairwise, takewhile
@@ -19,11 +19,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from limitformer.base.errors import InputError, require
 from limitformer.weightless.blocks import Argument, is_norm, tokens_among
+from limitformer.weightless.interpreter import ByMemory, Observer, Op
 from limitformer.weightless.tensors import same_memory, tensors_in
 
 ROWS, CHANNELS_FIRST = "rows", "channels first"  # orders of the entries of a stream
@@ -59,10 +58,6 @@ class Layout:
 
     blocks: tuple[BlockModules, ...]
     certain: bool = False
-
-    def entries(self, module: nn.Module) -> list[tuple[nn.Module, Argument | None]]:
-        """Return the first module of each block, and the argument that is its stream."""
-        return [(module.get_submodule(block.members[0]), block.argument) for block in self.blocks]
 
 
 def outermost_list(module: nn.Module) -> Layout:
@@ -188,72 +183,56 @@ def form_of(x: Tensor, part: nn.Module, length: int | None, axis: int | None) ->
     return CHANNELS_FIRST if first else ROWS
 
 
-class Origins(TorchFunctionMode):
-    """A mode that notes from the outputs of which modules each tensor of a pass was computed."""
+class Recorder(Observer):
+    """The calls of a network's modules in one pass by name, and from whose outputs tensors were made."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.known: Any = WeakTensorKeyDictionary()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call `func`, and note the origins of its results."""
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
-        origins = self.of((args, kwargs))
-        if origins:
-            self.add(out, origins)
-        return out
-
-    def of(self, values: Any) -> frozenset[str]:
-        sets = (self.known.get(each) for each in tensors_in(values))
-        return frozenset[str]().union(*(each for each in sets if each))
-
-    def add(self, values: Any, origins: frozenset[str]) -> None:
-        for each in tensors_in(values):
-            self.known[each] = origins | self.known.get(each, frozenset())
-
-
-@dataclass
-class Recorder:
-    """The calls of a network's modules in one pass, by name."""
-
-    module: nn.Module
-    calls: dict[str, list[Call]] = field(default_factory=dict)
-    outputs: dict[str, tuple[str, list[Tensor]]] = field(default_factory=dict)  # by list: its last module and output
-    clock: int = 0
-    hooks: list[Any] = field(default_factory=list)
-    origins: Origins = field(default_factory=Origins)
-    members: set[str] = field(default_factory=set)  # modules in lists
-    entered: dict[str, dict[str, Any]] = field(default_factory=dict)  # by key and module in a list: its last input
-
-    def __enter__(self) -> "Recorder":
-        lists = [(name, part) for name, part in self.module.named_modules() if is_list(part)]
+    def __init__(self, module: nn.Module) -> None:
+        self.calls: dict[str, list[Call]] = {}
+        self.outputs: dict[str, tuple[str, list[Tensor]]] = {}  # by list: its last module and output
+        self.clock = 0
+        self.origins = ByMemory()  # modules in lists
+        self.entered: dict[str, dict[str, Any]] = {}  # by key and module in a list: its last input
+        lists = [(name, part) for name, part in module.named_modules() if is_list(part)]
         listed = {id(child) for _, part in lists for child in part.modules()}
         self.members = {full for name, part in lists for full, _ in children_of(name, part)}
-        for name, part in self.module.named_modules():
-            if name and (id(part) in listed or list(part.children())):
-                self.hooks.append(part.register_forward_pre_hook(self.before(name), with_kwargs=True))
-                self.hooks.append(part.register_forward_hook(self.after(name), with_kwargs=True))
-        self.origins.__enter__()
-        return self
+        named = module.named_modules()
+        self.watched = [name for name, part in named if name and (id(part) in listed or list(part.children()))]
 
-    def __exit__(self, *error: Any) -> None:
-        self.origins.__exit__(*error)
-        for hook in self.hooks:
-            hook.remove()
-        self.outputs, self.entered = {}, {}
+    def see(self, op: Op) -> None:
+        """Note the origins of the results."""
+        self.add(op.out, self.origins_of((op.args, op.kwargs)))
 
-    def before(self, name: str) -> Callable[..., None]:
-        def hook(part: nn.Module, args: Any, kwargs: Any) -> None:
-            x, arguments = tokens_among(args, kwargs), [*enumerate(args), *kwargs.items()]
-            sources = {key: self.sources_of(each) for key, each in arguments if is_wide(each)}
-            form = "" if x is None else form_of(x, part, None, None)
-            shape = torch.Size() if x is None else x.shape
-            made_of, partners = self.origins.of((args, kwargs)), self.partners_of(name, x)
-            self.clock += 1
-            self.calls.setdefault(name, []).append(Call(self.clock, sources, made_of, partners, form, shape))
+    def origins_of(self, values: Any) -> frozenset[str]:
+        return frozenset[str]().union(*(each for each in map(self.origins.get, tensors_in(values)) if each))
 
-        return hook
+    def add(self, values: Any, origins: frozenset[str]) -> None:
+        for each in tensors_in(values) if origins else ():
+            self.origins.put(each, origins | (self.origins.get(each) or frozenset()))
+
+    def enter(self, name: str, part: nn.Module, args: Any, kwargs: Any) -> None:
+        """Note a call, and where its inputs come from."""
+        x, arguments = tokens_among(args, kwargs), [*enumerate(args), *kwargs.items()]
+        sources = {key: self.sources_of(each) for key, each in arguments if is_wide(each)}
+        form = "" if x is None else form_of(x, part, None, None)
+        shape = torch.Size() if x is None else x.shape
+        made_of, partners = self.origins_of((args, kwargs)), self.partners_of(name, x)
+        self.clock += 1
+        self.calls.setdefault(name, []).append(Call(self.clock, sources, made_of, partners, form, shape))
+
+    def leave(self, name: str, part: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        """Note the end of a call, and its output."""
+        call = next(each for each in reversed(self.calls[name]) if not each.end)
+        outputs, x = wide_tensors(out), tokens_among(args, kwargs)
+        inputs = [*enumerate(args), *kwargs.items()]
+        like = [(key, each) for key, each in inputs if outputs and is_wide(each) and each.shape == outputs[0].shape]
+        self.clock += 1
+        call.end = self.clock
+        if name in self.members:
+            self.add(outputs, frozenset({name}))
+        call.leaving = outputs[0].shape if outputs else torch.Size()
+        if like:
+            call.argument = next((key for key, each in like if each is x), like[0][0])
+            self.outputs[name.rpartition(".")[0]] = name, outputs
 
     def partners_of(self, name: str, x: Tensor | None) -> frozenset[str]:
         """Return the modules with the same key in other lists that received `x` too, and note that this one has."""
@@ -263,23 +242,6 @@ class Recorder:
         inputs = {other: reference() for other, reference in others.items()}
         others[name] = weakref.ref(x)
         return frozenset(other for other, each in inputs.items() if each is not None and each is x)
-
-    def after(self, name: str) -> Callable[..., None]:
-        def hook(part: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
-            call = next(each for each in reversed(self.calls[name]) if not each.end)
-            outputs, x = wide_tensors(out), tokens_among(args, kwargs)
-            inputs = [*enumerate(args), *kwargs.items()]
-            like = [(key, each) for key, each in inputs if outputs and is_wide(each) and each.shape == outputs[0].shape]
-            self.clock += 1
-            call.end = self.clock
-            if name in self.members:
-                self.origins.add(outputs, frozenset({name}))
-            call.leaving = outputs[0].shape if outputs else torch.Size()
-            if like:
-                call.argument = next((key for key, each in like if each is x), like[0][0])
-                self.outputs[name.rpartition(".")[0]] = name, outputs
-
-        return hook
 
     def sources_of(self, x: Tensor) -> list[tuple[str, int]]:
         """Return the modules that returned `x` last, and its place in their outputs."""
@@ -494,11 +456,3 @@ class Search:
         """Return the start of the first call and the end of the last one of these modules."""
         every = [call for member in members for call in self.calls[member]]
         return min(call.start for call in every), max(call.end for call in every)
-
-
-def record_calls(module: nn.Module, call: Callable[[], Any]) -> dict[str, list[Call]]:
-    """Call a network and return the calls of its modules."""
-    recorder = Recorder(module)
-    with torch.no_grad(), recorder:
-        call()
-    return recorder.calls

@@ -134,7 +134,7 @@ def one_length(
 
     def call(run: WeightlessRun) -> dict[str, Tensor]:
         try:
-            with torch.no_grad(), network.by_sample(run):
+            with torch.no_grad():
                 network.call(network.arguments(run, inputs))
         except RowsMeasured as found:
             return found.values

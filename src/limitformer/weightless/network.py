@@ -8,7 +8,8 @@ import ctypes
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from threading import active_count
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from limitformer.subjects.inputs import Inputs, call_with
 from limitformer.subjects.losses import Loss, square
 from limitformer.subjects.subject import Subject
 from limitformer.weightless.arrays import Arrays, StackSize, output_arrays, sizes_of_stacks, stream_arrays
-from limitformer.weightless.blocks import Entry, UnclearAxisError, grown_axes, mixed_sequences, stream_shapes
+from limitformer.weightless.blocks import mixed_sequences
 from limitformer.weightless.building import (
     Built,
     Limited,
@@ -35,32 +36,21 @@ from limitformer.weightless.building import (
     put_parameters,
     uninitialised,
 )
-from limitformer.weightless.decisions import Decisions
-from limitformer.weightless.heads import AttentionWeights, UnclearHeadsError, heads_come_first
 from limitformer.weightless.implicit import Implicit
+from limitformer.weightless.interpreter import Interpreter, NoEntriesError, Observer
 from limitformer.weightless.law import build_error, table_of, with_overrides
 from limitformer.weightless.laws import CONSTANT, UNKNOWN, Law
-from limitformer.weightless.layout import (
-    Call,
-    Chosen,
-    Layout,
-    chosen_layout,
-    needs_search,
-    outermost_list,
-    record_calls,
-    search,
-)
-from limitformer.weightless.measure import Measure, NoEntriesError, UnclearBlocksError, where_parameters_are_read
+from limitformer.weightless.layout import Chosen
+from limitformer.weightless.observers.stream import where_parameters_are_read
 from limitformer.weightless.reachable import State, stray_tensors
 from limitformer.weightless.run import (
     DrawWholeError,
     KeepWeightsError,
-    OneSampleOnlyError,
     RandomWeight,
     WeightlessRun,
     gradient_norm,
 )
-from limitformer.weightless.shared import SharedGradients
+from limitformer.weightless.structure import Structure
 from limitformer.weightless.tensors import tensors_in
 from limitformer.weightless.threads import one_thread
 
@@ -80,7 +70,7 @@ class FirstPass(NamedTuple):
     seconds: float
 
 
-class Weightless:
+class Weightless(Structure):
     """A module whose random weights have laws but no entries.
 
     If a pass could read random numbers of unknown law (a weight, a buffer, a number), the model's own code builds a
@@ -99,10 +89,7 @@ class Weightless:
         self.laws = with_overrides(own_laws, overrides, shapes)
         self.overridden = [name for name, law in self.laws.items() if law is not own_laws[name]]
         self.table = table_of(subject, module, self.laws)
-        self.module = module.eval()
-        self.first_layout = outermost_list(module) if blocks is None else chosen_layout(module, blocks)
-        self.layout = self.first_layout  # until a pass shows another
-        self.needs_blocks = True  # whether a module without blocks is refused
+        super().__init__(module.eval(), blocks, heads_first=None if self.foreign else False)
         self.stacks: dict[str, StackSize] = {}  # of the last pass
         self.reasons_to_keep: dict[str, str] = {}  # by weight, for all later passes
         self.repeated: set[str] = set()  # those of them that are not kept
@@ -112,14 +99,10 @@ class Weightless:
         self.uninitialised: set[str] = set()  # parameters of the network that was drawn or built
         self.sample: tuple[int, int] | None = None  # seed and sample of the network that was drawn or built
         self.state: State | None = None
-        self.recorded: tuple[Any, dict[str, list[Call]]] = None, {}  # the last inputs that were tried, and the calls
         self.first_pass: FirstPass | None = None  # the pass that showed that the inputs can be measured
-        self.axes: tuple[Inputs, dict[int, int]] | None = None  # by block, the dimension with these inputs' sequences
-        self.heads_first: bool | None = None if self.foreign else False  # None: not known, and not needed so far
         self.plain_inputs = False  # whether inputs have no gradient
         self.recomputes = False  # whether blocks run again in the backward pass instead of storing their activations
         self.trims = False  # whether a pass is so large that it trims the heap between blocks
-        self.decisions: Decisions | None = None  # notes numbers that the code reads, if there is one
         self.outputs: Arrays = {}  # norms of the outputs of a foreign module's last pass
         self.uses: dict[str, str] = {}
         self.read_where: dict[str, str] = {}  # where the last pass read parameters
@@ -308,8 +291,7 @@ class Weightless:
                 return forward(*args, **kwargs)
             run = self.weights[0].run
             run.forget(names)
-            with self.by_sample(run):
-                return forward(*args, **kwargs)
+            return forward(*args, **kwargs)
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             return checkpoint(again, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
@@ -318,63 +300,34 @@ class Weightless:
 
     def run(self, seed: int, samples: range, inputs: Inputs, draw: str, loss: Loss | None) -> Arrays:
         """Run one pass forward, and backward if there is a loss; return its arrays by sample."""
-        if needs_search(self.layout, self.module):
-            self.find_blocks(seed, samples.start, inputs, draw)
-        try:
-            return self.until_it_runs(seed, samples, inputs, draw, loss)
-        except UnclearBlocksError as unclear:
-            self.find_blocks(seed, samples.start, inputs, draw, unclear.measured)
-        except UnclearAxisError:  # sequences lie in the dimension that grows with their number
-            shapes = [self.shapes(seed, samples.start, inputs.repeated(times), draw) for times in (1, 2)]
-            self.axes = inputs, grown_axes(*shapes)
-        except UnclearHeadsError:
-            self.find_heads(seed, samples.start, inputs, draw)
-        return self.run(seed, samples, inputs, draw, loss)
+        call = partial(self.until_it_runs, seed, samples, inputs, draw, loss)
+        arrays: Arrays = self.until_clear(inputs, call, partial(self.observed, seed, samples.start, draw))
+        return arrays
 
-    def find_blocks(self, seed: int, sample: int, inputs: Inputs, draw: str, measured: bool = False) -> None:
-        """Find the blocks in a pass of one sample; if there are none, those that were measured remain.
-
-        Raises:
-            InputError: no module receives tokens and returns as many, and blocks are needed.
-        """
-        known, calls = self.recorded
-        if known is not inputs.fixed:
-            calls = self.calls(seed, sample, inputs, draw)
-        otherwise = self.layout if measured else None if self.needs_blocks else Layout(())
-        self.layout, self.axes = search(self.module, calls, otherwise), None
+    def find_blocks(self, inputs: Inputs, observed: Callable[..., Any], measured: bool) -> None:
+        super().find_blocks(inputs, observed, measured)
         if self.recomputes:
             self.run_again()
 
-    def calls(self, seed: int, sample: int, inputs: Inputs, draw: str) -> dict[str, list[Call]]:
-        """Return the calls of the modules in a pass of one sample."""
+    def observed(self, seed: int, sample: int, draw: str, inputs: Inputs, make: Callable[[], Observer]) -> Any:
+        """Return the observer that `make` makes, after a pass of one sample without gradients."""
 
-        def call(run: WeightlessRun) -> Any:
-            return record_calls(self.module, lambda: self.call(self.arguments(run, inputs)))
-
-        calls: dict[str, list[Call]] = self.until_it_runs(seed, range(sample, sample + 1), inputs, draw, None, call)
-        return calls
-
-    def find_heads(self, seed: int, sample: int, inputs: Inputs, draw: str) -> None:
-        """Find whether attention weights have heads before sequences, by a pass with each sequence twice."""
-        twice = inputs.repeated(2)
-
-        def call(run: WeightlessRun) -> list[Tensor]:
-            with torch.no_grad(), AttentionWeights() as weights:
-                self.call(self.arguments(run, twice))
-            return weights.results
-
-        results = self.until_it_runs(seed, range(sample, sample + 1), twice, draw, None, call)
-        self.heads_first = heads_come_first(results, twice.rows)
-
-    def shapes(self, seed: int, sample: int, inputs: Inputs, draw: str) -> list[Entry]:
-        """Return the shapes of the tokens that enter the blocks in a pass of one sample."""
-
-        def call(run: WeightlessRun) -> list[Entry]:
-            with torch.no_grad(), stream_shapes(self.layout.entries(self.module)) as shapes:
+        def call(run: WeightlessRun) -> Observer:
+            observer = make()
+            with torch.no_grad(), self.watching(run, observer):
                 self.call(self.arguments(run, inputs))
-            return list(shapes)
+            return observer
 
         return self.until_it_runs(seed, range(sample, sample + 1), inputs, draw, None, call)
+
+    @contextmanager
+    def watching(self, run: WeightlessRun, *observers: Observer) -> Iterator[None]:
+        """Tell observers of the pass."""
+        with Interpreter(self.module, *observers, read=run.read) as run.interpreter:
+            try:
+                yield
+            finally:
+                run.interpreter = None
 
     def first(self, seed: int, inputs: Inputs, draw: str) -> Arrays:
         """Run the first sample without gradients.
@@ -384,8 +337,8 @@ class Weightless:
         """
 
         def call(run: WeightlessRun) -> bool:
-            measure = self.measure(1, inputs)
-            with torch.enable_grad(), measure:
+            measure = self.measure(1, inputs, run.read)
+            with torch.enable_grad(), self.watching(run, *self.observers(measure)):
                 self.call(self.arguments(run, inputs))
             measure.finish()
             return measure.mixes()
@@ -434,8 +387,6 @@ class Weightless:
     def begin(self, run: WeightlessRun) -> None:
         """Give the module the weights of a pass, and the state that it had before all passes."""
         if self.drawn or self.rebuilt:
-            if len(run.samples) > 1:
-                raise OneSampleOnlyError
             with one_thread():
                 self.take(run)
             run.uses |= dict.fromkeys(self.rebuilt, DRAWN_WHOLE)
@@ -451,16 +402,14 @@ class Weightless:
 
         Raises:
             KeepWeightsError: weights need entries.
-            OneSampleOnlyError: samples must go one at a time.
             InputError: the module draws random numbers, changes a parameter, or reads one that is never initialised.
         """
         assert self.state is not None  # taken before the first pass
         arguments = self.arguments(run, inputs)
-        measure = self.measure(len(run.samples), inputs)
-        measure.used = run.read
+        measure = self.measure(len(run.samples), inputs, run.read)
         before = random_states()
         with torch.set_grad_enabled(loss is not None):
-            with self.trimming(), measure, self.by_sample(run), self.decisions or nullcontext():
+            with self.trimming(), self.watching(run, *self.observers(measure)):
                 out = self.call(arguments)
             measure.finish()
             for name, parameter in self.module.named_parameters() if self.uninitialised else ():
@@ -492,14 +441,6 @@ class Weightless:
             named = {name: each.detach() if isinstance(each, Tensor) else each for name, each in named.items()}
         return {name: each.to(self.device) if isinstance(each, Tensor) else each for name, each in named.items()}
 
-    def measure(self, samples: int, inputs: Inputs) -> Measure:
-        axes = self.axes[1] if self.axes is not None and self.axes[0] is inputs else None
-        if inputs.tokens is not None:  # sequences that a Transformer draws itself lie in the first dimension
-            axes = dict.fromkeys(range(len(self.layout.blocks)), 0)
-        return Measure(
-            self.module, self.layout, samples, inputs.rows, inputs.counted, axes, inputs.length, self.heads_first
-        )
-
     def call(self, arguments: Mapping[str, Any]) -> Any:
         """Call the module.
 
@@ -517,25 +458,19 @@ class Weightless:
         value = loss(out, arguments)
         differentiable = isinstance(value, Tensor) and value.requires_grad
         require(differentiable, "the loss must be a tensor that depends on the module's output.")
-        if value.dim() == 0 and len(run.samples) > 1:
-            raise OneSampleOnlyError
-        by_sample = value.reshape(len(run.samples), -1).mean(1)
+        mean = value.mean()
         if self.recomputes and self.state is not None:
             self.state.restore()  # as it was when the blocks ran first
-        by_sample.sum().backward()
+        mean.backward()
         norms = run.gradient_norms()
-        for name, one in self.module.named_parameters() if run.side_by_side == 1 else ():
+        for name, one in self.module.named_parameters():
             if not isinstance(one, Implicit) and one.grad is not None:  # it has entries
                 norms[name] = gradient_norm(one.grad)[None]
-        none = torch.full((len(run.samples),), torch.nan)
+        none = torch.full((1,), torch.nan)
         return {
-            "loss": by_sample.detach().double().cpu().numpy(),
+            "loss": mean.detach().double().cpu().numpy()[None],
             "weight_gradient": np.stack([norms.get(name, none).cpu().numpy() for name in self.trained], -1),
         }
-
-    def by_sample(self, run: WeightlessRun) -> AbstractContextManager[Any]:
-        """Separate the gradients of parameters with entries by sample."""
-        return SharedGradients(self.module, run) if run.gradients and run.side_by_side > 1 else nullcontext()
 
 
 def link_copies(weights: list[RandomWeight]) -> dict[str, str]:

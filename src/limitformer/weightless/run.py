@@ -49,10 +49,6 @@ class DrawWholeError(KeepWeightsError):
     """The pass must begin again, with networks that the model's own code draws; by weight, the reasons."""
 
 
-class OneSampleOnlyError(Exception):
-    """Samples cannot go through the module side by side."""
-
-
 @dataclass(eq=False)
 class RandomWeight:
     """A parameter with a random law, and the current pass."""
@@ -72,7 +68,7 @@ class RandomWeight:
 
 @dataclass(eq=False)
 class WeightlessRun:
-    """One pass of `samples`, each of `sequences` sequences, side by side in the first dimension."""
+    """One pass of a sample, of `sequences` sequences; the laws of maps hold for several samples side by side too."""
 
     seed: int
     samples: range
@@ -92,7 +88,6 @@ class WeightlessRun:
     mapped: set[str] = field(default_factory=set)  # weights and slices that a linear map has used
     factors: dict[str, float] = field(default_factory=dict)  # by which the code multiplies weights before it uses them
     squared: dict[str, Tensor] = field(default_factory=dict)  # |∂W|² (S,)
-    constants: dict[str, Tensor] = field(default_factory=dict)  # gradients of parameters with entries (S, *shape)
     read: set[Any] = field(default_factory=set)  # parameters that were read: ids, and names of those without entries
     leaves: dict[str, list[Tensor]] = field(default_factory=dict)  # entries that are kept (S, rows, …)
     rows: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # of embeddings: ids, (S, rows, columns)
@@ -101,6 +96,8 @@ class WeightlessRun:
     operations: dict[str, str] = field(default_factory=dict)  # in which weights had to be kept
     fresh: dict[str, set[str]] = field(default_factory=dict)  # by weight: purposes of its fresh numbers, with the slice
     products: dict[tuple[str, int | None], dict[bool, tuple[Tensor, Tensor]]] | None = None  # for a witness, if it asks
+
+    interpreter: Any = None  # while a pass is looked at
 
     trains: ClassVar[bool] = False  # whether the weights change from pass to pass (`steps`)
 
@@ -113,8 +110,6 @@ class WeightlessRun:
 
     def by_sample(self, x: Tensor) -> Tensor:
         """Reshape tokens (samples · sequences, …, n) to (samples, tokens, n)."""
-        if self.side_by_side > 1 and (x.dim() < 2 or x.shape[0] % self.side_by_side):
-            raise OneSampleOnlyError
         return x.reshape(self.side_by_side, -1, x.shape[-1])
 
     def map(self, z: Tensor, tensor: Any, transpose: bool) -> Tensor:
@@ -280,8 +275,6 @@ class WeightlessRun:
             each = repeated.squared_gradient()
             if each is not None:
                 add_to(squared, name.partition("[")[0], each)
-        for name, each in self.constants.items():
-            add_to(squared, name, each.double().reshape(len(each), -1).square().sum(1))
         for name, leaves in self.leaves.items():
             for leaf in leaves:
                 if leaf.grad is not None:

@@ -1,13 +1,11 @@
 r"""`simulate`: passes forward and backward through any module, by the law of its weights.
 
-A pass may have several samples side by side in the first dimension, if they then have the same numbers as alone. Two
-samples are compared before that is done.
+Each sample has a pass of its own.
 """
 
 import re
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -27,15 +25,13 @@ from limitformer.subjects.inputs import Inputs, inputs_of, with_targets
 from limitformer.subjects.losses import ChosenLoss, Loss, chosen_loss
 from limitformer.subjects.subject import Subject, resolve
 from limitformer.weightless.arrays import Arrays, blocks_in_words, dataset, require_same_blocks
-from limitformer.weightless.decisions import Decisions
-from limitformer.weightless.layout import Chosen, needs_search
-from limitformer.weightless.measure import PLACES
+from limitformer.weightless.interpreter import Observer
+from limitformer.weightless.layout import Chosen, Recorder, needs_search
 from limitformer.weightless.network import FirstPass, Weightless
-from limitformer.weightless.run import ALWAYS, AUTO, NEVER, POSITIONS, OneSampleOnlyError, row_error
+from limitformer.weightless.observers.stream import PLACES
+from limitformer.weightless.run import ALWAYS, AUTO, NEVER, POSITIONS, row_error
 from limitformer.weightless.watching import OWN_GENERATOR, OWN_STATE
 
-SIDE_BY_SIDE_BYTES = 2**25  # of activations that a pass of several samples may have
-MOST_SIDE_BY_SIDE = 256
 RECOMPUTE_BYTES = 2**30  # of activations, above which blocks run again in the backward pass
 NAMED_ARGUMENTS = 6  # in an error
 ALLOCATION = re.compile(r"can't allocate memory|not enough memory|out of memory")  # in errors of torch
@@ -43,7 +39,7 @@ SEEDED = "the factory seeds its own numbers, so that all samples are equal"
 CONSTANT_FACTORY = "the factory makes the same numbers each time, so that all samples are equal"
 COPIES = 4  # the measured number of copies of each covariance in memory
 T = TypeVar("T")
-AGREEMENT = {torch.float64: 1e-6, torch.float32: 1e-2}  # between samples side by side and alone
+AGREEMENT = {torch.float64: 1e-8, torch.float32: 1e-4}  # between two calls with the same inputs
 
 
 def simulate(
@@ -132,9 +128,10 @@ def accepted_inputs(inputs: Inputs, network: Weightless, seed: int, own_loss: bo
     def call(each: Inputs) -> None:
         network.layout = network.first_layout
         if needs_search(network.layout, network.module):
-            network.recorded = each.fixed, network.calls(seed, 0, each, AUTO)
+            recorder = network.observed(seed, 0, AUTO, each, lambda: Recorder(network.module))
+            network.recorded = each.fixed, recorder.calls
         else:
-            network.shapes(seed, 0, each, AUTO)
+            network.observed(seed, 0, AUTO, each, Observer)
 
     return inputs.first_accepted(call, measure)
 
@@ -166,11 +163,11 @@ def run_passes(
     call_first = partial(named_errors, lambda: network.first(seed, inputs, draw), subject, inputs)
     first, uses = (call_first(), network.uses) if network.foreign else (Arrays(), {})
 
-    def one_range(part: range) -> Arrays:
-        if known and part == range(1):
+    def one(sample: int) -> Arrays:
+        if known and sample == 0:
             return known.arrays
-        arrays = named_errors(lambda: network.run(seed, part, inputs, draw, loss), subject, inputs)
-        if part == range(1) and network.foreign:
+        arrays = named_errors(lambda: network.run(seed, range(sample, sample + 1), inputs, draw, loss), subject, inputs)
+        if sample == 0 and network.foreign:
             again, now = arrays | network.outputs, network.uses
             if now == uses:
                 check_repeats(first, again, network)
@@ -188,77 +185,28 @@ def run_passes(
         about["wall_seconds"] = time.perf_counter() - began
         return dataset(parts, network.trained, network.read_where, network.stacks, inputs, about)
 
-    parts, done = list[Arrays](), 0
+    parts = list[Arrays]()
     bar = progress_bar("networks without weights", samples, 0.0) if progress else None
     try:
-        together = SideBySide(one_range, side_by_side(one_range, network, samples, size) if samples > 2 else 1)
-        for part, arrays in together.parts(range(samples)):
+        for sample in range(samples):
+            arrays = one(sample)
             if not parts:
-                require_room_for(arrays, len(part), samples)
+                require_room_for(arrays, samples)
+            require_same_blocks(parts[0] if parts else arrays, arrays)
             parts.append(arrays)
-            done = part.stop
-            advance(bar, done)
+            advance(bar, len(parts))
     except KeyboardInterrupt as interrupt:
         if not parts:
             raise  # nothing is finished
-        raise Interrupted(result(done)) from interrupt
+        raise Interrupted(result(len(parts))) from interrupt
     finally:
         advance(bar, -1)
     return result(samples)
 
 
-@dataclass
-class SideBySide:
-    """Passes of `step` samples each, or of one, as soon as samples must go one at a time."""
-
-    one: Callable[[range], Arrays]
-    step: int
-
-    def parts(self, samples: range) -> Iterator[tuple[range, Arrays]]:
-        """Yield the samples of each pass and its arrays."""
-        at, first = samples.start, Arrays()
-        while at < samples.stop:
-            part = range(at, min(at + self.step, samples.stop))
-            try:
-                arrays = self.one(part)
-            except OneSampleOnlyError:
-                if self.step == 1:
-                    raise
-                self.step = 1
-                continue
-            first = first or arrays
-            require_same_blocks(first, arrays)
-            yield part, arrays
-            at = part.stop
-
-
-def side_by_side(one: Callable[[range], Arrays], network: Weightless, samples: int, size: int) -> int:
-    """Return the number of samples of a pass: one, unless samples side by side have the same numbers as alone.
-
-    Code that reads a number which depends on random weights decides by it, once for a whole pass: one sample too.
-    """
-    step = min(samples, MOST_SIDE_BY_SIDE, max(1, SIDE_BY_SIDE_BYTES // max(size, 1)))
-    if step < 2:
-        return 1
-    try:
-        together = one(range(2))
-    except (OneSampleOnlyError, InputError):
-        return 1
-    network.decisions = Decisions()
-    first, second = one(range(1)), one(range(1, 2))
-    decides, network.decisions = network.decisions.found, None
-    tolerance = AGREEMENT[network.dtype]
-    alike = first.keys() == second.keys() == together.keys() and all(
-        equal_up_to_rounding(together[key][k], alone[key][0], tolerance)
-        for k, alone in enumerate((first, second))
-        for key in first
-    )
-    return step if alike and not decides else 1
-
-
 def check_repeats(first: Arrays, again: Arrays, network: Weightless) -> None:
     """Raise `InputError` if a second call of the module with the same inputs returned other numbers."""
-    tolerance = AGREEMENT[network.dtype] / 100
+    tolerance = AGREEMENT[network.dtype]
     other = next(
         (key for key in first if key in again and not equal_up_to_rounding(first[key], again[key], tolerance)), None
     )
@@ -281,7 +229,7 @@ def named_errors(call: Callable[[], T], subject: Subject, inputs: Inputs) -> T:
     """Turn an exception of the module's own code into an `InputError` of one line."""
     try:
         return call()
-    except (InputError, OneSampleOnlyError, MemoryError):
+    except (InputError, MemoryError):
         raise
     except Exception as error:  # the user's own code, which may raise anything
         if ALLOCATION.search(str(error)):
@@ -353,12 +301,12 @@ def require_recordings(network: Weightless, inputs: Inputs, samples: int) -> Non
         raise
 
 
-def require_room_for(arrays: Arrays, done: int, samples: int) -> None:
-    """Raise `InputError` unless the arrays of all samples, of which some are done, fit the memory with one copy."""
-    each = sum(array.nbytes for array in arrays.values()) // done
-    if samples > done:
+def require_room_for(arrays: Arrays, samples: int) -> None:
+    """Raise `InputError` unless the arrays of all samples, of which one is done, fit the memory with one copy."""
+    each = sum(array.nbytes for array in arrays.values())
+    if samples > 1:
         what = f"Recording {samples} samples, which take {readable(each)} each,"
-        check_scratch(each * (2 * samples - done), what, "fewer samples, smaller inputs, or other blocks")
+        check_scratch(each * (2 * samples - 1), what, "fewer samples, smaller inputs, or other blocks")
 
 
 def provenance(network: Weightless) -> dict[str, Any]:

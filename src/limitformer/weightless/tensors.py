@@ -1,5 +1,6 @@
 """Facts about tensors: whether they share memory, were changed in place, cover their storage, or are equal."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,14 +35,29 @@ def tensors_in(values: Any) -> list[Tensor]:
     return [tensor for value in values for tensor in tensors_in(value)] if isinstance(values, list | tuple) else []
 
 
+def mapped(values: Any, function: Callable[[Any], Any]) -> Any:
+    """Return nested lists, tuples and dicts with `function` of everything else in them."""
+    if isinstance(values, dict):
+        return {key: mapped(value, function) for key, value in values.items()}
+    if isinstance(values, list | tuple):
+        return type(values)(mapped(value, function) for value in values)
+    return function(values)
+
+
 def is_whole_storage(tensor: Tensor) -> bool:
     """Whether a tensor is all of its storage, in the order of memory."""
     return covers_storage(tensor) and tensor.is_contiguous() and tensor.storage_offset() == 0
 
 
 def storage(tensor: Tensor) -> int:
-    """Return a number that is equal for tensors that share their memory; a sparse tensor has one of its own."""
-    return int(tensor.untyped_storage()._cdata) if tensor.layout == torch.strided else id(tensor)
+    """Return a number that is equal for tensors that share their memory.
+
+    What has no memory has a number of its own: sparse tensors, and those inside `torch.func`.
+    """
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):
+        return id(tensor)
 
 
 def covers_storage(tensor: Tensor) -> bool:

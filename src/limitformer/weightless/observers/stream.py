@@ -1,9 +1,9 @@
-r"""`Measure`, which watches the stream, its branches and the heads while tokens go through a module.
+r"""`Streams`, which measures the stream and its branches while tokens go through a module.
 
 *Blocks* map tokens (B, M, n) to tokens of the same shape (`layout`); those that pass one stream on are a stack. The
 *stream* is their input. Inside a block, an addition x + f of the stream x and a tensor f of the same shape ends a
-sublayer, whose branch is f. The sum, or a norm of it, is the new stream; λx counts as x. A softmax of logits
-(B, heads, M, ·) is attention; only summaries by head are stored.
+sublayer, whose branch is f. The sum, or a norm of it, is the new stream; λx counts as x. Other observers add what they
+see of a block: `attention`, of which only summaries by head are stored, and `experts`.
 
   covariance   V = X Xᵀ/n of the stream before each block and after the last (S, layers + 1, T, T);
   inside       V after each sublayer (S, layers, sublayers, T, T);
@@ -19,25 +19,19 @@ All by stack. S samples; T tokens of all sequences of a sample, without padding.
 """
 
 import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from limitformer.base.errors import InputError, first_line, require
 from limitformer.base.memory import check_scratch
-from limitformer.weightless.block_parts import DECAYS, ROUTER, expert_counts, half_lives, load_of_experts
+from limitformer.weightless.block_parts import DECAYS, half_lives
 from limitformer.weightless.blocks import is_norm, stream_axis, tokens_among
-from limitformer.weightless.heads import FUSED, SOFTMAX, by_sequence_and_head, is_over_last
-from limitformer.weightless.implicit import METADATA, Implicit
+from limitformer.weightless.interpreter import ByMemory, Observer, Op
 from limitformer.weightless.layout import (
     CHANNELS_FIRST,
     STREAMS_FIRST,
@@ -47,15 +41,10 @@ from limitformer.weightless.layout import (
     form_of,
     wide_tensors,
 )
-from limitformer.weightless.masks import VIEWS, Visible, attention_formula, visible_by_masks, visible_by_size
+from limitformer.weightless.ops import MULTIPLE, SUM
 from limitformer.weightless.roots import gram
-from limitformer.weightless.run import OneSampleOnlyError
-from limitformer.weightless.tensors import Fingerprint, fingerprint, same_memory, tensors_in
+from limitformer.weightless.tensors import Fingerprint, fingerprint, same_memory, storage, tensors_in
 
-ADDITIONS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__}
-SCALINGS = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__}
-CHOICES = {torch.topk, Tensor.topk}
-LARGEST = {torch.argmax, Tensor.argmax, torch.max, Tensor.max}
 PLACES = 3  # covariances of a block: before it, and after two sublayers
 BEFORE, INSIDE = "before the blocks", "inside the blocks"  # where a parameter was read
 
@@ -85,7 +74,7 @@ class MeasuredStack:
     heads: list[dict[str, Tensor]] = field(default_factory=list)
     of_block: list[dict[str, Tensor]] = field(default_factory=list)
     gradient: dict[int, Tensor] = field(default_factory=dict)
-    streams: list[Tensor] = field(default_factory=list)  # by layer (S, T · n), if `Measure.keeps` them
+    streams: list[Tensor] = field(default_factory=list)  # by layer (S, T · n), if `Streams.keeps` them
     branches: list[list[Tensor]] = field(default_factory=list)  # by block and sublayer
     sums: bool = False  # whether the network adds something made of a block's output to the block's input
     changed: bool = False  # whether a block receives something other than what the last one returned
@@ -104,116 +93,96 @@ class UnclearBlocksError(Exception):
         self.measured = measured
 
 
-class Measure(TorchFunctionMode):
-    """A mode that measures one pass of `samples` samples, of `rows` sequences each, through the blocks of a module.
+class Streams(Observer):
+    """An observer that measures one pass of `samples` samples, of `rows` sequences each, through blocks.
 
     Args:
         counted: which tokens (B, M) are not padding; None: all.
         axes: by block of the layout, the dimension of the stream in which the sequences lie; a block without one is
             not measured. None: the sizes show it.
         length: the number of ids in a sequence; None if the inputs are not ids.
-        heads_first: whether attention weights have heads before sequences, if their sizes do not show it; None: not
-            known.
+        used: the parameters that the pass reads, as `Interpreter.read`.
     """
 
     def __init__(
-        self, module: nn.Module, layout: Layout, samples: int, rows: int = 1, counted: Tensor | None = None,
-        axes: Mapping[int, int] | None = None, length: int | None = None, heads_first: bool | None = False,
+        self, module: nn.Module, layout: Layout, samples: int, rows: int, counted: Tensor | None,
+        axes: Mapping[int, int] | None, length: int | None, used: set[Any],
     ) -> None:  # fmt: skip
-        super().__init__()
         self.module, self.layout, self.samples, self.rows, self.counted = module, layout, samples, rows, counted
-        self.axes, self.length, self.heads_first = axes, length, heads_first
+        self.axes, self.length, self.used = axes, length, used
+        self.places: dict[str, list[int]] = {}  # by the name of a module: the blocks that it is part of
+        self.norms, self.outside = set[str](), set[str]()  # inside blocks, and modules outside those of several modules
+        self.find_watched()
         self.stacks: list[MeasuredStack] = []
-        self.sources: Any = WeakTensorKeyDictionary()  # by tensor between blocks: the stacks that it was made from
-        self.attended: tuple[int, torch.Size, bool] | None = None  # sublayer and form of the block's first single head
+        self.sources = ByMemory()  # of tensors between blocks: the stacks that they were made from
         self.stack: MeasuredStack | None = None  # of the running block
         self.place = -1  # of the running block in the layout, if it has several modules; the module that began it
         self.begun_by, self.running = "", 0  # and how many of its modules are running
         self.output: Tensor | None = None  # of the last module of that block
         self.unclear = False  # whether a block returned something other than the stream
         self.parts: list[nn.Module] = []  # the modules of the running block
-        self.experts: dict[int, set[int]] = {}  # the possible numbers of experts, by the first module of a block
         self.stream: list[Tensor] = []  # the tensors of the block that are the stream
         self.input: Tensor = torch.empty(0)  # of the running block, or of the last one
         self.sum_after: Tensor | None = None  # the last sum of the last block's input with another tensor
         self.ended: tuple[MeasuredStack, Tensor] | None = None  # the last block's stack and input, until another begins
         self.sum: tuple[Tensor, Fingerprint, Tensor] | None = None  # the last sum, its fingerprint and its covariance
-        self.hooks: list[Any] = []
         self.keeps = False  # whether stacks keep streams and branches
-        self.used: set[Any] = set()  # parameters that were read: ids, and names of those without entries
         self.before_blocks: frozenset[Any] = frozenset()  # those that were read before the first block
         self.inside_blocks: frozenset[Any] = frozenset()  # those that were read up to the end of the last block
-        self.visible = Visible()
 
-    def __enter__(self) -> "Measure":
+    def find_watched(self) -> None:
         members = set()
         for place, block in enumerate(self.layout.blocks):
             if self.axes is not None and place not in self.axes:
                 continue
-            parts = [(name, self.module.get_submodule(name)) for name in block.members]
-            for name, part in parts:
-                before: Any = partial(self.before_member, place, name)
-                after: Any = self.after_member
-                if len(parts) == 1:
-                    before, after = partial(self.before_block, place), partial(self.after_block, place)
-                self.hooks.append(part.register_forward_pre_hook(before, with_kwargs=True))
-                self.hooks.append(part.register_forward_hook(after, with_kwargs=True))
-                members |= {id(each) for each in part.modules()}
-            for _, part in parts:
-                for name, inner in part.named_modules():
-                    if is_norm(name, inner):
-                        self.hooks.append(inner.register_forward_hook(self.after_norm))
+            for name in block.members:
+                self.places.setdefault(name, []).append(place)
+                for inner_name, inner in self.module.get_submodule(name).named_modules():
+                    members.add(id(inner))
+                    if is_norm(inner_name, inner):
+                        self.norms.add(f"{name}.{inner_name}".rstrip("."))
         if any(len(block.members) > 1 for block in self.layout.blocks):
-            for part in self.module.modules():
-                if id(part) not in members and list(part.parameters(recurse=False)):
-                    self.hooks.append(part.register_forward_pre_hook(self.before_outside))
-        super().__enter__()
-        return self
+            parts = self.module.named_modules()
+            own = ((name, part) for name, part in parts if list(part.parameters(recurse=False)))
+            self.outside = {name for name, part in own if id(part) not in members}
+        self.watched = dict.fromkeys([*self.places, *self.norms, *self.outside])
 
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        for hook in self.hooks:
-            hook.remove()
-        self.hooks = []
+    def enter(self, name: str, part: nn.Module, args: Any, kwargs: Any) -> None:
+        """Begin a block, or end one of several modules."""
+        for place in self.places.get(name, ()):
+            if len(self.layout.blocks[place].members) == 1:
+                self.before_block(place, part, args, kwargs)
+            else:
+                self.before_member(place, name, part, args, kwargs)
+        if name in self.outside and not self.running:  # such a module may be called by a member: a bias of positions
+            self.end_of_members()
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call `func`, and measure sums and softmaxes."""
-        kwargs = kwargs or {}
-        read = self.used if getattr(func, "__name__", "") not in METADATA else None
-        check_entries(func, args, read)
-        if kwargs:
-            check_entries(func, kwargs.values(), read)
-        stack = self.stack
-        if stack is None and self.ended is not None and func in ADDITIONS:
-            out = func(*args, **kwargs)
-            self.note_sources((args, kwargs), out)
-            self.extend_block(*self.ended, args, out)
-            return out
-        if func is FUSED and stack is not None:
-            return self.dot_product_attention(*args, **kwargs)
-        if func is functional.multi_head_attention_forward and stack is not None:
-            with self.inside_multi_head_attention(args, kwargs):
-                return func(*args, **kwargs)
-        visible = None if stack is None else self.visible.before(func, args, kwargs)
-        out = func(*args, **kwargs)
-        if visible is not None:
-            self.visible.note(out, visible, func in VIEWS)
+    def leave(self, name: str, part: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        """End a block; a norm of the stream counts as the stream: the next sum may be with it."""
+        for place in self.places.get(name, ()):
+            if len(self.layout.blocks[place].members) == 1:
+                self.after_block(place, out)
+            else:
+                self.after_member(out)
+        after_sum = self.stack is not None and bool(self.stack.inside[-1])
+        if after_sum and name in self.norms and args and any(args[0] is x for x in self.stream):
+            self.stream.append(out)
+
+    def see(self, op: Op) -> None:
+        """Look at sums with the stream, and at what is made of blocks' outputs."""
+        stack, args = self.stack, op.args
         if stack is None or self.place >= 0:
-            self.note_sources((args, kwargs), out)
-        if stack is not None and (func in CHOICES or func in LARGEST):
-            self.note_choice(stack, func, args, kwargs, out)
-        elif stack is not None and isinstance(out, Tensor):
-            if func in ADDITIONS:
-                if "alpha" in kwargs and len(args) > 1:
-                    args = args[0], args[1] * kwargs["alpha"]
-                self.end_sublayer(stack, args, out)
-            elif func in SCALINGS and any(a is x for a in args for x in self.stream):
-                if any(isinstance(a, float | int) or (isinstance(a, Tensor) and a.dim() < 2) for a in args):
-                    self.stream.append(out)  # a multiple λx of the stream counts as the stream
-            elif func in SOFTMAX and is_over_last(out, args, kwargs):
-                logits = args[0] if args else kwargs["input"]
-                self.summarise_attention(stack, logits, out, self.visible.of(logits))
-        return out
+            self.note_sources((args, op.kwargs), op.out)
+        if op.kind == SUM and (stack is not None or self.ended is not None):
+            if "alpha" in op.kwargs:
+                args = args[0], args[1] * op.kwargs["alpha"]
+            if stack is not None:
+                self.end_sublayer(stack, args, op.out)
+            elif self.ended is not None:
+                self.extend_block(*self.ended, args, op.out)
+        elif op.kind == MULTIPLE and stack is not None and any(a is x for a in args for x in self.stream):
+            by_number = any(isinstance(a, float | int) or (isinstance(a, Tensor) and a.dim() < 2) for a in args)
+            self.stream += [op.out] if by_number else []  # a multiple λx of the stream counts as the stream
 
     def before_block(self, place: int, part: nn.Module, args: Any, kwargs: Any) -> None:
         """Measure the stream before a block."""
@@ -221,7 +190,7 @@ class Measure(TorchFunctionMode):
         if x is None:
             return
         self.before_blocks = self.before_blocks or frozenset(self.used)
-        self.stack, self.ended, self.attended = self.stack_of(place, part, x), None, None
+        self.stack, self.ended = self.stack_of(place, part, x), None
         if self.stack.covariance:
             self.stack.sums = self.stack.sums or x is self.sum_after
             passed_on = x is self.stack.last or same_memory(x, self.stack.last) or x is self.sum_after
@@ -241,7 +210,7 @@ class Measure(TorchFunctionMode):
         If a block runs again, its stack is the one that produced x. If there is none, as in a network
         that sends two inputs through the same blocks, a new stack begins.
         """
-        block, sources = self.layout.blocks[place], self.sources.get(x, frozenset())
+        block, sources = self.layout.blocks[place], self.sources.get(x) or ()
         alike = [each for each in self.stacks if each.name == block.stack and each.shape == x.shape]
         same = [each for each in alike if x is each.last or same_memory(x, each.last)]
         own = [each for each in alike if each in sources]
@@ -256,8 +225,6 @@ class Measure(TorchFunctionMode):
     def new_stack(self, place: int, part: nn.Module, x: Tensor) -> MeasuredStack:
         block = self.layout.blocks[place]
         axis = self.axes[place] if self.axes else stream_axis(x.shape, self.rows, self.samples, self.length)
-        if axis == 1 and self.samples > 1:
-            raise OneSampleOnlyError
         form = form_of(x, part, self.length, axis)
         tokens = in_rows(x.detach(), form).shape[:-1].numel() // self.samples
         blocks = sum(each.stack == block.stack for each in self.layout.blocks)
@@ -273,9 +240,9 @@ class Measure(TorchFunctionMode):
         sets = [self.sources.get(each) for each in tensors_in(values)]
         sources = frozenset().union(*(each for each in sets if each))
         for each in tensors_in(out) if sources else ():
-            self.sources[each] = sources | self.sources.get(each, frozenset())
+            self.sources.put(each, sources | (self.sources.get(each) or frozenset()))
 
-    def after_block(self, place: int, part: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+    def after_block(self, place: int, out: Any) -> None:
         """Take the output of a block as the end of its stack, until another block begins."""
         if self.stack is None:  # without tokens it is not a block
             return
@@ -288,7 +255,8 @@ class Measure(TorchFunctionMode):
 
     def end_block(self, last: Tensor) -> None:
         assert self.stack is not None
-        self.stack.last, self.sources[last] = last, frozenset({self.stack})
+        self.stack.last = last
+        self.sources.put(last, frozenset({self.stack}))
         if (lives := half_lives(self.parts)) is not None:
             every = [lives.max(), lives.median()]
             self.stack.of_block[-1] |= {
@@ -325,19 +293,14 @@ class Measure(TorchFunctionMode):
         if self.stack is not None:
             self.place, self.begun_by = place, name
 
-    def after_member(self, part: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+    def after_member(self, out: Any) -> None:
         """Note the output of a module of a block: the stream, unless a sum with the stream follows."""
         self.running -= 1
         if self.stack is not None:
             self.output = stream_among(out, self.stack.shape)
             for each in wide_tensors(out):
-                self.sources[each] = frozenset({self.stack})
+                self.sources.put(each, frozenset({self.stack}))
             self.inside_blocks = frozenset(self.used)
-
-    def before_outside(self, *_: Any) -> None:
-        """End a block of several modules, unless one of them calls this module, as it does a bias of positions."""
-        if not self.running:
-            self.end_of_members()
 
     def end_of_members(self) -> None:
         """End a block of several modules: its stream is the last sum or the norm of it, else the last output."""
@@ -426,134 +389,13 @@ class Measure(TorchFunctionMode):
         if stream is None:
             return
         branch = args[1] if stream is args[0] else args[0]
-        branch = out - stream if branch is out else branch  # f += x
+        branch = out - stream if storage(branch) == storage(out) else branch  # f += x
         f, covariance = self.by_sample(stack, branch.reshape(stack.shape)).flatten(1), self.gram(stack, out)
         stack.branch[-1].append(norm(f) / f.shape[1] ** 0.5)
         if self.keeps:
             stack.branches[-1].append(f.clone())
         stack.inside[-1].append(covariance)
         self.stream, self.sum = [out], (out, fingerprint(out), covariance)
-
-    def after_norm(self, part: nn.Module, args: Any, out: Any) -> None:
-        """Count a norm of the stream as the stream: the next sum may be with it."""
-        if self.stack is not None and args and any(args[0] is x for x in self.stream) and self.stack.inside[-1]:
-            self.stream.append(out)
-
-    def note_choice(self, stack: MeasuredStack, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """Summarise the choice of experts: the last k largest of a block, or without any the first largest."""
-        scores = args[0] if args else kwargs["input"]
-        place, first_choice = (1, func in LARGEST) if func in LARGEST else (2, False)
-        dimension = args[place] if len(args) > place else kwargs.get("dim", None if first_choice else -1)
-        known = stack.of_block[-1].keys() & set(ROUTER)
-        last = isinstance(dimension, int) and dimension in (-1, scores.dim() - 1)
-        if scores.dim() == 0 or not last or (first_choice and known):
-            return
-        experts, parts = scores.shape[-1], self.parts
-        if id(parts[0]) not in self.experts:
-            self.experts[id(parts[0])] = expert_counts(parts)
-        tokens = in_rows(self.input.detach(), stack.form).shape[:-1].numel()
-        if experts not in self.experts[id(parts[0])] or scores.numel() != tokens * experts:
-            return
-        counted = self.counted
-        if counted is not None and stack.axis == 1:
-            counted = counted.T
-        choices = out if isinstance(out, Tensor) else out[1]
-        choices = choices[..., None] if first_choice else choices
-        stack.of_block[-1] |= load_of_experts(choices.detach(), experts, self.samples, counted)
-
-    def summarise_attention(
-        self, stack: MeasuredStack, logits: Tensor, weights: Tensor, visible: Tensor | None, ordered: bool = False
-    ) -> None:
-        """Summarise the first attention of a block by head; unknown visibility follows from the sizes of logits.
-
-        A loop over heads has several softmaxes of one head each, before the next sum with the stream.
-
-        Args:
-            ordered: whether sequences and heads are the first two dimensions, in this order.
-        """
-        kind, heads = (len(stack.inside[-1]), logits.shape, visible is None), stack.heads[-1]
-        if heads and kind != self.attended:
-            return
-        tensors = [logits, weights, *([] if visible is None else [visible.expand(logits.shape)])]
-        if not ordered:
-            sequences = self.samples * self.rows
-            tokens = stack.shape[:-1].numel() // sequences
-            split = [by_sequence_and_head(x, sequences, self.samples, tokens, self.heads_first) for x in tensors]
-            tensors = [each for each in split if each is not None]
-        if not tensors:
-            return
-        logits, weights, *masks = (each.detach() for each in tensors)
-        visible = masks[0] & (logits > -torch.inf) if masks else visible_by_size(logits)
-        summary = self.by_head(logits.float(), weights.float(), visible)
-        stack.heads[-1] = {key: torch.cat([heads[key], each], 1) for key, each in summary.items()} if heads else summary
-        if not heads and logits.shape[1] == 1:
-            self.attended = kind
-
-    def by_head(self, logits: Tensor, weights: Tensor, visible: Tensor) -> dict[str, Tensor]:
-        """Summarise logits (S·B, h, M, ·) and their softmax; each summary is (S, h)."""
-        most = logits.amax(-1, keepdim=True)
-        seen = visible.sum(-1)
-        rows = (seen > 1).double()
-        if self.counted is not None and self.counted.shape[-1] == rows.shape[-1]:
-            rows = rows * self.counted.to(rows.device).repeat(self.samples, 1)[:, None]
-        mask = visible.to(logits.dtype)
-        below = (logits - most).clamp_(min=torch.finfo(logits.dtype).min)  # log(weight/largest weight)
-        entropy = -((weights * below).sum(-1) + weights.sum(-1) * weights.amax(-1).log()).double()
-        below.mul_(mask)
-        mean = below.sum(-1, keepdim=True) / seen[..., None].clamp(min=1)
-        square = torch.linalg.vector_norm((below - mean).mul_(mask), dim=-1).double().square() / seen.clamp(min=1)
-        largest = logits.masked_fill(~visible, -torch.inf).amax((-1, -2)).double()
-
-        def over_rows(values: Tensor) -> Tensor:
-            counted = torch.where(rows > 0, values, 0.0)  # a row without visible tokens has no entropy
-            mean = counted.sum(-1) / rows.sum(-1).clamp(min=1)
-            return mean.unflatten(0, (self.samples, -1)).mean(1)
-
-        return {
-            "entropy": over_rows(entropy),
-            "effective_tokens": over_rows(entropy.exp()),
-            "tokens_seen": over_rows(seen.double()),
-            "logit_std": over_rows(square).sqrt(),
-            "largest_logit": largest.unflatten(0, (self.samples, -1)).amax(1),
-        }
-
-    def dot_product_attention(
-        self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-        is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-    ) -> Tensor:  # fmt: skip
-        """Call torch's fused attention, and summarise logits and weights of its formula."""
-        out = FUSED(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-        if q.dim() in (3, 4) and self.stack is not None:
-            with torch.no_grad():
-                visible = None if attn_mask is None else self.visible.of(attn_mask)
-                formula = attention_formula(q, k, attn_mask, is_causal, scale, visible)
-                self.summarise_attention(self.stack, *formula)
-        return out
-
-    @contextmanager
-    def inside_multi_head_attention(self, args: Any, kwargs: Any) -> Iterator[None]:
-        """Replace the functions that torch's multi-head attention calls, as no mode sees these calls."""
-        softmax_of_torch, heads = functional.softmax, args[4]
-        padding, attention = (
-            args[index] if len(args) > index else kwargs.get(name)
-            for index, name in ((14, "key_padding_mask"), (16, "attn_mask"))
-        )
-
-        def softmax(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            out = softmax_of_torch(x, *args, **kwargs)
-            if x.dim() == 3 and x.shape[0] % (heads * self.samples) == 0:
-                logits, weights = (each.unflatten(0, (-1, heads)) for each in (x, out))
-                visible = visible_by_masks(logits, attention, padding)
-                if self.stack is not None:
-                    self.summarise_attention(self.stack, logits, weights, visible, ordered=True)
-            return out
-
-        replaced: Any = functional
-        replaced.softmax, replaced.scaled_dot_product_attention = softmax, self.dot_product_attention
-        try:
-            yield
-        finally:
-            replaced.softmax, replaced.scaled_dot_product_attention = softmax_of_torch, FUSED
 
     def by_sample(self, stack: MeasuredStack, x: Tensor) -> Tensor:
         """Reshape the stream to (S, T, n), without padding."""
@@ -593,30 +435,7 @@ def stream_among(out: Any, shape: torch.Size, place: int | None = None) -> Tenso
     return next((each for each in tensors if each.shape == shape), None)
 
 
-class NoEntriesError(Exception):
-    """The module reads a tensor without entries."""
-
-
-def check_entries(func: Any, values: Any, read: set[Any] | None) -> None:
-    """Add the parameters among the values to `read`.
-
-    Raises:
-        NoEntriesError: a tensor is on the meta device; torch would return uninitialised memory.
-    """
-    for each in values:
-        if isinstance(each, Implicit):
-            if read is not None:
-                read.add(each.weight.name)
-        elif isinstance(each, Tensor):
-            if each.is_meta:
-                raise NoEntriesError(f"reads a matrix without entries in {getattr(func, '__name__', func)}")
-            if read is not None and isinstance(each, nn.Parameter):
-                read.add(id(each))
-        elif isinstance(each, list | tuple):
-            check_entries(func, each, read)
-
-
-def where_parameters_are_read(module: nn.Module, measure: Measure) -> dict[str, str]:
+def where_parameters_are_read(module: nn.Module, measure: Streams) -> dict[str, str]:
     """Return where parameters were read, by name: before the first block, or inside the blocks."""
     places = {}
     for name, parameter in module.named_parameters():

@@ -1,0 +1,1 @@
+"""Observers of the stream, of attention and of experts."""
