@@ -29,8 +29,8 @@ def test_command_prints_exponents_and_writes_files(run, folder):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((), "give sizes by one of --widths, --depths and --over"),
-        (("--widths", "16,32", "--depths", "1,2"), "give sizes by one of"),
+        ((), "give sizes by --widths, --depths or --over"),
+        (("--widths", "16,32", "--over", "batch=1,2"), "--over excludes --widths and --depths"),
         (("--widths", "16,wide"), "sizes must be whole numbers"),
         (("--widths", "16,32", "--rule", "mumup"), "--rule must be one of"),
         (("--widths", "16,32", "--optimizer", "adamax"), "--optimizer must be one of"),

@@ -18,6 +18,7 @@ from limitformer.reports.page import Page
 from limitformer.reports.report import AnyReport
 from limitformer.reports.verdict import number_text, titled, verdict_lines, wrapped
 from limitformer.simulation.simulate import Interrupted
+from limitformer.stepping.noise import ALL
 from limitformer.stepping.optimizers import NotUnderstoodError
 from limitformer.stepping.simulate import SAME, simulate_steps, training_of
 from limitformer.subjects.inputs import Inputs, inputs_of
@@ -61,7 +62,15 @@ class StepsReport(TrainedNetworks, AnyReport):
             + "".join(f"{cell(row[name])}{unseen(row) if name == 'explodes' else ''}".rjust(9) for name in columns)
             for row in table
         ]
-        return "\n".join([*lines, "", above, head, *(row.rstrip() for row in rows), "", *wrapped(self.caveat, "")])
+        noise = "".join(
+            f"Simple noise scale of SGD at step {row['step']}: {number_text(row['scale'])} sequences "
+            f"({number_text(row['low'])} to {number_text(row['high'])}). "
+            for row in self.noise()
+            if row["weights"] == ALL
+        )
+        return "\n".join(
+            [*lines, "", above, head, *(row.rstrip() for row in rows), "", *wrapped(f"{noise}{self.caveat}", "")]
+        )
 
     def contents(self) -> Page:
         """Return what the page shows."""
@@ -95,6 +104,7 @@ def steps(
     steps: int = 3,
     samples: int,
     seed: int,
+    sequences: int | None = None,
     batches: Any = SAME,
     unseen: Any = None,
     loss: Loss | str | None = None,
@@ -113,8 +123,8 @@ def steps(
 ) -> StepsReport:
     """Simulate the first training steps of a network in law, and tell which learning rates it takes.
 
-    The gradients come from the tokens of `inputs` alone. A larger batch has other gradients: under Adam other signs,
-    under Muon other directions. Nothing is said about later steps.
+    The gradients come from these tokens alone: give the batch of training. A larger batch has other gradients: under
+    Adam other signs, under Muon other directions. Nothing is said about later steps.
 
     Args:
         model: a configuration of transformers, its folder, JSON or public name, a function that builds a
@@ -128,6 +138,10 @@ def steps(
         steps: number of steps.
         samples: number of networks; 35 or more can show that a loss falls in nine of ten.
         seed: the same seed gives the same numbers, for any number of threads, samples and rates.
+        sequences: number of sequences of a batch. If `inputs` is a number of tokens, each network has its own, with ids
+            that are drawn uniformly from the vocabulary; else they are the first of `inputs`. The noise of gradients
+            is then measured. Their gradients add up in pieces of 512 tokens or one sequence, so that memory does not
+            grow with the batch; stream, attention and output are measured on the first piece.
         batches: "same" for the first batch at every step; "fresh" for ids that are drawn uniformly from the
             vocabulary, or numbers of the first batch's mean and variance; or a list of inputs for each step. With
             "same" the loss of the batch is compared before and after, otherwise that of the unseen batch.
@@ -161,13 +175,13 @@ def steps(
     """
     every = None if rates is None else [valid_rate(f"rates[{k}]", rate) for k, rate in enumerate(rates)]
     subject = resolve(model, settings, trust_remote_code=trust_remote_code)
-    first = inputs_of(inputs, subject)
-    size = batch_size(first.with_batch_dim(batch_dim))
+    first = inputs_of(inputs, subject, sequences)
+    size = batch_size(first.with_batch_dim(batch_dim).with_sequences(sequences))
 
     require(witness in (True, False, FULL), f"witness must be True, False or {FULL!r}; got {witness!r}.")
     options: dict[str, Any] = {
-        "optimizer": optimizer, "rates": every, "steps": steps, "seed": seed, "batches": batches, "unseen": unseen,
-        "loss": loss, "clip": clip, "warmup": warmup, "schedule": schedule,
+        "optimizer": optimizer, "rates": every, "steps": steps, "seed": seed, "sequences": sequences,
+        "batches": batches, "unseen": unseen, "loss": loss, "clip": clip, "warmup": warmup, "schedule": schedule,
         "overrides": None if overrides is None else dict(overrides), "draw": draw, "batch_dim": batch_dim,
         "blocks": blocks,
     }  # fmt: skip
@@ -188,7 +202,7 @@ def steps(
         try:
             if witness:
                 build = partial(training_of, model=subject, inputs=first, factors=None, drawn="", **options)
-                proof = witness_steps(build, optimizer, witness)
+                proof = witness_steps(build, optimizer, witness, sequences=sequences)
             data = simulate()
         except NotUnderstoodError as error:
             proof = Witness(DRAWN, error.reason)

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from limitformer.checking.curves import kind_and_block
 from limitformer.checking.network import frozen_in_words
-from limitformer.checking.step_verdicts import by_rate
+from limitformer.checking.step_verdicts import by_rate, stated_rate
 from limitformer.checking.thresholds import STEP_THRESHOLDS, STEP_VERDICTS, failing
 from limitformer.reports.report import csv_of, finite_values
 from limitformer.reports.verdict import ANY, BROKEN, FINE, GRADES, NOTE, WATCH, Verdict
+from limitformer.stepping.noise import noise_rows
 from limitformer.stepping.simulate import SAME
 from limitformer.witness import Witness
 
@@ -94,6 +96,10 @@ class TrainedNetworks:
             notes.append("No blocks were found in the module, so nothing is said of its stream.")
         return " ".join(notes)
 
+    def noise(self) -> list[dict[str, Any]]:
+        """Return |G|², tr Σ and the noise scale with its interval, by kind of weight and step, at the stated rate."""
+        return noise_rows(self.data.isel(rate=stated_rate(self.table())), lambda name: kind_and_block(name)[0])
+
     def table(self) -> xr.Dataset:
         """Return counts and medians by rate; `columns()` says what they mean."""
         return by_rate(self.data)
@@ -135,6 +141,7 @@ class TrainedNetworks:
             "caveat": self.caveat,
             "verdicts": [finite_values(asdict(verdict)) for verdict in self.verdicts],
             "rates": [finite_values(row) for row in self.rows()],
+            "noise": [finite_values(row) for row in self.noise()],
             "thresholds": {name: asdict(each) for name, each in STEP_THRESHOLDS.items()},
             "witness": None if self.witness is None else self.witness.record(),
             "groups": json.loads(self.about.get("groups", "[]")),

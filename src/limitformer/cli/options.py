@@ -41,7 +41,14 @@ Optimizer = Annotated[
 Clip = Annotated[float | None, typer.Option(help="Largest norm of all gradients together.", show_default="none")]
 Warmup = Annotated[int, typer.Option(help="Steps over which the rate rises linearly.")]
 Text = Annotated[Path | None, typer.Option(help="File whose words are the tokens.", show_default="unrelated tokens")]
-Tokens = Annotated[int, typer.Option(help="Number of tokens.")]
+Tokens = Annotated[int, typer.Option(help="Number of tokens, of each sequence.")]
+Sequences = Annotated[
+    int | None,
+    typer.Option(
+        help="Sequences of a batch: of random tokens, cut from --text, or the first of --inputs.",
+        show_default="as given",
+    ),
+]
 InputsOption = Annotated[
     str | None,
     typer.Option(
@@ -162,8 +169,9 @@ def quicker(option: str, samples: int) -> str:
 
 
 def subject_and_batch(
-    what: str, changes: dict[str, Any], trust_remote_code: bool, text: Path | None, inputs: str | None, tokens: int
-) -> tuple[Any, Any]:
+    what: str, changes: dict[str, Any], trust_remote_code: bool, text: Path | None, inputs: str | None, tokens: int,
+    sequences: int | None,
+) -> tuple[Any, Any]:  # fmt: skip
     """Return the subject, named with its changes, and the batch of --text, of --inputs or of a number of tokens."""
     from limitformer.reports.verdict import titled
     from limitformer.subjects.inputs import inputs_for
@@ -172,7 +180,9 @@ def subject_and_batch(
     data = text if inputs is None else user_inputs(inputs)
     subject = resolve(what, changes, trust_remote_code=trust_remote_code)
     subject = replace(subject, name=titled(subject.name, changes))
-    return subject, inputs_for(subject, None, data) if isinstance(data, int) else inputs_for(subject, data, tokens)
+    if isinstance(data, int):
+        return subject, inputs_for(subject, None, data, sequences)
+    return subject, inputs_for(subject, data, tokens, sequences)
 
 
 def user_loss(text: str | None) -> Any:

@@ -15,6 +15,7 @@ from limitformer.cli.options import (
     InputsOption,
     LossOption,
     Optimizer,
+    Sequences,
     Settings,
     Text,
     Tokens,
@@ -44,6 +45,7 @@ def rate(
     ] = None,
     minutes: Annotated[float, typer.Option(help="Time after which no further network begins.")] = 10.0,
     tokens: Tokens = 32,
+    sequences: Sequences = None,
     text: Text = None,
     inputs: InputsOption = None,
     settings: Settings = None,
@@ -77,6 +79,7 @@ def rate(
             "steps": require_count("--steps", steps),
             "networks": require_count("--networks", largest),
             "minutes": minutes,
+            "sequences": None if sequences is None else require_count("--sequences", sequences),
             "clip": clip,
             "warmup": require_count("--warmup", warmup, least=0),
             "seed": seed,
@@ -102,10 +105,10 @@ def rate(
             rule = user_object(rule, "--optimizer")
         if isinstance(other, str):
             other = user_object(other, "--equivalent-to")
-        subject, batch = subject_and_batch(what, changes, trust_remote_code, text, inputs, tokens)
+        subject, batch = subject_and_batch(what, changes, trust_remote_code, text, inputs, tokens, sequences)
         try:
             if other is not None:
-                known = {key: options[key] for key in ("clip", "loss", "seed", "networks")}
+                known = {key: options[key] for key in ("clip", "loss", "seed", "networks", "sequences")}
                 with suggest_quicker(f"{largest} networks; --networks 2 takes less."):
                     equal = equivalent_rates(subject, batch, optimizer=rule, other=other, rate=at, **known)
                 save_and_print(equal, place)

@@ -14,6 +14,7 @@ from limitformer.cli.options import (
     InputsOption,
     LossOption,
     Optimizer,
+    Sequences,
     Settings,
     Text,
     Tokens,
@@ -55,6 +56,7 @@ def steps(
     steps: Annotated[int, typer.Option(help="Number of steps.")] = 3,
     samples: Annotated[int, typer.Option(help="Networks; 35 can show that a loss falls in nine of ten.")] = 8,
     tokens: Tokens = 32,
+    sequences: Sequences = None,
     text: Text = None,
     inputs: InputsOption = None,
     settings: Settings = None,
@@ -96,6 +98,7 @@ def steps(
             "rates": every,
             "steps": require_count("--steps", steps),
             "samples": require_count("--samples", samples),
+            "sequences": None if sequences is None else require_count("--sequences", sequences),
             "clip": clip,
             "warmup": require_count("--warmup", warmup, least=0),
             "batches": batches,
@@ -120,7 +123,7 @@ def steps(
         options["loss"] = user_loss(loss)
         if isinstance(rule, str):
             rule = user_object(rule, "--optimizer")
-        subject, batch = subject_and_batch(what, changes, trust_remote_code, text, inputs, tokens)
+        subject, batch = subject_and_batch(what, changes, trust_remote_code, text, inputs, tokens, sequences)
         name_and_rates = f"{samples} networks at {len(every)} rates" if every else f"{samples} networks"
         quicker = f"{name_and_rates}; --samples {samples // 2} takes about half." if samples > 1 else name_and_rates
         try:

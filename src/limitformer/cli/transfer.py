@@ -46,7 +46,7 @@ def transfer(
     widths: Annotated[str | None, typer.Option(metavar="N,N,…", help="Widths; heads keep their size.")] = None,
     depths: Annotated[str | None, typer.Option(metavar="N,N,…", help="Numbers of blocks.")] = None,
     over: Annotated[
-        str | None, typer.Option(metavar="NAME=N,N,…", help="Sizes of a field of the configuration, or an argument.")
+        str | None, typer.Option(metavar="NAME=N,N,…", help="Sizes of a field or an argument, or batch=N,N,…")
     ] = None,
     optimizer: Annotated[
         str, typer.Option(help=f"{', '.join(OPTIMIZERS)}; or FILE.py:NAME, a function from a module to its optimiser.")
@@ -107,6 +107,7 @@ def transfer(
         from limitformer.models.text import words_of
         from limitformer.scaling.transfer import TransferInterrupted
         from limitformer.scaling.transfer import transfer as run_transfer
+        from limitformer.subjects.inputs import cut
         from limitformer.subjects.subject import model_of
 
         begin_work()
@@ -116,7 +117,9 @@ def transfer(
         began = time.monotonic()
         networks = f"{samples} network{'s' * (samples > 1)} at each of {len(next(iter(sizes.values())))} sizes"
         half = f"; --samples {samples // 2} takes about half." if samples > 1 else ""
-        first = " ".join(words_of(text, tokens)) if text else tokens
+        largest = max(sizes.get("batch", [0]))
+        texts = cut(text, largest, tokens) if text and largest else None
+        first = texts or (" ".join(words_of(text, tokens)) if text else tokens)
         try:
             with suggest_quicker(networks + half):
                 result = run_transfer(
@@ -136,12 +139,12 @@ def transfer(
 
 
 def sizes_of(widths: str | None, depths: str | None, over: str | None) -> dict[str, list[int]]:
-    """Read the sizes of exactly one of the three options."""
+    """Read the sizes of --over, or of --widths and --depths, which grow together."""
     lists = [(name, each) for name, each in (("width", widths), ("depth", depths)) if each is not None]
+    require(over is None or not lists, "--over excludes --widths and --depths.")
     if over is not None:
         name, equals, values = over.partition("=")
         require(bool(name and equals), f"--over takes NAME=N,N,…; got {over!r}.")
         lists.append((name, values))
-    require(len(lists) == 1, "give sizes by one of --widths, --depths and --over. Nearest: --widths 256,512,1024.")
-    ((name, values),) = lists
-    return {name: separated(values, "sizes must be whole numbers, such as 256,512,1024", int)}
+    require(bool(lists), "give sizes by --widths, --depths or --over. Nearest: --widths 256,512,1024.")
+    return {name: separated(values, "sizes must be whole numbers, such as 256,512,1024", int) for name, values in lists}

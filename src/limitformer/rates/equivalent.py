@@ -151,6 +151,7 @@ def equivalent_rates(
     rate: float | None = None,
     seed: int,
     networks: int = 4,
+    sequences: int | None = None,
     loss: Loss | str | None = None,
     clip: float | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -162,7 +163,7 @@ def equivalent_rates(
     """Compute the learning rate at which one optimiser moves the stream in its first step as another does.
 
     Args:
-        model, inputs, loss, clip, settings, overrides, batch_dim, trust_remote_code, progress: as for
+        model, inputs, sequences, loss, clip, settings, overrides, batch_dim, trust_remote_code, progress: as for
             `limitformer.steps`.
         optimizer: whose rate is known, as for `limitformer.steps`.
         other: the optimiser whose rate is wanted; rates of its groups keep their ratios.
@@ -183,11 +184,11 @@ def equivalent_rates(
     """
     require_count("networks", networks, least=2)
     subject = resolve(model, settings, trust_remote_code=trust_remote_code)
-    batch = inputs_of(inputs, subject)
+    batch = inputs_of(inputs, subject, sequences)
     two = [
         training_with(
-            model=subject, inputs=batch, optimizer=each, rates=at, steps=1, seed=seed, loss=loss, clip=clip,
-            overrides=None if overrides is None else dict(overrides), batch_dim=batch_dim,
+            model=subject, inputs=batch, optimizer=each, rates=at, steps=1, seed=seed, sequences=sequences,
+            loss=loss, clip=clip, overrides=None if overrides is None else dict(overrides), batch_dim=batch_dim,
         )
         for each, at in ((optimizer, None if rate is None else [rate]), (other, None))
     ]  # fmt: skip

@@ -27,8 +27,8 @@ def kinds_of(training: Training) -> dict[str, list[str]]:
 def stream_change(training: Training, rules: StepRules, sample: int, names: list[str]) -> float:
     """Return the relative change of the stream of one network if only the weights of these names take a step."""
     still = {name: (0.0, 1.0, 1.0) for name in training.network.trained if name not in names}
-    batches = StepBatches(training.batches.of_steps[:2], None)
-    arrays = replace(training, batches=batches).trajectory(rules.with_factors(still), sample).arrays()
+    batches = StepBatches(training.of_network(sample).of_steps[:2], None)
+    arrays = replace(training, batches=batches, batches_at=None).trajectory(rules.with_factors(still), sample).arrays()
     if "stream_change" in arrays:
         return float(arrays["stream_change"][0, 1, -1])
     return float(arrays["output_change"][0, 1] / arrays["output"][0, 0])

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -293,6 +293,7 @@ def rate(
     steps: int = 3,
     seed: int,
     networks: int = MOST,
+    sequences: int | None = None,
     minutes: float | None = None,
     loss: Loss | str | None = None,
     clip: float | None = None,
@@ -319,6 +320,7 @@ def rate(
         steps: number of steps after which the loss of the batch must be lower than before.
         seed: the same seed gives the same networks.
         networks: the largest number of networks.
+        sequences: as for `limitformer.steps`.
         minutes: the time after which no further network begins; None: no limit.
         loss, clip, warmup, settings, overrides, draw, dtype, batch_dim, trust_remote_code, progress, witness: as for
             `limitformer.steps`.
@@ -339,20 +341,19 @@ def rate(
         require(require_real("minutes", minutes) > 0, f"minutes must be above 0, or None; got {minutes}.")
     require(witness in (True, False, FULL), f"witness must be True, False or {FULL!r}; got {witness!r}.")
     subject = resolve(model, settings, trust_remote_code=trust_remote_code)
-    first = inputs_of(inputs, subject)
+    first = inputs_of(inputs, subject, sequences)
     build = partial(
         training_of, model=subject, inputs=first, optimizer=optimizer, rates=None, steps=steps, seed=seed, loss=loss,
-        unseen=first, clip=clip, warmup=warmup, overrides=None if overrides is None else dict(overrides), draw=draw,
-        dtype=dtype, batch_dim=batch_dim,
+        sequences=sequences, unseen=False, clip=clip, warmup=warmup, draw=draw, dtype=dtype, batch_dim=batch_dim,
+        overrides=None if overrides is None else dict(overrides),
     )  # fmt: skip
     proof: Witness | None = None
     try:
-        proof = witness_steps(build, optimizer, witness) if witness else None
+        proof = witness_steps(build, optimizer, witness, sequences=sequences) if witness else None
         training = build(drawn=proof.reason if proof is not None and proof.status == DRAWN else "")
     except NotUnderstoodError as error:
         proof = Witness(DRAWN, error.reason)
         training = build(drawn=error.reason)
-    training.batches = replace(training.batches, unseen=None)  # `first` stood for it, so that none was drawn
     own = training.rules[0].base
     others = ", ".join(f"{each:g}" for each in sorted(training.own_rates - {own}))
     require(

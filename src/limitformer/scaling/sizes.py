@@ -36,6 +36,7 @@ from limitformer.subjects.subject import (
 )
 
 WIDTH, DEPTH = "width", "depth"
+BATCH = "batch"  # a number of sequences, at which the model stays
 SIZES = {  # the fields of a size itself, the usual ones first
     WIDTH: ("hidden_size", "n_embd", "d_model", "dim", "n_embed", "embed_dim", "width", "emb_dim", "embedding_size"),
     DEPTH: (
@@ -121,6 +122,35 @@ def sizes_over(over: Any) -> tuple[str, tuple[int, ...]]:
     return name, tuple(sizes)
 
 
+def others_in(over: Any) -> tuple[Any, dict[str, tuple[int, ...]]]:
+    """Return the first name of `over` with its sizes, and those of the other names, which grow with it.
+
+    Raises:
+        InputError: the names have different numbers of sizes.
+
+    >>> others_in({"width": [64, 128], "depth": [2, 4]})
+    ({'width': (64, 128)}, {'depth': (2, 4)})
+    """
+    if not isinstance(over, Mapping) or len(over) < 2:
+        return over, {}
+    every = {name: sizes_over({name: values})[1] for name, values in over.items()}
+    counts = {len(values) for values in every.values()}
+    require(len(counts) == 1, f"the names of over must have as many sizes each; got {dict(over)!r:.80}.")
+    require(BATCH not in every, "over the batch nothing else can grow. Nearest: one call for each width.")
+    (name, sizes), *others = every.items()
+    return {name: sizes}, dict(others)
+
+
+def grown_by(model: Any, sizes: Mapping[str, int]) -> Any:
+    """Return a model at several sizes, whose other sizes stay; of a function these arguments."""
+    model = model_of(model)
+    if sizes and callable(model) and not isinstance(model, nn.Module):
+        return partial(model, **sizes)
+    for over, size in sizes.items():
+        model = at_size(model, over, size).model
+    return model
+
+
 def at_size(model: Any, over: str, size: int) -> Sized:
     """Return a model at another size.
 
@@ -138,6 +168,8 @@ def at_size(model: Any, over: str, size: int) -> Sized:
     """
     size = require_count(over, size)
     model = model_of(model)
+    if over == BATCH:
+        return Sized(resolve(model), {})
     if callable(model) and not isinstance(model, nn.Module):
         return factory_at(model, over, size)
     subject = resolve(model)

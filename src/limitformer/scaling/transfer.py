@@ -15,6 +15,7 @@ from limitformer.base.errors import about, nearest, require, require_count
 from limitformer.base.progress import PartOfBar, advance, progress_bar
 from limitformer.reports.page import Page
 from limitformer.reports.report import AnyReport
+from limitformer.scaling.batches import batch_rule
 from limitformer.scaling.exponents import LEAST_SIZES, exponent
 from limitformer.scaling.measures import (
     ABOUT,
@@ -27,7 +28,7 @@ from limitformer.scaling.page import contents, draw
 from limitformer.scaling.parametrisation import Parametrisation, parametrise
 from limitformer.scaling.roles import kind_of
 from limitformer.scaling.rules import ADAM, ADAMW
-from limitformer.scaling.sizes import at_size, sizes_over
+from limitformer.scaling.sizes import BATCH, at_size, grown_by, others_in, sizes_over
 from limitformer.simulation.simulate import Interrupted
 from limitformer.stepping.optimizers import NotUnderstoodError, base_rate, made_by, read_optimizer
 from limitformer.stepping.rules import StepRules, require_rate
@@ -118,8 +119,9 @@ def transfer(
     Args:
         model: a configuration of transformers, its folder, JSON or public name, a function that builds a module, or a
             `limitformer.Transformer`.
-        over: {"width": sizes}, {"depth": sizes}, or a field of the configuration or an argument of the function.
-            Configurations scale by their fields: at another width the heads keep their size.
+        over: {"width": sizes}, {"depth": sizes}, or a field of the configuration or an argument of the function;
+            {"batch": numbers of sequences}; or several such names, whose sizes grow together. Configurations scale by
+            their fields: at another width the heads keep their size.
         inputs: the batch, as for `limitformer.weightless.simulate`.
         optimizer: as for `limitformer.stepping.simulate_steps`.
         rate: the learning rate at the base; None: the optimiser's own. The rates of all groups are multiplied by the
@@ -145,7 +147,10 @@ def transfer(
     >>> result.transfers
     False
     """
+    over, others = others_in(over)
     name, sizes = sizes_over(over)
+    several = "over the batch" if name == BATCH else "over several sizes at once" if others else ""
+    require(not several or rule == STANDARD, f"{several} the rule must be standard; got {rule}.")
     taken = {"rates", "factors", "overrides"} & options.keys()
     require(not taken, f"transfer has no option {', '.join(sorted(taken))}: the rule sets it.")
     known = set(inspect.signature(training_of).parameters) | {"progress"}
@@ -156,7 +161,8 @@ def transfer(
     models, factor, proof = {}, 1.0, None
     for size in sizes:
         with about(f"{name} {size}"):
-            models[size] = parametrised(model, name, size, base, rule, optimizer, steps)
+            grown = grown_by(model, {other: values[sizes.index(size)] for other, values in others.items()})
+            models[size] = parametrised(grown, name, size, base, rule, optimizer, steps)
     if rate is not None:
         require_rate(rate, "a learning rate")
         with about(f"{name} {base}"):
@@ -169,8 +175,9 @@ def transfer(
         notes.insert(
             0, f"stays at every {name}: {', '.join(stays)}. If that should grow, write a function of the {name}"
         )
+    notes[:0] = [f"{other} at each {name}: {', '.join(map(str, values))}" for other, values in others.items()]
     bar = progress_bar(BAR, samples * len(sizes), 0.0) if options.pop("progress", True) else None
-    entries = np.array([count for _, count, _ in models.values()], float)
+    entries = np.array([count * (size if name == BATCH else 1) for size, (_, count, _) in models.items()], float)
     works = samples * len(sizes) * entries / entries.sum()  # networks of the mean size that take as long
     data: dict[int, xr.Dataset] = {}
 
@@ -180,15 +187,18 @@ def transfer(
         return options | {
             "model": put.model, "inputs": inputs, "optimizer": optimizer, "seed": seed, "factors": factors,
             "rates": None if rate is None else [factor * rules.base], "overrides": put.overrides or None,
-            "steps": steps,
+            "steps": steps, **({"sequences": size} if name == BATCH else {}),
         }  # fmt: skip
 
     reason = models[sizes[0]][2].not_understood
+    batch = sizes[0] if name == BATCH else None
     if reason:
         proof = Witness(DRAWN, reason)
     elif witness:
         with about(f"{name} {sizes[0]}"):
-            proof = witness_steps(partial(training_of, **arguments(sizes[0])), optimizer, witness, rule == STANDARD)
+            proof = witness_steps(
+                partial(training_of, **arguments(sizes[0])), optimizer, witness, rule == STANDARD, batch
+            )
     drawn = proof.reason if proof is not None and proof.status == DRAWN else ""
     try:
         for k, size in enumerate(sizes):
@@ -229,6 +239,7 @@ def transfer_of(
         positive = positive_rows(values)
         if len(positive):
             exponents[key] = exponent(positive, sizes, key)
+    notes = [*([batch_rule(data)] if over == BATCH else []), *notes]
     (first, words), *_, (last, others) = 2 * [(size, each.attrs["optimizer"]) for size, each in data.items()]
     if words != others:
         words = f"at {over} {first} {words}, at {over} {last} {others}"

@@ -3,8 +3,9 @@
 import json
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from limitformer.stepping.optimizers import (
     valid_clip,
 )
 from limitformer.stepping.rules import MUON, Factors, StepRules, groups_of, in_words
-from limitformer.stepping.trajectory import StepBatches, Trajectory
+from limitformer.stepping.trajectory import NOISE_PIECES, StepBatches, Trajectory, pieces_of
 from limitformer.stepping.weights import Forms
 from limitformer.subjects.inputs import Inputs, inputs_of, with_targets
 from limitformer.subjects.losses import TARGETS, ChosenLoss, Loss, chosen_loss, loss_of_shapes
@@ -47,6 +48,7 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("stream", "stream_change", "largest"), ("layer",)),
     **dict.fromkeys(("branch", "branch_change"), ("block", "sublayer")),
     **dict.fromkeys(BY_HEAD, ("block", "head")),
+    **dict.fromkeys(("weight_signal", "weight_noise"), ("weight",)),
     **dict.fromkeys(
         ("weight_gradient", "weight_change", "weight_spectral", "update_effect", "lookup_effect"), ("weight",)
     ),
@@ -62,6 +64,7 @@ def simulate_steps(
     steps: int = 3,
     samples: int,
     seed: int,
+    sequences: int | None = None,
     batches: Any = SAME,
     unseen: Any = None,
     loss: Loss | str | None = None,
@@ -83,8 +86,8 @@ def simulate_steps(
     under Muon other directions. Nothing is said about later steps.
 
     Args:
-        model, inputs, optimizer, rates, steps, samples, seed, batches, unseen, loss, clip, warmup, schedule: as for
-            `limitformer.steps`; rates of several optimisers keep their ratios to that of the first.
+        model, inputs, optimizer, rates, steps, samples, seed, sequences, batches, unseen, loss, clip, warmup, schedule:
+            as for `limitformer.steps`; rates of several optimisers keep their ratios to that of the first.
         factors: by the name of a parameter: what its learning rate, its weight decay and its ε are multiplied by.
         overrides, draw, dtype, batch_dim, blocks: as for `limitformer.steps`.
         progress: whether the terminal shows work of more than two seconds; or a part of the bar of longer work.
@@ -103,7 +106,8 @@ def simulate_steps(
         networks (infinite for a weight that was zero and moves); its largest singular value `weight_spectral` where
         the change has low rank, relative to the same; `update_effect`, the root mean square of what the change adds to
         the output of the weight's linear map, times a multiplier between the head and the module's output, or, of a
-        table that no map uses, to the rows that tokens read; `lookup_effect` is the latter for every table. The
+        table that no map uses, to the rows that tokens read; `lookup_effect` is the latter for every table. With
+        `sequences`, `weight_signal` and `weight_noise` are unbiased estimates of |G|² and tr Σ (`stepping.noise`). The
         coordinates `matrix` and `table` say which weights have two dimensions or more, and which are those of an
         `nn.Embedding`.
 
@@ -114,9 +118,9 @@ def simulate_steps(
     require_count("samples", samples)
     require_count("steps", steps)
     training = training_of(
-        model, inputs, optimizer=optimizer, rates=rates, steps=steps, seed=seed, batches=batches, unseen=unseen,
-        loss=loss, clip=clip, warmup=warmup, schedule=schedule, factors=factors, overrides=overrides, draw=draw,
-        dtype=dtype, batch_dim=batch_dim, blocks=blocks, drawn=drawn,
+        model, inputs, optimizer=optimizer, rates=rates, steps=steps, seed=seed, sequences=sequences, batches=batches,
+        unseen=unseen, loss=loss, clip=clip, warmup=warmup, schedule=schedule, factors=factors, overrides=overrides,
+        draw=draw, dtype=dtype, batch_dim=batch_dim, blocks=blocks, drawn=drawn,
     )  # fmt: skip
     network, first, every, forms = training.network, training.first, training.rules, training.forms
     began = time.perf_counter()
@@ -144,7 +148,9 @@ def simulate_steps(
         for sample in range(samples):
             of_rates: list[Arrays] = []
             for rule in every:
-                of_rates.append(named_errors(training.trajectory(rule, sample).arrays, network.subject, first))
+                one = training.trajectory(rule, sample)
+                one.advance = partial(part_done, bar, sample * len(every) + len(of_rates))
+                of_rates.append(named_errors(one.arrays, network.subject, first))
                 require_same_blocks(parts[0][0] if parts else of_rates[0], of_rates[-1])
                 advance(bar, sample * len(every) + len(of_rates))
             parts.append(of_rates)
@@ -157,6 +163,10 @@ def simulate_steps(
     return result()
 
 
+def part_done(bar: Any, before: int, share: float) -> None:
+    advance(bar, before + share)
+
+
 @dataclass
 class Training:
     """The training of networks: everything but their random numbers.
@@ -165,6 +175,7 @@ class Training:
         rules: of the optimiser, at each learning rate.
         own_rates: the different learning rates that the optimiser has itself.
         optimizer: a function of the module that returns its optimiser, if drawn networks are trained by it; else None.
+        batches_at: returns the batches of a network if each has its own; else None.
     """
 
     network: Weightless
@@ -176,16 +187,23 @@ class Training:
     seed: int
     own_rates: set[float]
     optimizer: Any = None
+    batches_at: Callable[[int], StepBatches] | None = None
+
+    def of_network(self, sample: int) -> StepBatches:
+        """Return the batches of one network."""
+        return self.batches if self.batches_at is None else self.batches_at(sample)
 
     def trajectory(self, rule: StepRules, sample: int) -> Trajectory:
         """Return the training of one network at one learning rate."""
-        result = Trajectory(self.network, rule, self.forms, self.loss, self.batches, self.seed, sample)
+        batches = self.of_network(sample)
+        result = Trajectory(self.network, rule, self.forms, self.loss, batches, self.seed, sample)
         result.optimizer = self.optimizer
         return result
 
 
 def training_of(
     model: Any, inputs: Any, *, optimizer: Any, rates: Sequence[float] | None, steps: int, seed: int,
+    sequences: int | None = None,
     batches: Any = SAME, unseen: Any = None, loss: Loss | str | None = None, clip: float | None = None,
     warmup: int = 0, schedule: Any = None, factors: Factors | None = None, overrides: dict[str, Any] | None = None,
     draw: str = AUTO, dtype: torch.dtype = torch.float32, batch_dim: int = 0, blocks: Chosen | None = None,
@@ -195,7 +213,7 @@ def training_of(
     require(draw in (AUTO, NEVER, ALWAYS), f'draw must be "auto", "never" or "always"; got {draw!r}.')
     require(dtype in (torch.float32, torch.float64), f"dtype must be torch.float32 or torch.float64; got {dtype}.")
     subject = resolve(model)
-    first = inputs_of(inputs, subject).with_batch_dim(batch_dim)
+    first = inputs_of(inputs, subject, sequences).with_batch_dim(batch_dim)
     network = Weightless(subject, dtype, torch.device("cpu"), overrides, blocks)
     network.needs_blocks = False
     if drawn and not network.drawn:
@@ -214,18 +232,27 @@ def training_of(
     every = [rules] if rates is None else [rules.with_rate(rate) for rate in rates]
     require(bool(every), "rates must have at least one learning rate; got none.")
     first = accepted_inputs(first, network, seed, own_loss=loss is None)
+    first = first.with_sequences(sequences)
+    pieces = pieces_of(first, NOISE_PIECES if sequences else 1)
+    few = first.part(slice(0, 1 + network.foreign)) if len(pieces) > 1 else first  # two may influence each other
     named_errors(
-        lambda: network.first(seed, first, AUTO) if network.foreign else network.run(seed, range(1), first, AUTO, None),
-        subject, first,
+        lambda: network.first(seed, few, AUTO) if network.foreign else network.run(seed, range(1), few, AUTO, None),
+        subject, few,
     )  # fmt: skip
-    prepared = batches_of(first, batches, unseen, network, steps, seed, batch_dim)
-    passes = (steps + 1) * (2 + (prepared.of_steps[-1] is not first))
+    of_network = partial(batches_of, first, batches, unseen, network, steps, seed, batch_dim)
+    own = sequences is not None and first.free
+    prepared = of_network(sample=0 if own else None)
+    prepared = replace(prepared, noisy=len(pieces) > 1 and sequences is not None)
+    passes = len(pieces) * (steps + 1) * (2 + (prepared.of_steps[-1] is not prepared.of_steps[0]))
     known = tables(network)
     widths = {columns for _, columns in known} | {size.width for size in network.stacks.values()}
     by_shapes = loss_of_shapes(subject.name, {rows for rows, _ in known}, widths, batch_dim)
     function = chosen_loss(loss, subject.task, by_shapes, batch_dim)
-    forms = Forms(draw, passes, steps)
-    return Training(network, first, prepared, every, function, forms, seed, own_rates, optimizer if of_user else None)
+    forms = Forms(draw, passes, len(pieces) * steps)
+    return Training(
+        network, first, prepared, every, function, forms, seed, own_rates, optimizer if of_user else None,
+        (lambda sample: replace(of_network(sample=sample), noisy=prepared.noisy)) if own else None,
+    )  # fmt: skip
 
 
 def rules_of(
@@ -291,21 +318,25 @@ def dataset(parts: list[list[Arrays]], rates: list[float], network: Weightless, 
 
 
 def batches_of(
-    first: Inputs, batches: Any, unseen: Any, network: Weightless, steps: int, seed: int, batch_dim: int
-) -> StepBatches:
+    first: Inputs, batches: Any, unseen: Any, network: Weightless, steps: int, seed: int, batch_dim: int,
+    sample: int | None = None,
+) -> StepBatches:  # fmt: skip
     """Return the batches of all steps.
 
     Args:
         first: the inputs of the first step.
         batches: "same", "fresh", or inputs for each step.
-        unseen: inputs that no step sees; None draws them.
+        unseen: inputs that no step sees; None draws them, no more than one piece; False leaves them out.
+        sample: the network whose own batches are drawn, the first one too; None: all have those of `first`.
 
     Raises:
         InputError: batches are unknown, too few, or of another shape than the first.
     """
+    of = "" if sample is None else f" of network {sample}"
+    first = first if sample is None else drawn_like(first, network, seed, f"0{of}")
     if isinstance(batches, str) and batches in (SAME, FRESH):
         of_steps = [first] + [
-            first if batches == SAME else drawn_like(first, network, seed, k) for k in range(1, steps + 1)
+            first if batches == SAME else drawn_like(first, network, seed, f"{k}{of}") for k in range(1, steps + 1)
         ]
     elif isinstance(batches, Sequence) and not isinstance(batches, str):
         require(
@@ -317,8 +348,9 @@ def batches_of(
         of_steps = others if len(others) > steps else [*others, others[-1]]
     else:
         raise InputError(f'batches must be "same", "fresh" or a list of inputs; got {batches!r:.60}. Nearest: "same".')
-    if unseen is None:
-        return StepBatches(of_steps, drawn_like(first, network, seed, -1))
+    if unseen is None or unseen is False:
+        piece = pieces_of(first)[0]
+        return StepBatches(of_steps, drawn_like(piece, network, seed, f"-1{of}") if unseen is None else None)
     return StepBatches(of_steps, user_batch(unseen, first, network, "unseen", batch_dim))
 
 
@@ -332,7 +364,7 @@ def user_batch(value: Any, first: Inputs, network: Weightless, name: str, batch_
     return prepared
 
 
-def drawn_like(first: Inputs, network: Weightless, seed: int, k: int) -> Inputs:
+def drawn_like(first: Inputs, network: Weightless, seed: int, k: str) -> Inputs:
     """Return another batch of the same shapes: ids uniform in the vocabulary, numbers of the same mean and variance.
 
     Without a known vocabulary, whole numbers are drawn from those of the batch. Inputs of a `limitformer.Transformer`

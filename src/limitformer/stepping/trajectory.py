@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from limitformer.base.errors import InputError, require
 from limitformer.nn.drawn.simulate import torch_seed
+from limitformer.stepping.noise import noise_of
 from limitformer.stepping.optimizers import StepRules, base_rate, made_by
 from limitformer.stepping.weights import Forms, TrainedRun, TrainedWeights
 from limitformer.subjects.inputs import Inputs
@@ -39,19 +41,27 @@ from limitformer.weightless.observers.stream import UnclearBlocksError
 from limitformer.weightless.ops import LOOKUP, PAIRS, PRODUCT
 from limitformer.weightless.reachable import State
 from limitformer.weightless.run import DrawWholeError, KeepWeightsError
+from limitformer.weightless.simulate import token_count
 from limitformer.weightless.tensors import storage
 from limitformer.weightless.threads import one_thread
 
 Result = TypeVar("Result")
+PIECE_TOKENS = 512  # of a pass, if a batch has more
+NOISE_PIECES = 8  # of a batch whose gradient noise is estimated
 CLIPPED = 1e-6  # that torch adds to the norm of all gradients before it divides by it
 
 
 @dataclass(frozen=True)
 class StepBatches:
-    """The inputs of the steps, one for each and one for the loss after the last, and inputs that no step sees."""
+    """The inputs of the steps, one for each and one for the loss after the last, and inputs that no step sees.
+
+    Attributes:
+        noisy: whether the noise of gradients is estimated.
+    """
 
     of_steps: list[Inputs]
     unseen: Inputs | None
+    noisy: bool = False
 
 
 @dataclass
@@ -59,15 +69,30 @@ class Pass:
     """The loss of a pass, its gradients, and what was measured."""
 
     loss: float
-    output: Tensor
+    output: Tensor  # of the first piece of the batch, like all that was measured
     squares: dict[str, float]  # |∂W|² by weight, after a backward pass
+    noise: dict[str, tuple[float, float]] = field(default_factory=dict)  # by weight: |G|² and tr Σ
     arrays: Arrays = field(default_factory=dict)  # of `stream_arrays`, if it was measured
     streams: list[Tensor] = field(default_factory=list)  # by layer
     branches: list[list[Tensor]] = field(default_factory=list)  # by block and sublayer
 
 
+def pieces_of(inputs: Inputs, least: int = 1) -> list[Inputs]:
+    """Divide a batch into pieces of `PIECE_TOKENS` at most, or of one sequence; into at least `least`, if possible."""
+    count = max(least, -(-inputs.rows * token_count(inputs) // PIECE_TOKENS)) if inputs.rows > 1 else 1
+    rows = max(1, inputs.rows // count)
+    count = -(-inputs.rows // rows)
+    ends = [inputs.rows * k // count for k in range(count + 1)]
+    return [inputs.part(slice(*pair)) for pair in pairwise(ends)] if count > 1 else [inputs]
+
+
 class Trajectory:
-    """The training of network `sample` by `rules`."""
+    """The training of network `sample` by `rules`.
+
+    The gradients of the pieces of a batch add up, so that memory does not grow with the batch.
+    """
+
+    pieces: Callable[..., list[Inputs]] = staticmethod(pieces_of)
 
     def __init__(
         self, network: Weightless, rules: StepRules, forms: Forms, loss: Loss, batches: StepBatches, seed: int,
@@ -78,6 +103,8 @@ class Trajectory:
         self.reasons = dict(network.reasons_to_keep) if network.rebuilt else {}
         self.weights = TrainedWeights(rules, forms, seed, sample, network.dtype)
         self.optimizer: Any = None  # a user's function that trains drawn networks
+        self.least = NOISE_PIECES if batches.noisy else 1
+        self.advance: Callable[[float], None] = lambda share: None  # called with the share of the steps that is done
 
     def arrays(self) -> Arrays:
         """Train the network; return its measures by step."""
@@ -125,11 +152,12 @@ class Trajectory:
     def train(self) -> Arrays:
         """Take the steps; once the loss or a gradient is not finite, the rest is NaN."""
         first, steps = self.batches.of_steps[0], len(self.batches.of_steps) - 1
+        piece = self.pieces(first, self.least)[0]
         measures: list[Arrays] = []
         start: Pass | None = None
         for step, batch in enumerate(self.batches.of_steps):
             now = self.run(batch, gradients=step < steps, measured=batch is first)
-            probe = now if batch is first else self.run(first, measured=True)
+            probe = now if batch is first else self.run_piece(piece, 1.0, gradients=False, measured=True)
             unseen = self.run(self.batches.unseen).loss if self.batches.unseen is not None else math.nan
             start = start or probe
             arrays = self.measured(start, probe) | {"loss": number(now.loss), "loss_unseen": number(unseen)}
@@ -137,11 +165,16 @@ class Trajectory:
             total = self.norm(squares) if step < steps else math.nan
             arrays |= {"gradient_norm": number(total), "weight_gradient": self.by_weight(squares, math.sqrt)}
             arrays["clipping"] = number(self.clipping(total) if math.isfinite(total) else math.nan)
+            if self.batches.noisy:
+                noise = now.noise if batch is not first or not step else {}  # later weights have seen the first batch
+                for k, key in enumerate(("weight_signal", "weight_noise")):
+                    arrays[key] = self.by_weight({name: pair[k] for name, pair in noise.items()})
             measures.append(arrays)
             if step < steps and not (math.isfinite(now.loss) and math.isfinite(total)):
                 break
             if step < steps:
                 self.step(squares, step)
+                self.advance((step + 1) / (steps + 1))
         return by_step(measures, steps + 1)
 
     def train_unmeasured(self) -> NDArray[np.float64]:
@@ -172,7 +205,22 @@ class Trajectory:
         self.weights.step(squares, self.clipping(math.sqrt(sum(squares.values()))), self.rules.schedule[step])
 
     def run(self, inputs: Inputs, gradients: bool = False, measured: bool = False) -> Pass:
-        """Run a pass, and differentiate the loss if it has `gradients`."""
+        """Run the pieces of a batch, differentiate the loss if it has `gradients`, and measure the first piece."""
+        result, loss, alone = None, 0.0, []
+        for piece in self.pieces(inputs, self.least):
+            share = piece.rows / inputs.rows
+            one = self.run_piece(piece, share, gradients, measured and result is None)
+            loss += share * one.loss
+            alone.append((share, one.squares))
+            result = result or one
+        assert result is not None  # a batch has a sequence
+        result.loss, result.squares = loss, self.weights.squares() if gradients else {}
+        if gradients and self.batches.noisy and len(alone) > 1:
+            result.noise = noise_of(result.squares, alone, inputs.rows)
+        return result
+
+    def run_piece(self, inputs: Inputs, share: float, gradients: bool, measured: bool) -> Pass:
+        """Run a pass of this share of a batch."""
         network = self.network
         run = TrainedRun(
             self.seed, range(self.sample, self.sample + 1), inputs.rows, network.dtype, network.device, self.forms.draw,
@@ -183,6 +231,8 @@ class Trajectory:
         measure, observers = None, list[Observer]()
         if measured:
             self.weights.effects, self.weights.lookups = {}, {}
+            if network.axes is not None:  # those of every piece and batch
+                network.axes = inputs, network.axes[1]
             measure = network.measure(1, inputs, run.read)
             measure.keeps = True
             observers = [*network.observers(measure), EffectsOfUpdates(self.weights)]
@@ -206,8 +256,8 @@ class Trajectory:
             value = value.reshape(1, -1).mean(1).sum()
             squares = {}
             if gradients:
-                value.backward()
-                squares = self.weights.note_gradients(run)
+                (value if share == 1.0 else share * value).backward()
+                squares = self.weights.note_gradients(run, alone=self.batches.noisy)
             result = Pass(float(value.detach()), output.clone(), squares)
             if measure is not None:
                 network.stacks = sizes_of_stacks(measure)
@@ -337,8 +387,8 @@ class DrawnWeights(TrainedWeights):
             self.network.state = State(module)
         super().put(module)
 
-    def note_gradients(self, run: TrainedRun) -> dict[str, float]:
-        squares = super().note_gradients(run)
+    def note_gradients(self, run: TrainedRun, alone: bool = False) -> dict[str, float]:
+        squares = super().note_gradients(run, alone)
         for name, each in self.own.items():  # what forward changes in place
             self.entries[name].value = each.detach().clone()
         self.network.state = State(self.network.module)

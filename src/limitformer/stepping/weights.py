@@ -122,7 +122,8 @@ class TrainedMatrix:
             self.history = (StoredUpdates if stored else EntrywiseHistory)(rule, initial.shape)
         elif rule is not None:
             self.core = CoreUpdate(rule, initial.shape)
-        self.uses: list[tuple[Tensor, Tensor]] = []  # of this pass: factors of the gradient, or their coefficients
+        self.uses: list[tuple[Tensor, Tensor]] = []  # of this step: factors of the gradient, or their coefficients
+        self.earlier = 0  # how many of them are those of earlier passes
 
     def times(self, z: Tensor, transpose: bool, ids: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return z W (m, p), or z Wᵀ, its coefficients, and the part that the updates have made of it.
@@ -162,11 +163,12 @@ class TrainedMatrix:
         assert of_right is not None
         self.uses.append((of_left, of_right))
 
-    def factors(self) -> tuple[Tensor, Tensor] | None:
-        """Return the factors of the gradient of this pass, or their coefficients; None if nothing has used it."""
-        if not self.uses:
+    def factors(self, since: int = 0) -> tuple[Tensor, Tensor] | None:
+        """Return the factors of the gradient of this step, or their coefficients; None if nothing has used it."""
+        uses = self.uses[since:]
+        if not uses:
             return None
-        lefts, rights = [left for left, _ in self.uses], [right for _, right in self.uses]
+        lefts, rights = [left for left, _ in uses], [right for _, right in uses]
         if self.core is not None:
             sizes = len(self.initial.left.basis), len(self.initial.right.basis)  # bases have grown
             lefts, rights = (
@@ -175,14 +177,14 @@ class TrainedMatrix:
             )
         return torch.cat(lefts), torch.cat(rights)
 
-    def squared_gradient(self) -> float:
-        factors = self.factors()
+    def squared_gradient(self, since: int = 0) -> float:
+        factors = self.factors(since)
         return 0.0 if factors is None else float(squared_product(factors[0][None], factors[1][None]).detach())
 
     def step(self, scale: float, factor: float, has_gradient: bool) -> None:
         """Change the matrix by its gradient times `scale`, if the weight of which it is a part has a gradient."""
         pair = self.factors()
-        self.uses = []
+        self.uses, self.earlier = [], 0
         if self.core is not None:
             size = len(self.initial.left.basis), len(self.initial.right.basis)
             gradient = torch.zeros(size, dtype=self.initial.dtype) if pair is None else scale * pair[0].mT @ pair[1]
@@ -277,6 +279,19 @@ class TrainedEntries:
         return float(moved.norm()), float(torch.linalg.matrix_norm(moved, 2)) if small else math.nan
 
 
+def added(before: Any, gradient: Any) -> Any:
+    """Return the sum of two gradients, tensors (in the memory of the first) or sorted ids and rows."""
+    if before is None:
+        return gradient
+    if isinstance(gradient, Tensor):
+        return before.add_(gradient)
+    ids = torch.unique(torch.cat([before[0], gradient[0]]))
+    rows = gradient[1].new_zeros(len(ids), gradient[1].shape[1])
+    for some, each in (before, gradient):
+        rows.index_add_(0, torch.searchsorted(ids, some), each)
+    return ids, rows
+
+
 def decay(rule: UpdateRule | None, gradients: list[bool], factors: list[float]) -> float:
     """Return a of W_t = a W₀ + U_t after steps, of which those without a gradient change nothing."""
     if rule is None or rule.weight_decay == 0.0 or needs_entries(rule):
@@ -308,7 +323,7 @@ class TrainedWeights:
         self.effects: dict[str, list[tuple[float, int]]] = {}  # by name: squares that updates add to outputs
         self.lookups: dict[str, list[tuple[float, int]]] = {}  # by table: squares that updates add to rows, by token
         self.last: tuple[str, Tensor] | None = None  # the name and the output of the last map, of a measured pass
-        self.gradients: dict[str, Any] = {}  # of the last backward pass: tensors, or ids and rows
+        self.gradients: dict[str, Any] = {}  # of this step: tensors, or ids and rows
 
     def rule(self, name: str) -> UpdateRule | None:
         return self.rules.rules.get(name)
@@ -410,9 +425,9 @@ class TrainedWeights:
             square, count = self.effects[name].pop()
             self.effects[name].append((square * factor**2, count))
 
-    def note_gradients(self, run: "TrainedRun") -> dict[str, float]:
-        """Note the gradients of a backward pass; return |∂W|² of each weight that has one."""
-        self.gradients = {}
+    def note_gradients(self, run: "TrainedRun", alone: bool = False) -> dict[str, float]:
+        """Add the gradients of a backward pass to those of this step; return |∂W|² of them `alone`, if asked."""
+        gradients: dict[str, Any] = {}
         for name, looked_up in run.looked_up.items():
             pairs = [(ids, leaf.grad[0]) for ids, leaf in looked_up if leaf.grad is not None]
             if pairs:
@@ -420,18 +435,27 @@ class TrainedWeights:
                 rows = torch.zeros(len(ids), pairs[0][1].shape[1], dtype=self.dtype)
                 for some, each in pairs:
                     rows.index_add_(0, torch.searchsorted(ids, some), each)
-                self.gradients[name] = ids, rows
+                gradients[name] = ids, rows
         for name, leaves in run.leaves.items():
             if name in self.entries and leaves[0].grad is not None:
-                self.gradients[name] = leaves[0].grad[0]
-        self.gradients |= {name: each.grad for name, each in self.own.items() if each.grad is not None}
+                gradients[name] = leaves[0].grad[0]
+        gradients |= {name: each.grad for name, each in self.own.items() if each.grad is not None}
+        squares = self.squares(gradients, latest=True) if alone else {}
+        self.gradients |= {name: added(self.gradients.get(name), each) for name, each in gradients.items()}
+        for part in (each for parts in self.matrices.values() for each in parts.values()):
+            part.earlier = len(part.uses)
+        return squares
+
+    def squares(self, gradients: dict[str, Any] | None = None, latest: bool = False) -> dict[str, float]:
+        """Return |∂W|² of each weight that has a gradient in this step, or in its `latest` pass."""
         squares = {
             name: float(squared_norm((each[1] if isinstance(each, tuple) else each)[None]))
-            for name, each in self.gradients.items()
+            for name, each in (self.gradients if gradients is None else gradients).items()
         }
         for name, parts in self.matrices.items():
-            if any(each.uses for each in parts.values()):
-                squares[name] = sum(each.squared_gradient() for each in parts.values())
+            starts = [(each, each.earlier if latest else 0) for each in parts.values()]
+            if any(len(each.uses) > start for each, start in starts):
+                squares[name] = sum(each.squared_gradient(start) for each, start in starts)
         return squares
 
     def step(self, squares: dict[str, float], scale: float, factor: float) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from limitformer.base.errors import InputError, first_line, require
+from limitformer.base.errors import InputError, first_line, require, require_count
 from limitformer.models import Start, Transformer, as_start, equicorrelated, from_text
 from limitformer.models.text import words_of
 from limitformer.nn.drawn.simulate import TokenLaw, torch_seed
@@ -35,6 +35,7 @@ class Inputs:
     batch_dim: int = 0
     choices: list[Choice] = field(default_factory=list)  # proposals, of which the first that runs is taken
     proposed: bool = False  # whether they come from a proposal
+    free: bool = False  # whether a number of tokens stood for ids, so that others serve as well
 
     @property
     def counted(self) -> Tensor | None:
@@ -101,6 +102,34 @@ class Inputs:
         fixed = {name: torch.cat([each] * times, self.batch_dim) for name, each in self.fixed.items()}
         return replace(self, fixed=fixed, rows=times * self.rows)
 
+    def part(self, rows: slice) -> "Inputs":
+        """Return some of the sequences; what does not have one for each sequence stays."""
+        where = (slice(None),) * self.batch_dim + (rows,)
+        fixed = {
+            name: each[where] if each.dim() > self.batch_dim and each.shape[self.batch_dim] == self.rows else each
+            for name, each in self.fixed.items()
+        }
+        return replace(self, fixed=fixed, rows=len(range(self.rows)[rows]), choices=[])
+
+    def with_sequences(self, sequences: int | None) -> "Inputs":
+        """Return the first of the sequences, or as many of ids that are free; None: all.
+
+        Raises:
+            InputError: there are fewer.
+        """
+        if sequences is None:
+            return self
+        require_count("sequences", sequences)
+        require(self.tokens is None, "sequences needs a network that reads ids; this one draws its tokens itself.")
+        if self.free:
+            return self.part(slice(0, 1)).repeated(sequences)
+        require(
+            self.rows >= sequences,
+            f"the inputs must have {sequences} sequences; got {self.rows}. Nearest: a number of tokens, for which ids "
+            "are drawn, or a list of texts.",
+        )
+        return self.part(slice(0, sequences))
+
     def sequence_of(self, tokens: int) -> Tensor:
         """Return the sequence of each of the `tokens` that are not padding."""
         if self.counted is not None and int(self.counted.sum()) == tokens:
@@ -122,22 +151,27 @@ class Inputs:
         return {name: every[name] for name in (*positional, *every)}
 
 
-def inputs_of(inputs: Any, subject: Subject) -> Inputs:
+def inputs_of(inputs: Any, subject: Subject, sequences: int | None = None) -> Inputs:
     """Make the inputs of a model from the argument `inputs` of the public functions.
+
+    With a number of sequences, a number of tokens stands for ids that are drawn later: any of the vocabulary.
 
     Raises:
         InputError: it does not fit the model.
     """
     if isinstance(inputs, Inputs):
         return inputs
+    count = isinstance(inputs, int) and not isinstance(inputs, bool)
     if subject.transformer is not None:
-        count = isinstance(inputs, int) and not isinstance(inputs, bool)
         start = equicorrelated(min(inputs, subject.transformer.width), 0.0) if count else as_start(inputs)
         return Inputs({}, {}, 1, start.labels or (), TokenLaw(start, subject.transformer))
+    if count and sequences is not None:
+        inputs = " ".join(["0"] * require_count("inputs", inputs))
     arguments = inputs if isinstance(inputs, tuple) else ()  # one of numbers or texts is one argument
     if isinstance(inputs, Mapping) or any(each is None or isinstance(each, Tensor | Mapping) for each in arguments):
         return inputs_by_name(named_values(inputs), options_of(subject))
-    return inputs_of_factory(inputs) if subject.kind is None else inputs_of_class(inputs, subject)
+    result = inputs_of_factory(inputs) if subject.kind is None else inputs_of_class(inputs, subject)
+    return replace(result, free=count)
 
 
 def options_of(subject: Subject) -> dict[str, Any]:
@@ -372,8 +406,14 @@ def numbered(words: list[list[str]], config: Any) -> Tensor:
     return torch.tensor([[ids[word] for word in text] for text in words])
 
 
-def inputs_for(subject: Subject, text: Any, tokens: int) -> Inputs:
+def inputs_for(subject: Subject, text: Any, tokens: int, sequences: int | None = None) -> Inputs:
     """Return the inputs that the network is called with.
+
+    Args:
+        subject: the network.
+        text: texts, ids or an array; None for unrelated tokens.
+        tokens: of a sequence, at most.
+        sequences: into which one text is cut; None: one.
 
     Raises:
         InputError: the text is too short, or the inputs do not fit.
@@ -382,9 +422,11 @@ def inputs_for(subject: Subject, text: Any, tokens: int) -> Inputs:
         return inputs_of(start_of(text, subject.transformer, tokens), subject)
     check_text(text)
     if text is None:
-        return inputs_of(1 if subject.task == "image" else tokens, subject)
+        return inputs_of(1 if subject.task == "image" else tokens, subject, sequences)
     if is_text(text):
         every = [text] if isinstance(text, str | Path) else text
+        if sequences is not None and len(every) == 1:
+            every = cut(every[0], sequences, tokens)
         if subject.tokenizer is None:  # the rest of a long text is not read
             text = [" ".join(words_of(one, tokens)) for one in every]
         else:  # of each text as many as the shortest has
@@ -401,6 +443,21 @@ def inputs_for(subject: Subject, text: Any, tokens: int) -> Inputs:
         return inputs
     short = {name: each[:, :tokens] if each.shape == ids.shape else each for name, each in inputs.fixed.items()}
     return replace(inputs, fixed=short)
+
+
+def cut(text: str | Path, sequences: int, tokens: int) -> list[str]:
+    """Return as many texts of as many words, one after the other in a text.
+
+    >>> cut("A rose is a rose is a rose.", 2, 3)
+    ['a rose is', 'a rose is']
+    """
+    words = words_of(text, sequences * tokens)
+    name = str(text) if isinstance(text, Path) else "the text"
+    require(
+        len(words) == sequences * tokens,
+        f"{sequences} sequences of {tokens} tokens need {sequences * tokens} words; {name} has {len(words)}.",
+    )
+    return [" ".join(words[k * tokens : (k + 1) * tokens]) for k in range(sequences)]
 
 
 def start_of(text: Any, model: Transformer, tokens: int) -> Start:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,7 +61,13 @@ STEPS = 2  # two show all that three did
 COPIES = 8  # of the weights: two modules, gradients, two means of the optimiser, the start
 
 
-def witness_steps(build: Callable[..., Training], optimizer: Any, how: bool | str = True, copy: bool = True) -> Witness:
+def witness_steps(
+    build: Callable[..., Training],
+    optimizer: Any,
+    how: bool | str = True,
+    copy: bool = True,
+    sequences: int | None = None,
+) -> Witness:
     """Compare the first two steps of the first network, at the first rate, with the user's own module and optimiser.
 
     Up to 20 million parameters in float64; above, by a reduced copy in float64, if the model is a configuration of
@@ -71,7 +78,10 @@ def witness_steps(build: Callable[..., Training], optimizer: Any, how: bool | st
         optimizer: as for `limitformer.steps`; one that is named is torch's, if torch has it, else its formula.
         how: "full" for the full size, whatever its memory.
         copy: whether a reduced copy of the configuration stands for the model, as it does not under a rule's factors.
+        sequences: of the batch, as for `limitformer.steps`.
     """
+    if sequences is not None:  # two show what more would show
+        build = partial(build, sequences=min(sequences, 2))
     began, training = time.perf_counter(), build(dtype=torch.float32)
     size, config = training.network.table.count, training.network.subject.config
     if training.network.drawn:
@@ -131,7 +141,12 @@ def witness_at(training: Training, rule: StepRules, optimizer: Any, steps: int) 
 
 
 class SimulatedTraining(Trajectory):
-    """A training of which losses, gradients and updates are noted, and whose weights at the start are completed."""
+    """A training of which losses, gradients and updates are noted, and whose weights at the start are completed.
+
+    Its batches are not divided.
+    """
+
+    pieces = staticmethod(lambda inputs, least: [inputs])
 
     def __init__(self, training: Training, rule: StepRules, steps: int) -> None:
         super().__init__(

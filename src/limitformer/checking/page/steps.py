@@ -19,6 +19,11 @@ LAW = (
 )
 LOW, HIGH = 0.05, 0.95  # of the bands
 BAND = "5 to 95 % of networks"
+NOISE = (
+    "The gradient of a sequence has the mean G and the covariance Σ. At a batch of tr Σ/|G|² sequences, the simple "
+    "noise scale of SGD, the noise of the batch's gradient is as large as G. Estimates are unbiased, so that |G|² may "
+    "be negative; low and high are the ends of the 95 % interval over networks."
+)
 ELSEWHERE = ("laws", "kept", "groups")
 
 
@@ -30,7 +35,7 @@ def contents(report: TrainedNetworks) -> Page:
         Section("Verdict", [verdict_card(each, exists=True) for each in report.verdicts]),
         Section("By learning rate", rates(report)),
         Section("Loss by step", losses(report)),
-        Section("Gradients by step", norms(report)),
+        Section("Gradients by step", [*norms(report), *noise(report)]),
         Section("What moves, by layer and weight", [movements(report)]),
         Section("Thresholds", [threshold_table(STEP_THRESHOLDS)]),
         Section("Law of the weights", [Code("Law of the weights", laws)] if laws else []),
@@ -115,6 +120,16 @@ def norms(report: TrainedNetworks) -> list[Part]:
         )
         panels.append(Panel(title, note, "steps done", lines))
     return [Figures(panels, [(line.kind, line.label) for line in panels[0].lines])]
+
+
+def noise(report: TrainedNetworks) -> list[Part]:
+    """Return the noise of gradients by kind of weight and step; nothing if it was not measured."""
+    rows = report.noise()
+    if not rows:
+        return []
+    head = ["weights", "step", "|G|²", "tr Σ", "noise scale", "low", "high"]
+    cells = [[each if isinstance(each, str) else number(each, 3) for each in row.values()] for row in rows]
+    return [NOISE, TextTable("Noise of gradients", head, cells)]
 
 
 def movements(report: TrainedNetworks) -> Menu:
