@@ -74,3 +74,52 @@ def test_fail_on_transfer_is_the_exit_code(run, folder, monkeypatch, verdict, co
     monkeypatch.setattr("limitformer.scaling.transfer.Transfer.transfers", verdict)
     command = ("transfer", "small.json", "--widths", "16,32", "--steps", "1", "--samples", "4", "--tokens", "6")
     assert run(*command, "--fail-on", "transfer").exit_code == code
+
+
+CODE = """
+import torch
+from torch import nn
+
+
+class Tiny(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.table, self.head = nn.Embedding(30, width), nn.Linear(width, 30)
+        self.blocks = nn.ModuleList([nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width))])
+
+    def forward(self, ids):
+        x = self.table(ids)
+        return self.head(x + self.blocks[0](x))
+
+
+def build(width=16):
+    return Tiny(width)
+
+
+def make(module):
+    return torch.optim.AdamW([{"params": list(module.parameters()), "lr_scale": 0.5}], lr=1e-2)
+
+
+def scale(optimizer):
+    for group in optimizer.param_groups:
+        group["lr"] *= group["lr_scale"]
+"""
+
+
+def test_target_and_keys_of_groups_are_options(run, folder):
+    (folder / "code.py").write_text(CODE, encoding="utf-8")
+    command = ("transfer", "code.py:build", "--widths", "16,32", "--optimizer", "code.py:make", *QUICK)
+    refused = run(*command)
+    assert refused.exit_code == 2
+    assert "has lr_scale, which is not understood. Nearest: after_groups (--after-groups)" in refused.stderr
+    result = run(*command, "--after-groups", "code.py:scale", "--rule", "mup", "--target", "64")
+    assert result.exit_code == 0, result.stderr
+    assert "AdamW (lr 0.005, " in result.stdout
+    assert "What to set at width 64, rule mup, base 16:" in result.stdout
+    assert "at 64, predicted" in result.stdout
+    for name in ("steps", "rate"):
+        few = ("--samples", "1") if name == "steps" else ("--networks", "1")
+        few += ("--tokens", "6")
+        scaled = run(name, "code.py:build", "--optimizer", "code.py:make", "--after-groups", "code.py:scale", *few)
+        assert scaled.exit_code == 0, scaled.stderr
+        assert "0.005" in scaled.stdout

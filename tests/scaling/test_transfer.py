@@ -49,7 +49,8 @@ def test_effect_of_adam_on_the_head_grows_like_the_width_in_the_standard_paramet
     assert head.value == pytest.approx(1.0, abs=0.15)
     assert standard.exponents["output"].value == pytest.approx(0.0, abs=0.1)
     assert standard.transfers is False
-    assert standard.conclusion.startswith("The effect of head, first step grows like width^(")
+    assert standard.conclusion.startswith("The effect of head, first step grows by a factor of 4.")
+    assert ") over width 64 to 256, and " in standard.conclusion
 
 
 def test_effects_under_mup_do_not_depend_on_the_width():
@@ -94,8 +95,8 @@ def test_table_files_and_picture_have_every_measure(standard, tmp_path):
 
 def test_fewer_than_four_networks_with_a_measure_give_no_verdict():
     """The exponent of a measure is that of the networks where it is positive, and the table counts them."""
-    exponents = {HEAD: lf.scaling.exponents.Exponent(-0.26, -0.27, -0.25, True)}
-    values = np.ones((5, 2))
+    exponents = {HEAD: lf.scaling.exponents.Exponent(-0.26, -0.27, -0.25)}
+    values = np.ones((5, 2)) * [1.0, 2**-0.26]
     values[0, 1] = -1.0
     four = Transfer("width", (1, 2), "standard", "sgd", {}, {HEAD: values}, exponents)
     assert four.transfers is False
@@ -118,6 +119,8 @@ def test_fewer_than_four_networks_with_a_measure_give_no_verdict():
         ({"width": [32, 64]}, {"warm_up": 2}, "transfer has no option warm_up. Nearest: warmup"),
         ({"width": [32, 64]}, {"base": 0}, "base must be at least 1; got 0"),
         ({"width": [32, 64]}, {"base": -7}, "base must be at least 1; got -7"),
+        ({"width": [32, 64]}, {"target": 64}, "target must be larger than every width that is run; got 64"),
+        ({"width": [32, 64]}, {"target": 72}, "at width 72"),
         ({"width": [32, 64]}, {"rate": 0.0}, "a learning rate must be above 0"),
         ({"width": [32, 64]}, {"optimizer": "adamax"}, "unknown optimizer 'adamax'"),
     ],
@@ -224,7 +227,7 @@ def test_head_of_zeros_alone_moves_in_the_first_step_and_decides():
     )  # fmt: skip
     np.testing.assert_allclose(result.measures[HEAD], result.measures["output change"], rtol=1e-5)
     assert result.exponents[HEAD].value == pytest.approx(1.0, abs=0.15)
-    assert result.conclusion.startswith("The effect of head, first step grows like width^(")
+    assert result.conclusion.startswith("The effect of head, first step grows by a factor of 4.")
     still = {name for name in result.measures if name.startswith("effect of")} - {HEAD} | {"stream change at the end"}
     assert len(still) == 7
     assert not still & result.exponents.keys()

@@ -8,12 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.special import stdtrit
 
 import limitformer as lf
 from limitformer.reports import drawing
 from limitformer.reports import page as frame
 from limitformer.scaling import page as pages
-from limitformer.scaling.exponents import Exponent
+from limitformer.scaling.exponents import Exponent, exponent
 from pages_read import PageParser, intruders
 
 SMALL = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 40}
@@ -54,7 +55,7 @@ def test_page_has_every_measure_with_its_exponent_and_word(result, text):
         assert " ".join(" ".join(cells).split()) in words
     for name, each in result.exponents.items():
         assert f"<strong>{name}</strong>" in text
-        assert f"width^({each}), {result.word(name)}; × {2**each.value:.3g} at twice the width" in words
+        assert f"{result.word(name)}; exponent {each}: × {2**each.value:.3g} at twice the width" in words
     before = text[: text.index("Other measures</h2>")]
     assert all(f"<strong>{name}</strong>" in before for name in result.deciding)
     assert "<strong>output</strong>" not in before
@@ -64,14 +65,15 @@ def test_page_has_every_measure_with_its_exponent_and_word(result, text):
 
 def test_legend_names_the_thresholds_that_decide(result):
     """The words follow the numbers of `is_size_free` and `transfers`."""
-    low, high = re.search(r"beyond ± (0\.\d+); it does if all are within ± (0\.\d+)", result.legend[2]).groups()
+    low, high = re.search(r"is beyond ± (0\.\d+), by .* of each is within ± (0\.\d+)\.", result.legend[2]).groups()
     free = float(re.search(r"size-free: the interval is within ± (0\.\d+)", result.legend[1])[1])
 
     def of(half, centre=0.0):
-        exponents = {"effect of head, first step": Exponent(centre, centre - half, centre + half, True)}
-        return replace(result, exponents=exponents, measures={name: np.ones((4, 3))})
+        powers = centre + half / stdtrit(3, 0.975) * 3**0.5 * np.array([-1.0, -1.0, 1.0, 1.0])
+        values = np.exp(powers[:, None] * np.log(SIZES))
+        return replace(result, exponents={name: exponent(values, SIZES)}, measures={name: values})
 
-    name, small = "effect of head, first step", 1e-9
+    name, small = "effect of head, first step", 1e-6
     assert of(free - small).word(name) == "size-free"
     assert of(free + small).word(name) == "unclear"
     assert of(0.0, free + small).word(name) == "depends"
@@ -92,7 +94,7 @@ def test_card_has_the_grade_of_the_verdict(result, monkeypatch, verdict, grade):
 def hostile(result):
     name = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=1'>\"'&<!--"
     measures = {f"effect of {name}": next(iter(result.measures.values()))}
-    exponents = {f"effect of {name}": Exponent(0.5, 0.4, 0.6, True)}
+    exponents = {f"effect of {name}": Exponent(0.5, 0.4, 0.6)}
     return replace(result, over=name, rule=name, optimizer=name, measures=measures, exponents=exponents, notes=(name,))
 
 

@@ -19,7 +19,7 @@ from limitformer.reports.report import AnyReport
 from limitformer.reports.verdict import number_text, titled, verdict_lines, wrapped
 from limitformer.simulation.simulate import Interrupted
 from limitformer.stepping.noise import ALL
-from limitformer.stepping.optimizers import NotUnderstoodError
+from limitformer.stepping.optimizers import NotUnderstoodError, with_groups
 from limitformer.stepping.simulate import SAME, simulate_steps, training_of
 from limitformer.subjects.inputs import Inputs, inputs_of
 from limitformer.subjects.losses import Loss
@@ -100,6 +100,7 @@ def steps(
     inputs: Any = 64,
     *,
     optimizer: Any,
+    after_groups: Any = None,
     rates: Sequence[float] | None = None,
     steps: int = 3,
     samples: int,
@@ -132,6 +133,8 @@ def steps(
         inputs: the first batch, as for `limitformer.weightless.simulate`.
         optimizer: "sgd", "adam", "adamw", "lion" or "muon"; a dictionary with such a "name" and its options; or a
             function that takes the module and returns its optimiser, or several.
+        after_groups: a function of your training loop that receives what `optimizer` returned, and applies keys of its
+            groups that torch does not know, such as "lr_scale".
         rates: learning rates, each of which begins with the same networks; the rates of parameter groups keep their
             ratios, and the rate is the optimiser's default, or that of the first group if no group has the default.
             None: that of the optimiser.
@@ -173,6 +176,7 @@ def steps(
     >>> report.table()["falls"].values.tolist()
     [2, 2]
     """
+    optimizer = with_groups(optimizer, after_groups)
     every = None if rates is None else [valid_rate(f"rates[{k}]", rate) for k, rate in enumerate(rates)]
     subject = resolve(model, settings, trust_remote_code=trust_remote_code)
     first = inputs_of(inputs, subject, sequences)

@@ -38,6 +38,14 @@ Optimizer = Annotated[
         help="sgd, adam, adamw, lion, muon, or a function of the module that returns its optimiser: FILE.py:NAME.",
     ),
 ]
+AfterGroups = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE.py:NAME",
+        help="Function of the training loop that applies the optimiser's own keys of groups, such as lr_scale.",
+        show_default="none",
+    ),
+]
 Clip = Annotated[float | None, typer.Option(help="Largest norm of all gradients together.", show_default="none")]
 Warmup = Annotated[int, typer.Option(help="Steps over which the rate rises linearly.")]
 Text = Annotated[Path | None, typer.Option(help="File whose words are the tokens.", show_default="unrelated tokens")]

@@ -11,6 +11,7 @@ from limitformer.base.errors import require, require_count
 from limitformer.base.progress import suggest_quicker
 from limitformer.cli.endings import INTERRUPTED, begin_work
 from limitformer.cli.options import (
+    AfterGroups,
     Clip,
     InputsOption,
     LossOption,
@@ -39,6 +40,7 @@ from limitformer.cli.steps import optimizer_of
 def rate(
     what: What,
     optimizer: Optimizer,
+    after_groups: AfterGroups = None,
     steps: Annotated[int, typer.Option(help="Steps after which the loss must be lower than before.")] = 3,
     networks: Annotated[
         int | None, typer.Option(help="Largest number of networks.", show_default="40; 4 for --equivalent-to")
@@ -103,6 +105,7 @@ def rate(
         options["loss"] = user_loss(loss)
         if isinstance(rule, str):
             rule = user_object(rule, "--optimizer")
+        options["after_groups"] = user_object(after_groups, "--after-groups") if after_groups else None
         if isinstance(other, str):
             other = user_object(other, "--equivalent-to")
         subject, batch = subject_and_batch(what, changes, trust_remote_code, text, inputs, tokens, sequences)

@@ -9,6 +9,7 @@ from limitformer.base.errors import about, require, require_count
 from limitformer.base.progress import suggest_quicker
 from limitformer.cli.endings import INTERRUPTED, begin_work
 from limitformer.cli.options import (
+    AfterGroups,
     Blocks,
     Clip,
     InputsOption,
@@ -45,6 +46,7 @@ MOST_RATES = 100
 def steps(
     what: What,
     optimizer: Optimizer,
+    after_groups: AfterGroups = None,
     rates: Annotated[
         str | None,
         typer.Option(
@@ -123,6 +125,7 @@ def steps(
         options["loss"] = user_loss(loss)
         if isinstance(rule, str):
             rule = user_object(rule, "--optimizer")
+        options["after_groups"] = user_object(after_groups, "--after-groups") if after_groups else None
         subject, batch = subject_and_batch(what, changes, trust_remote_code, text, inputs, tokens, sequences)
         name_and_rates = f"{samples} networks at {len(every)} rates" if every else f"{samples} networks"
         quicker = f"{name_and_rates}; --samples {samples // 2} takes about half." if samples > 1 else name_and_rates

@@ -10,6 +10,7 @@ from limitformer.base.errors import require, require_count
 from limitformer.base.progress import suggest_quicker
 from limitformer.cli.endings import INTERRUPTED, begin_work
 from limitformer.cli.options import (
+    AfterGroups,
     LossOption,
     Settings,
     Text,
@@ -51,6 +52,7 @@ def transfer(
     optimizer: Annotated[
         str, typer.Option(help=f"{', '.join(OPTIMIZERS)}; or FILE.py:NAME, a function from a module to its optimiser.")
     ] = "adamw",
+    after_groups: AfterGroups = None,
     rate: Annotated[
         float | None,
         typer.Option(
@@ -60,6 +62,9 @@ def transfer(
     rule: Annotated[str, typer.Option(help=f"Parametrisation: {', '.join(RULES)}.")] = "standard",
     base: Annotated[
         int | None, typer.Option(help="Size at which the rule changes nothing.", show_default="the smallest")
+    ] = None,
+    target: Annotated[
+        int | None, typer.Option(help="A larger size that is not run: predict the effects there.", show_default="none")
     ] = None,
     steps: Annotated[int, typer.Option(help="Training steps.")] = 3,
     tokens: Annotated[int, typer.Option(help="Number of tokens.")] = 32,
@@ -113,6 +118,7 @@ def transfer(
         begin_work()
         model = model_of(what, changes)
         method = user_object(optimizer, "--optimizer") if named else optimizer
+        after = user_object(after_groups, "--after-groups") if after_groups else None
         function = user_loss(loss)
         began = time.monotonic()
         networks = f"{samples} network{'s' * (samples > 1)} at each of {len(next(iter(sizes.values())))} sizes"
@@ -123,7 +129,8 @@ def transfer(
         try:
             with suggest_quicker(networks + half):
                 result = run_transfer(
-                    model, sizes, first, optimizer=method, rate=rate, rule=rule, base=base, steps=steps,
+                    model, sizes, first, optimizer=method, after_groups=after,
+                    rate=rate, rule=rule, base=base, target=target, steps=steps,
                     samples=samples, seed=seed, clip=clip, loss=function, witness=proof,
                 )  # fmt: skip
         except TransferInterrupted as interrupt:

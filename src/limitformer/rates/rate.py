@@ -20,7 +20,7 @@ from limitformer.reports.page import Card, Facts, Figures, Page, Section, TextTa
 from limitformer.reports.report import AnyReport, csv_of, finite_values
 from limitformer.reports.verdict import FINE, SIGNS, WATCH, aligned, titled, wrapped
 from limitformer.simulation.simulate import Interrupted
-from limitformer.stepping.optimizers import NotUnderstoodError
+from limitformer.stepping.optimizers import NotUnderstoodError, with_groups
 from limitformer.stepping.rules import MOST_RATE, in_words
 from limitformer.stepping.simulate import Training, training_of
 from limitformer.subjects.inputs import inputs_of
@@ -290,6 +290,7 @@ def rate(
     inputs: Any = 64,
     *,
     optimizer: Any,
+    after_groups: Any = None,
     steps: int = 3,
     seed: int,
     networks: int = MOST,
@@ -316,7 +317,7 @@ def rate(
     Args:
         model: as for `limitformer.steps`.
         inputs: the batch of every step. The batch of training gives the narrowest answer.
-        optimizer: as for `limitformer.steps`; the rates of its groups keep their ratios.
+        optimizer, after_groups: as for `limitformer.steps`; the rates of its groups keep their ratios.
         steps: number of steps after which the loss of the batch must be lower than before.
         seed: the same seed gives the same networks.
         networks: the largest number of networks.
@@ -335,6 +336,7 @@ def rate(
     >>> report.networks, 1e-3 < report.rate < 10
     (4, True)
     """
+    optimizer = with_groups(optimizer, after_groups)
     require_count("steps", steps)
     require_count("networks", networks)
     if minutes is not None:

@@ -6,11 +6,12 @@ Student with samples − 1 degrees of freedom. This is exact for logs that are j
 shared seeds (which correlate sizes) or separate ones. Weighted least squares would have to estimate its weights.
 
 Logs of samples, not the log of their mean: few rare networks dominate a mean, and its log is biased at few samples.
-The exponent is that of the typical (geometric mean) network.
+The exponent is that of the typical (geometric mean) network, over these sizes: it may change beyond them.
 
-If the measure is a power, the samples' residuals have mean zero. Each polynomial contrast of degree 2 and more in x is
-tested by Student's test, at level `CURVED`, shared by the contrasts. If one fails, the exponent is not constant, and
-the interval includes those between all neighbouring sizes, each with its own interval.
+`weights_at`: the measure at a size N that was not run. The law c·n^a(1 + b/√n) has two powers, of which a wide network
+keeps one; to first order its log is log c + a log n + b/√n, which least squares fit to each network with three or more
+sizes. With two sizes b = 0 is assumed. The prediction is a sum over sizes, w · y_i, so that Student's interval over
+networks is as exact as that of an exponent. Bands of K measures that hold together have the level 1 − 0.05/K each.
 """
 
 from dataclasses import dataclass
@@ -19,15 +20,26 @@ from typing import Annotated
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import stdtr, stdtrit
+from scipy.special import stdtrit
 
 from limitformer.base.errors import require
 
 LEVEL = 0.95  # of the intervals
-CURVED = 0.01  # the level of the test of a pure power; a choice of limitformer's
 SIZE_FREE = 0.05  # |exponent| of a measure that does not depend on the size; a choice of limitformer's
-ROUNDING = 1e-6  # of a log: float32 measures have no smaller standard error
 LEAST_SIZES = 2
+
+
+@dataclass(frozen=True)
+class Band:
+    """A positive number with its band."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        """Return the number and its band, such as `3.9 (3.1 to 4.8)`."""
+        return f"{self.value:.3g} ({self.low:.3g} to {self.high:.3g})"
 
 
 @dataclass(frozen=True)
@@ -37,21 +49,17 @@ class Exponent:
     Attributes:
         value: the exponent of the typical network.
         low, high: its interval, which contains it in 95 % of repetitions.
-        fits: whether the measure is a pure power, as far as samples show; None: this cannot be tested.
     """
 
     value: float
     low: float
     high: float
-    fits: bool | None
 
     def __str__(self) -> str:
         """Return the exponent with half its interval, such as `0.98 ± 0.03`."""
         if not isfinite(self.low) or not isfinite(self.high):
             return f"{self.value:.2f}, of unknown error"
-        if self.fits is False:
-            return f"{self.low:.2f} to {self.high:.2f}, not one power"
-        return f"{self.value:.2f} ± {max(self.high - self.value, self.value - self.low):.2f}"
+        return f"{self.value:.2f} ± {self.high - self.value:.2f}"
 
 
 def exponent(
@@ -71,14 +79,40 @@ def exponent(
     1.01 ± 0.15
     """
     x, y = logs(values, sizes, name)
-    value, low, high = interval(slopes(x, y), len(x), x, y)
-    fits = is_power(x, y)
-    if fits is False:
-        for j in range(len(x) - 1):
-            each = slopes(x[j : j + 2], y[:, j : j + 2])
-            _, lowest, highest = interval(each, 2, x[j : j + 2], y[:, j : j + 2])
-            low, high = min(low, lowest), max(high, highest)
-    return Exponent(value, low, high, fits)
+    centred = x - x.mean()
+    each = band(y @ (centred / (centred @ centred)))
+    return Exponent(each.value, each.low, each.high)
+
+
+def weights_at(sizes: Annotated[ArrayLike, "sizes"], at: float) -> NDArray[np.float64]:
+    """Return the weights of the logs at ascending sizes whose sum is the log at `at`."""
+    n = np.asarray(sizes, dtype=float)
+    if at in n:
+        return np.asarray(n == at, dtype=float)
+    terms = min(len(n), 3)  # of the law: c, a, and b
+    design, row = (np.stack([np.ones_like(x), np.log(x), x**-0.5])[:terms].T for x in (n, np.array([float(at)])))
+    result: NDArray[np.float64] = np.linalg.lstsq(design.T, row[0], rcond=None)[0]
+    return result
+
+
+def band(each: NDArray[np.float64], measures: int = 1) -> Band:
+    """Return the mean of a number of each network with its band, which holds with those of other measures together.
+
+    Args:
+        measures: how many bands hold together in 95 % of repetitions.
+    """
+    value, count = float(each.mean()), len(each)
+    if count < 2:
+        return Band(value, -inf, inf)
+    half = half_width(float(each.std(ddof=1)), np.array([count]), measures)[0]
+    return Band(value, value - half, value + half)
+
+
+def half_width(spread: float, networks: NDArray[np.int64], measures: int) -> NDArray[np.float64]:
+    """Return half the width of a band of networks with this standard deviation."""
+    quantile = stdtrit(networks - 1, 1 - (1 - LEVEL) / (2 * measures))
+    result: NDArray[np.float64] = spread / np.sqrt(networks) * quantile
+    return result
 
 
 def logs(values: ArrayLike, sizes: ArrayLike, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -95,43 +129,6 @@ def logs(values: ArrayLike, sizes: ArrayLike, name: str) -> tuple[NDArray[np.flo
         require(not len(bad), f"{name} must be positive and finite; got {[*bad, 0][0]:g} at size {size:g}.")
     order = np.argsort(n)
     return np.log(n[order]), np.log(v[:, order])
-
-
-def slopes(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the least-squares slope of each sample."""
-    centred = x - x.mean()
-    result: NDArray[np.float64] = y @ (centred / (centred @ centred))
-    return result
-
-
-def interval(
-    each: NDArray[np.float64], sizes: int, x: NDArray[np.float64], y: NDArray[np.float64]
-) -> tuple[float, float, float]:
-    """Return the mean slope and its interval; of one sample, by its residuals."""
-    value, samples = float(each.mean()), len(each)
-    centred = x - x.mean()
-    if samples > 1:
-        error, freedom = float(each.std(ddof=1) / np.sqrt(samples)), samples - 1
-    elif sizes > LEAST_SIZES:
-        residuals = y[0] - y[0].mean() - value * centred
-        freedom = sizes - 2
-        error = float(np.sqrt(residuals @ residuals / freedom / (centred @ centred)))
-    else:
-        return value, -inf, inf
-    half = error * float(stdtrit(freedom, (1 + LEVEL) / 2))
-    return value, value - half, value + half
-
-
-def is_power(x: NDArray[np.float64], y: NDArray[np.float64]) -> bool | None:
-    """Whether the mean logs are on a line, as far as samples show; None: one sample, or two sizes, cannot show it."""
-    samples, sizes = y.shape
-    if samples < 2 or sizes <= LEAST_SIZES:
-        return None
-    basis, _ = np.linalg.qr(np.vander((x - x.mean()) / np.ptp(x), sizes, increasing=True))
-    contrasts = y @ basis[:, 2:]
-    errors = np.maximum(contrasts.std(axis=0, ddof=1) / np.sqrt(samples), ROUNDING)
-    chance = 2 * stdtr(samples - 1, -np.abs(contrasts.mean(axis=0)) / errors)
-    return bool(chance.min() * (sizes - 2) > CURVED)
 
 
 def is_size_free(result: Exponent, threshold: float = SIZE_FREE) -> bool | None:

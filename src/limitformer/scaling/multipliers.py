@@ -126,7 +126,7 @@ def scale_output(part: nn.Module, factor: float) -> None:
 
 
 Change = Callable[[nn.Module], None]
-
+SCALED_OUTPUT = "hook(lambda _, args, out: out * {})"
 
 SCALES = ("scaling", "scale", "softmax_scale", "norm_factor", "attn_scale")  # attributes: factors of the logits q·k
 HEAD_SIZES = ("head_dim", "attention_head_size", "d_head", "head_size", "key_value_proj_dim")
@@ -146,6 +146,7 @@ class Effect:
         self.plain, self.base = subject, base
         self.changes: list[tuple[str, Change]] = []
         self.multipliers: dict[str, float] = {}
+        self.lines: list[str] = []  # code that does the same
         self.notes: list[str] = []
         self.folded: list[str] = []
         self.scale_outputs()
@@ -187,6 +188,11 @@ class Effect:
         self.multipliers[path] = factor
         self.notes.append(f"multiply the input of {path} by {factor:g} in your own code")
         self.changes.append((path, partial(scale_input, factor=factor)))
+        self.hook(path, "pre_hook(lambda _, args: (args[0] * {}, *args[1:]))", factor)
+
+    def hook(self, path: str, hook: str, factor: float) -> None:
+        """Add the line of code that registers a hook of a module."""
+        self.lines.append(f"part({path!r}).register_forward_{hook.format(f'{factor:.12g}')}")
 
     def own_output(self) -> float:
         """Return the multiplier that the family's own code gives the head, over that of the base."""
@@ -211,6 +217,7 @@ class Effect:
                     self.multipliers[path] = factor
                     self.notes.append(f"multiply the output of {path} by {factor:g}: its code multiplies by √width")
                     self.changes.append((path, partial(scale_output, factor=factor)))
+                    self.hook(path, SCALED_OUTPUT, factor)
 
     def head(self) -> str:
         """Return the name of the head of a model of transformers; empty if there is none."""
@@ -228,6 +235,7 @@ class Effect:
             return
         self.multipliers["residual branches"] = factor
         self.notes.append(f"multiply residual branches by {factor:g} in your own code")
+        self.lines.append(f"# in the forward pass of your blocks, instead of x + f: x + {factor:.12g} * f")
         for name in block_names(self.module, self.base_module):
             called = is_callable(self.module.get_submodule(name))
             require(
@@ -277,10 +285,12 @@ class Effect:
                 setattr(module, name, getattr(module, name) * factor)
 
             self.changes.append((path, change))
+            self.lines.append(f"part({path!r}).{name} *= {factor:.12g}")
             return True
         query = next((each for each in QUERIES if isinstance(getattr(part, each, None), nn.Linear)), None)
         if query is not None:
             self.changes.append((f"{path}.{query}", partial(scale_output, factor=factor)))
+            self.hook(f"{path}.{query}", SCALED_OUTPUT, factor)
         return query is not None
 
     def subject(self) -> Any:

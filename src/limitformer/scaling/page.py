@@ -8,8 +8,9 @@ import numpy as np
 
 from limitformer.checking.page.steps import BAND, HIGH, LOW
 from limitformer.reports.figures import Line, Panel, number
-from limitformer.reports.page import Card, Facts, Figures, Page, Section, TextTable
+from limitformer.reports.page import Card, Code, Facts, Figures, Page, Section, TextTable
 from limitformer.reports.verdict import BROKEN, FINE, WATCH
+from limitformer.scaling.lines import HEAD
 from limitformer.scaling.measures import MeasuredSizes
 
 if TYPE_CHECKING:
@@ -41,12 +42,15 @@ def contents(result: MeasuredSizes) -> Page:
     sections = [
         Section("Verdict", [answer, *partial]),
         Section("Exponents", [TextTable("Exponents of all measures", head, rows), *result.legend]),
-        Section("Measures that decide", [figures(result, list(result.deciding))]),
+        Section("Measures that decide", [figures(result, result.deciding)]),
         Section("Other measures", [figures(result, others)]),
         Section(f"What the rule {result.rule} assumes and changes", result.notes),
         Section("What this does not tell", [result.about, *LIMITS]),
         Section("Provenance", [Facts(facts(result))]),
     ]
+    if result.lines is not None:
+        table = TextTable("Settings", HEAD, result.lines.rows)
+        sections.insert(2, Section(f"What to set at {result.lines.title}", [table, Code("Code", result.lines.code)]))
     title = f"Does the learning rate transfer over the {result.over}?"
     return Page("transfer", result.over, title, (result.heading, result.proof, LAW), sections)
 
@@ -62,7 +66,7 @@ def panel(result: MeasuredSizes, name: str) -> Panel:
     x = np.asarray(result.sizes, float)
     mean = Line("own", "geometric mean", x, np.exp(np.log(values).mean(0)))
     band = (x, *np.quantile(values, [LOW, HIGH], axis=0))
-    note = f"{result.over}^({each}), {result.word(name)}; × {number(2**each.value, 3)} at twice the {result.over}"
+    note = f"{result.word(name)}; exponent {each}: × {number(2**each.value, 3)} at twice the {result.over}"
     ticks = tuple(map(float, result.sizes))
     return Panel(name, note, result.over, (mean,), band, log=True, ticks=ticks, least_span=LEAST_SPAN, band_label=BAND)
 
@@ -89,5 +93,5 @@ def draw(result: MeasuredSizes) -> "Figure":
     for place, name in zip(axes.ravel(), names, strict=False):
         draw_panel(place, panel(result, name))
         title = "\n".join(wrap(name, TITLE))
-        place.set_title(f"{title}\n{result.over}^({result.exponents[name]})")
+        place.set_title(f"{title}\nexponent {result.exponents[name]}")
     return figure

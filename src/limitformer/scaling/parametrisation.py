@@ -50,6 +50,8 @@ class Parametrisation:
         roles: input, hidden, output, vector or fixed, by the name of a parameter.
         notes: what the rule assumes, and what this model does not allow.
         stays: fields that stay, though they may be meant to grow (`sizes.fields_that_stay`).
+        laws: those of the model's own code at this size.
+        lines: code that puts the multipliers into effect, where `part` is `get_submodule` of the model.
     """
 
     model: Any
@@ -61,6 +63,15 @@ class Parametrisation:
     roles: dict[str, str]
     notes: list[str]
     stays: tuple[str, ...]
+    laws: dict[str, Law]
+    lines: list[str]
+
+    def laws_in_effect(self) -> dict[str, Law]:
+        """Return the law of each parameter: that of `overrides`, or else its own."""
+        result = dict(self.laws)
+        for pattern, law in self.overrides.items():
+            result |= {name: law for name in self.laws if fnmatchcase(name, pattern)}
+        return result
 
 
 def parametrise(
@@ -86,7 +97,7 @@ def parametrise(
     kinds = optimizers_of(table, optimizer_kind, names)
     if rule == "standard":
         ones = dict.fromkeys(names, 1.0)
-        return Parametrisation(subject, {}, ones, dict(ones), dict(ones), {}, {}, [], at.stays)
+        return Parametrisation(subject, {}, ones, dict(ones), dict(ones), {}, {}, [], at.stays, laws, [])
     require(
         subject.transformer is None,
         f"a Transformer of limitformer divides by √width in its code, which is another parametrisation than {rule}. "
@@ -117,6 +128,8 @@ def parametrise(
         {name: each.role for name, each in roles.items()},
         [*notes, *(f"at {over} {size}: {note}" for note in effect.notes), *law_notes, *tie_notes(module, roles)],
         at.stays,
+        laws,
+        effect.lines,
     )
 
 

@@ -17,6 +17,7 @@ from limitformer.reports.page import Page
 from limitformer.reports.report import AnyReport
 from limitformer.scaling.batches import batch_rule
 from limitformer.scaling.exponents import LEAST_SIZES, exponent
+from limitformer.scaling.lines import HEAD, Lines, lines_of
 from limitformer.scaling.measures import (
     ABOUT,
     STANDARD,
@@ -30,8 +31,8 @@ from limitformer.scaling.roles import kind_of
 from limitformer.scaling.rules import ADAM, ADAMW
 from limitformer.scaling.sizes import BATCH, at_size, grown_by, others_in, sizes_over
 from limitformer.simulation.simulate import Interrupted
-from limitformer.stepping.optimizers import NotUnderstoodError, base_rate, made_by, read_optimizer
-from limitformer.stepping.rules import StepRules, require_rate
+from limitformer.stepping.optimizers import NotUnderstoodError, base_rate, made_by, read_optimizer, with_groups
+from limitformer.stepping.rules import Factors, StepRules, require_rate
 from limitformer.stepping.simulate import BAR, simulate_steps, training_of
 from limitformer.weightless.law import build_without_weights
 from limitformer.witness import DRAWN, Witness, witness_steps
@@ -55,6 +56,9 @@ class Transfer(MeasuredSizes, AnyReport):
         notes: what the rule assumes, what it changed, and what this model does not allow.
         witness: two steps at the smallest size, compared with the user's own module and optimiser in plain PyTorch;
             None if none were.
+        target: the size that is predicted; None: nothing is.
+        lines: what to set at the target, or at the largest size: a table, and code to paste; None if the optimiser
+            is not understood.
     """
 
     FILES = "transfer"
@@ -73,19 +77,32 @@ class Transfer(MeasuredSizes, AnyReport):
 
     def __str__(self) -> str:
         """Return the conclusion, the heading, the table, what it means, and the notes, wrapped at 80 characters."""
-        cells = self.cells()
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        lines = []
-        for name, *row, word in cells:
-            middle = [cell.rjust(width) for cell, width in zip(row, widths[1:-1], strict=True)]
-            lines.append("  ".join([name.ljust(widths[0]), *middle, word]).rstrip())
+        lines = aligned(self.cells())
         below = [textwrap.fill(text, 80, subsequent_indent="  ") for text in (*self.legend, *self.notes, ABOUT)]
         head = [
             textwrap.fill(text, 80, break_on_hyphens=False)
             for text in (self.conclusion, self.heading, self.proof)
             if text
         ]
+        if self.lines is not None:
+            below += [
+                "",
+                f"What to set at {self.lines.title}:",
+                *aligned([HEAD, *self.lines.rows]),
+                "",
+                self.lines.code,
+            ]
         return "\n".join([*head, "", *lines, "", *below])
+
+
+def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table of texts, whose first and last columns are aligned to the left."""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = []
+    for name, *row, word in cells:
+        middle = [cell.rjust(width) for cell, width in zip(row, widths[1:-1], strict=True)]
+        lines.append("  ".join([name.ljust(widths[0]), *middle, word]).rstrip())
+    return lines
 
 
 class TransferInterrupted(Interrupted):
@@ -105,9 +122,11 @@ def transfer(
     inputs: Any = 32,
     *,
     optimizer: Any,
+    after_groups: Any = None,
     rate: float | None = None,
     rule: str = "standard",
     base: int | None = None,
+    target: int | None = None,
     steps: int = 3,
     samples: int = 8,
     seed: int,
@@ -123,12 +142,13 @@ def transfer(
             {"batch": numbers of sequences}; or several such names, whose sizes grow together. Configurations scale by
             their fields: at another width the heads keep their size.
         inputs: the batch, as for `limitformer.weightless.simulate`.
-        optimizer: as for `limitformer.stepping.simulate_steps`.
+        optimizer, after_groups: as for `limitformer.steps`.
         rate: the learning rate at the base; None: the optimiser's own. The rates of all groups are multiplied by the
             same factor at every size, so that an optimiser's own dependence on the size stays.
         rule: "standard" (one rate, the model's own initialisation), "mup", "completep" or "depth-mup". The rule sets
             initialisation, multipliers and rates of every size relative to the base.
         base: the size at which the rule changes nothing; None: the smallest.
+        target: a larger size that is not run: the verdict is about the effects that the sizes predict there.
         steps: number of steps.
         samples: number of networks at each size; a verdict needs four.
         seed: the same seed gives the same numbers.
@@ -151,6 +171,7 @@ def transfer(
     name, sizes = sizes_over(over)
     several = "over the batch" if name == BATCH else "over several sizes at once" if others else ""
     require(not several or rule == STANDARD, f"{several} the rule must be standard; got {rule}.")
+    optimizer = with_groups(optimizer, after_groups)
     taken = {"rates", "factors", "overrides"} & options.keys()
     require(not taken, f"transfer has no option {', '.join(sorted(taken))}: the rule sets it.")
     known = set(inspect.signature(training_of).parameters) | {"progress"}
@@ -158,6 +179,8 @@ def transfer(
     require(not strange, f"transfer has no option {', '.join(strange)}.{nearest(''.join(strange[:1]), sorted(known))}")
     require_count("samples", samples)
     base = sizes[0] if base is None else require_count("base", base)
+    far = target is None or require_count("target", target) > sizes[-1]
+    require(far, f"target must be larger than every {name} that is run; got {target}. Nearest: {2 * sizes[-1]}.")
     models, factor, proof = {}, 1.0, None
     for size in sizes:
         with about(f"{name} {size}"):
@@ -169,7 +192,12 @@ def transfer(
             of_base = models[base][2] if base in models else read_at(model, name, base, optimizer, steps, rule)[0]
         require(of_base.base > 0, f"the optimiser's own learning rate at {name} {base} is 0, so that none scales it.")
         factor = rate / of_base.base
-    notes = list(models[sizes[-1]][0].notes)
+    at = target or sizes[-1]
+    with about(f"{name} {at}"):
+        put, _, rules = models.get(at) or parametrised(model, name, at, base, rule, optimizer, steps)
+    rules = (rules if rate is None else rules.with_rate(factor * rules.base)).with_factors(factors_of(put))
+    lines = lines_of(f"{name} {at:,}, rule {rule}, base {base:,}", put, rules) if rules.rules else None
+    notes = list(put.notes)
     stays = dict.fromkeys(field for put, _, _ in models.values() for field in put.stays)  # none at the present size
     if stays:
         notes.insert(
@@ -183,9 +211,8 @@ def transfer(
 
     def arguments(size: int) -> dict[str, Any]:
         put, _, rules = models[size]
-        factors = {key: (put.lr_factors[key], put.decay_factors[key], put.eps_factors[key]) for key in put.lr_factors}
         return options | {
-            "model": put.model, "inputs": inputs, "optimizer": optimizer, "seed": seed, "factors": factors,
+            "model": put.model, "inputs": inputs, "optimizer": optimizer, "seed": seed, "factors": factors_of(put),
             "rates": None if rate is None else [factor * rules.base], "overrides": put.overrides or None,
             "steps": steps, **({"sequences": size} if name == BATCH else {}),
         }  # fmt: skip
@@ -217,10 +244,15 @@ def transfer(
         if len(finished) < LEAST_SIZES:
             raise KeyboardInterrupt from interrupt
         notes = [partly(name, finished, samples), *notes]
-        raise TransferInterrupted(transfer_of(name, finished, rule, notes, proof)) from interrupt
+        raise TransferInterrupted(transfer_of(name, finished, rule, notes, proof, target, lines)) from interrupt
     finally:
         advance(bar, -1)
-    return transfer_of(name, data, rule, notes, proof)
+    return transfer_of(name, data, rule, notes, proof, target, lines)
+
+
+def factors_of(put: Parametrisation) -> Factors:
+    """Return the factors of learning rate, weight decay and ε of each parameter."""
+    return {key: (each, put.decay_factors[key], put.eps_factors[key]) for key, each in put.lr_factors.items()}
 
 
 def partly(over: str, finished: Mapping[int, xr.Dataset], samples: int) -> str:
@@ -230,7 +262,13 @@ def partly(over: str, finished: Mapping[int, xr.Dataset], samples: int) -> str:
 
 
 def transfer_of(
-    over: str, data: Mapping[int, xr.Dataset], rule: str, notes: Sequence[str], proof: Witness | None
+    over: str,
+    data: Mapping[int, xr.Dataset],
+    rule: str,
+    notes: Sequence[str],
+    proof: Witness | None,
+    target: int | None,
+    lines: Lines | None,
 ) -> Transfer:
     """Fit the exponents of all measures, to the networks that every size has."""
     sizes, measures = tuple(data), measures_of(data)
@@ -243,7 +281,9 @@ def transfer_of(
     (first, words), *_, (last, others) = 2 * [(size, each.attrs["optimizer"]) for size, each in data.items()]
     if words != others:
         words = f"at {over} {first} {words}, at {over} {last} {others}"
-    return Transfer(over, sizes, rule, words, data, measures, exponents, [*unmeasured(data), *notes], proof)
+    return Transfer(
+        over, sizes, rule, words, data, measures, exponents, [*unmeasured(data), *notes], proof, target, lines
+    )
 
 
 def unmeasured(data: Mapping[int, xr.Dataset]) -> list[str]:

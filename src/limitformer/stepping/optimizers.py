@@ -88,6 +88,36 @@ def read_optimizer(
     return StepRules(rules, clip, factors, base_rate(several[0]), " and ".join(type(each).__name__ for each in several))
 
 
+def with_groups(optimizer: Any, after_groups: Any) -> Any:
+    """Return the user's function for the optimiser, followed by that of the training loop for keys of groups.
+
+    Args:
+        after_groups: a function that receives what `optimizer` returned, such as one that multiplies each group's lr by
+            its "lr_scale"; keys that torch does not know have no further use, and are removed. None: there is none.
+    """
+    if after_groups is None:
+        return optimizer
+    functions = callable(after_groups) and callable(optimizer)
+    require(functions, "after_groups must be a function, of what the function for the optimizer returns.")
+
+    def make(module: nn.Module) -> Any:
+        made = optimizer(module)
+        after_groups(made)
+        for each in made_by(lambda _: made, module):
+            for group in each.param_groups if type(each) in READERS else ():
+                for key in strange_keys(each, group):
+                    del group[key]
+        return made
+
+    return make
+
+
+def strange_keys(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> list[str]:
+    """Return the keys of a group that torch's own optimiser does not know."""
+    known = (*LABELS, *inspect.signature(type(optimizer)).parameters, "decoupled_weight_decay")
+    return [key for key, value in group.items() if key not in known and value is not None and value is not False]
+
+
 class NotUnderstoodError(InputError):
     """A user's function for the optimiser is not understood; drawn networks can be trained by what it returns."""
 
@@ -149,12 +179,10 @@ def rules_of_optimizers(every: Sequence[torch.optim.Optimizer], module: nn.Modul
         has = next((what for what, present in strange.items() if present), None)
         require(has is None, f"{kind} has {has}, which is not understood. Nearest: without it.")
         for group in optimizer.param_groups:
-            known = (*LABELS, *inspect.signature(type(optimizer)).parameters, "decoupled_weight_decay")
-            other = [k for k, value in group.items() if k not in known and value is not None and value is not False]
-            if other:
+            if other := strange_keys(optimizer, group):
                 raise UsersError(
-                    f"a group of {kind} has {', '.join(other)}, which is not understood. Nearest: without it; a factor "
-                    "of the learning rate belongs in lr."
+                    f"a group of {kind} has {', '.join(other)}, which is not understood. Nearest: after_groups "
+                    "(--after-groups) with the function of the training loop that uses it; or a factor in lr."
                 )
             rule = reader(group, kind)
             for parameter in group["params"]:

@@ -47,7 +47,7 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("loss", "loss_unseen", "gradient_norm", "clipping", "output", "output_change"), ()),
     **dict.fromkeys(("stream", "stream_change", "largest"), ("layer",)),
     **dict.fromkeys(("branch", "branch_change"), ("block", "sublayer")),
-    **dict.fromkeys(BY_HEAD, ("block", "head")),
+    **dict.fromkeys((*BY_HEAD, "logit_change"), ("block", "head")),
     **dict.fromkeys(("weight_signal", "weight_noise"), ("weight",)),
     **dict.fromkeys(
         ("weight_gradient", "weight_change", "weight_spectral", "update_effect", "lookup_effect"), ("weight",)
@@ -100,16 +100,17 @@ def simulate_steps(
         of all weights together, and `clipping`, the factor of all gradients. Measured on the first batch: `stream`,
         the root mean square of its entries by layer, `stream_change` |X_t − X_0|/|X_0|, `largest` entry, all absent if
         the module has no blocks; `branch` and `branch_change` by block and sublayer, infinite where a branch was zero;
-        `entropy`, `logit_std`, `largest_logit`, … of attention by head; `output` and `output_change`, the root mean
-        squares of the output and of its difference from the start. By weight: `weight_gradient`, `weight_change` |W_t −
-        a W_0| with a the factor of weight decay, relative to `weight_size`, the norm |W_0| in root mean square over
-        networks (infinite for a weight that was zero and moves); its largest singular value `weight_spectral` where
-        the change has low rank, relative to the same; `update_effect`, the root mean square of what the change adds to
-        the output of the weight's linear map, times a multiplier between the head and the module's output, or, of a
-        table that no map uses, to the rows that tokens read; `lookup_effect` is the latter for every table. With
-        `sequences`, `weight_signal` and `weight_noise` are unbiased estimates of |G|² and tr Σ (`stepping.noise`). The
-        coordinates `matrix` and `table` say which weights have two dimensions or more, and which are those of an
-        `nn.Embedding`.
+        `entropy`, `logit_std`, `largest_logit`, … of attention by head, and `logit_change`, the change of the first
+        sequence's logits (at most its last 64 tokens) along the loss's gradient by them at the start, as a root mean
+        square; `output` and `output_change`, the root mean squares of the output and of its difference from the start.
+        By weight: `weight_gradient`, `weight_change` |W_t − a W_0| with a the factor of weight decay, relative to
+        `weight_size`, the norm |W_0| in root mean square over networks (infinite for a weight that was zero and moves);
+        its largest singular value `weight_spectral` where the change has low rank, relative to the same;
+        `update_effect`, the root mean square of what the change adds to the output of the weight's linear map, times a
+        multiplier between the head and the module's output, or, of a table that no map uses, to the rows that tokens
+        read; `lookup_effect` is the latter for every table. With `sequences`, `weight_signal` and `weight_noise` are
+        unbiased estimates of |G|² and tr Σ (`stepping.noise`). The coordinates `matrix` and `table` say which weights
+        have two dimensions or more, and which are those of an `nn.Embedding`.
 
     Raises:
         InputError: an argument cannot be used, or the module's code cannot run.

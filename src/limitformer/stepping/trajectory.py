@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional
 
 from limitformer.base.errors import InputError, require
 from limitformer.nn.drawn.simulate import torch_seed
@@ -48,6 +49,7 @@ from limitformer.weightless.threads import one_thread
 Result = TypeVar("Result")
 PIECE_TOKENS = 512  # of a pass, if a batch has more
 NOISE_PIECES = 8  # of a batch whose gradient noise is estimated
+LEAST_PULL = 1e-300  # a gradient of zeros has no direction
 CLIPPED = 1e-6  # that torch adds to the norm of all gradients before it divides by it
 
 
@@ -75,6 +77,8 @@ class Pass:
     arrays: Arrays = field(default_factory=dict)  # of `stream_arrays`, if it was measured
     streams: list[Tensor] = field(default_factory=list)  # by layer
     branches: list[list[Tensor]] = field(default_factory=list)  # by block and sublayer
+    logits: list[list[Tensor]] = field(default_factory=list)  # by block
+    pulls: list[list[Tensor]] = field(default_factory=list)  # the loss's gradients by them
 
 
 def pieces_of(inputs: Inputs, least: int = 1) -> list[Inputs]:
@@ -264,6 +268,10 @@ class Trajectory:
                 result.arrays = stream_arrays(measure, gradients=False)
                 result.streams = [each[0] for stack in measure.stacks for each in stack.streams]
                 result.branches = [[each[0] for each in block] for stack in measure.stacks for block in stack.branches]
+                result.logits, result.pulls = (
+                    [block for stack in measure.stacks for block in getattr(stack, name)]
+                    for name in ("logits", "pulls")
+                )
             return result
 
     def measured(self, start: Pass, now: Pass) -> Arrays:
@@ -279,6 +287,13 @@ class Trajectory:
             result |= {"stream_change": np.array(moved), "largest": arrays["largest"][0]}
         result |= {"output": number(rms(now.output)), "output_change": number(rms(now.output - start.output))}
         result |= {key: arrays[key][0] for key in BY_HEAD if key in arrays}
+        if "logit_std" in arrays:
+            result["logit_change"] = np.full(result["logit_std"].shape, np.nan)
+            for row, parts in enumerate(zip(now.logits, start.logits, start.pulls, strict=True)):
+                if parts[0]:
+                    after, before, pull = (torch.cat(each).flatten(1).double() for each in parts)
+                    along = ((after - before) * functional.normalize(pull, eps=LEAST_PULL)).sum(-1).abs()
+                    result["logit_change"][row, : len(along)] = along.numpy()
         if "branch" in arrays:
             result["branch"] = arrays["branch"][0]
             change = np.full(result["branch"].shape, np.nan)

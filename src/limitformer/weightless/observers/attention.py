@@ -15,14 +15,16 @@ are *offsets*: masks, and biases of positions. A pair is hidden if its offset is
 Without offsets (no products of pairs, or weights in between) only the second rule holds, for the logits.
 """
 
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from limitformer.weightless.interpreter import ByMemory, Observer, Op
-from limitformer.weightless.observers.stream import MeasuredStack, Streams
+from limitformer.weightless.observers.stream import ROWS, MeasuredStack, Streams
 from limitformer.weightless.ops import CONVOLUTION, FUSED, PAIRS, PRODUCT, SOFTMAX
 from limitformer.weightless.tensors import mapped, storage, tensors_in
 
@@ -34,6 +36,14 @@ AGREEMENT = 1e-3  # of equal sequences, of which rounding may make other numbers
 
 class UnclearHeadsError(Exception):
     """The sizes of attention weights do not show whether heads or sequences come first."""
+
+
+class Waiting(NamedTuple):
+    """A tensor that has no gradient yet while its operation is seen, and what notes its gradient."""
+
+    source: Tensor  # the weights, or the output of fused attention
+    values: Tensor | None  # of fused attention
+    note: Callable[[Tensor], None]  # the gradient by the weights
 
 
 class Heads(Observer):
@@ -50,6 +60,7 @@ class Heads(Observer):
         self.heads: int | None = None  # of the running attention of torch, whose weights are (sequences · heads, M, M)
         self.offsets = ByMemory()  # tensors of which a view of a tensor takes the same view
         self.kind: Any = None  # sublayer and form of the block's first attention of one head
+        self.waiting: Waiting | None = None
 
     def enter(self, name: str, part: nn.Module, args: Any, kwargs: Any) -> None:
         self.heads = part.num_heads  # type: ignore[assignment]
@@ -60,6 +71,7 @@ class Heads(Observer):
     def see(self, op: Op) -> None:
         """Follow the offsets, and summarise a softmax."""
         stack = self.stream.stack
+        self.note_gradient(op)
         if stack is None or (stack.heads[-1] and self.kind is None):
             if self.offsets.known:
                 self.offsets = ByMemory()
@@ -93,6 +105,19 @@ class Heads(Observer):
         whole = self.offsets.get(x) if isinstance(x, Tensor) else None
         return x if whole is None else whole.as_strided(x.shape, x.stride(), x.storage_offset())
 
+    def note_gradient(self, op: Op) -> None:
+        """Note the gradient by the last softmax, or of fused attention, whose parts have none."""
+        if self.waiting is None:
+            return
+        source, values, note = self.waiting
+        if source.requires_grad:
+            source.register_hook(note if values is None else lambda g: note(g @ values.mT))
+        if source.requires_grad or self.stream.stack is None:
+            self.waiting = None
+        elif op.kind == FUSED:
+            heads = op.args[0].shape[-3] // op.args[2].shape[-3]  # that share values
+            self.waiting = Waiting(op.out[0], op.args[2].detach().repeat_interleave(heads, -3), note)
+
     def summarise(self, stack: MeasuredStack, logits: Tensor, weights: Tensor) -> None:
         """Summarise the first attention of a block by head.
 
@@ -103,24 +128,38 @@ class Heads(Observer):
         if heads and kind != self.kind:
             return
         every = [logits, weights, *([] if offsets is None else [self.offset_or_entries(logits)])]
-        split = [each for each in map(self.split, [x.detach() for x in every]) if each is not None]
+        by_head = self.split(stack)
+        split = [each for each in map(by_head, [x.detach() for x in every]) if each is not None]
         if not split:
             return
+        source = weights
         logits, weights, *offset = split
         visible = visible_by_offset(offset[0]) & (logits > -torch.inf) if offset else visible_by_size(logits)
         summary = self.by_head(logits.float(), weights.float(), visible)
         stack.heads[-1] = {key: torch.cat([heads[key], each], 1) for key, each in summary.items()} if heads else summary
+        if self.stream.keeps:
+            mask = visible.expand(logits.shape)[0, :, -ROWS:]
+            rows = logits[0, :, -ROWS:].masked_fill(~mask, 0.0)
+            stack.logits[-1].append(rows / mask.sum((-1, -2), keepdim=True).clamp(min=1).sqrt())
+            pulls = stack.pulls[-1]  # what notes gradients must not hold the stack
+            pulls.append(torch.zeros_like(rows))
+            note = partial(note_pull, pulls, len(pulls) - 1, weights[0, :, -ROWS:], by_head)
+            self.waiting = Waiting(source, None, note)
         if not heads:
             self.kind = kind if logits.shape[1] == 1 else None
 
-    def split(self, x: Tensor) -> Tensor | None:
-        stream, stack = self.stream, self.stream.stack
-        assert stack is not None
-        sequences = stream.samples * stream.rows
-        if self.heads is not None and x.dim() == 3 and len(x) % (self.heads * stream.samples) == 0:
-            return x.unflatten(0, (-1, self.heads))
-        tokens = stack.shape[:-1].numel() // sequences
-        return by_sequence_and_head(x, sequences, stream.samples, tokens, self.heads_first)
+    def split(self, stack: MeasuredStack) -> Callable[[Tensor], Tensor | None]:
+        """Return the function that reshapes logits or weights to (sequences, heads, M, ·)."""
+        stream, heads = self.stream, self.heads
+        samples, sequences = stream.samples, stream.samples * stream.rows
+        tokens, heads_first = stack.shape[:-1].numel() // sequences, self.heads_first
+
+        def by_head(x: Tensor) -> Tensor | None:
+            if heads is not None and x.dim() == 3 and len(x) % (heads * samples) == 0:
+                return x.unflatten(0, (-1, heads))
+            return by_sequence_and_head(x, sequences, samples, tokens, heads_first)
+
+        return by_head
 
     def by_head(self, logits: Tensor, weights: Tensor, visible: Tensor) -> dict[str, Tensor]:
         """Summarise logits (S·B, h, M, ·) and their softmax; each summary is (S, h)."""
@@ -149,6 +188,16 @@ class Heads(Observer):
             "logit_std": over_rows(square).sqrt(),
             "largest_logit": largest.unflatten(0, (samples, -1)).amax(1),
         }
+
+
+def note_pull(
+    pulls: list[Tensor], place: int, weights: Tensor, by_head: Callable[[Tensor], Tensor | None], g: Tensor
+) -> None:
+    """Note the gradient by rows of logits, from that by the weights of their softmax."""
+    split = by_head(g)
+    if split is not None:
+        g = split[0, :, -ROWS:]
+        pulls[place] = weights * (g - (weights * g).sum(-1, keepdim=True))
 
 
 def by_sequence_and_head(

@@ -46,6 +46,7 @@ from limitformer.weightless.roots import gram
 from limitformer.weightless.tensors import Fingerprint, fingerprint, same_memory, storage, tensors_in
 
 PLACES = 3  # covariances of a block: before it, and after two sublayers
+ROWS = 64  # of the attention of a sequence, the last ones, whose logits are kept
 BEFORE, INSIDE = "before the blocks", "inside the blocks"  # where a parameter was read
 
 
@@ -76,6 +77,8 @@ class MeasuredStack:
     gradient: dict[int, Tensor] = field(default_factory=dict)
     streams: list[Tensor] = field(default_factory=list)  # by layer (S, T · n), if `Streams.keeps` them
     branches: list[list[Tensor]] = field(default_factory=list)  # by block and sublayer
+    logits: list[list[Tensor]] = field(default_factory=list)  # by block: some rows of attention (heads, rows, tokens)
+    pulls: list[list[Tensor]] = field(default_factory=list)  # the loss's gradients by these logits, if it has any
     sums: bool = False  # whether the network adds something made of a block's output to the block's input
     changed: bool = False  # whether a block receives something other than what the last one returned
     places: set[int] = field(default_factory=set)  # of the blocks that have run
@@ -126,7 +129,7 @@ class Streams(Observer):
         self.sum_after: Tensor | None = None  # the last sum of the last block's input with another tensor
         self.ended: tuple[MeasuredStack, Tensor] | None = None  # the last block's stack and input, until another begins
         self.sum: tuple[Tensor, Fingerprint, Tensor] | None = None  # the last sum, its fingerprint and its covariance
-        self.keeps = False  # whether stacks keep streams and branches
+        self.keeps = False  # whether stacks keep streams, branches and logits
         self.before_blocks: frozenset[Any] = frozenset()  # those that were read before the first block
         self.inside_blocks: frozenset[Any] = frozenset()  # those that were read up to the end of the last block
 
@@ -201,6 +204,8 @@ class Streams(Observer):
         self.stack.branch.append([])
         self.stack.branches.append([])
         self.stack.heads.append({})
+        self.stack.logits.append([])
+        self.stack.pulls.append([])
         self.stack.of_block.append({})
         self.parts = [self.module.get_submodule(name) for name in self.layout.blocks[place].members]
 

@@ -1,0 +1,1 @@
+"""Predictions of `transfer` at four times the width, against drawn networks."""
