@@ -379,7 +379,8 @@ def embedding(
     rows = weight.weight.run.embed(weight.weight, input)[0]
     rows = rows.detach() if weight.frozen else rows
     if padding_idx is not None:
-        rows = torch.where((input == padding_idx % weight.shape[0])[..., None], rows.detach(), rows)
+        padding = (input == padding_idx % weight.shape[0])[..., None]
+        rows = torch.where(padding, rows.detach(), rows)
     return rows
 
 

@@ -132,8 +132,11 @@ class Interpreter(TorchDispatchMode):
 
     def tell(self, func: Any, values: Any, out: Any) -> None:
         """Tell the observers of an operation that ran while the interpreter was off."""
-        self.note_reads(func, tensors_in(values))
-        inputs, outputs = ([each for each in tensors_in(some) if not hasattr(each, "weight")] for some in (values, out))
+        tensors = tensors_in(values)
+        self.note_reads(func, tensors)
+        inputs, outputs = (
+            [each for each in some if not hasattr(each, "weight")] for some in (tensors, tensors_in(out))
+        )
         with paused():
             for observer in self.observers:
                 observer.see(Op("", func, inputs, {}, outputs))
