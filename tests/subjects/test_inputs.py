@@ -18,6 +18,8 @@ from limitformer.subjects.classes import task_of
 from limitformer.subjects.inputs import inputs_of
 from limitformer.subjects.losses import chosen_loss, decoder_token, output_of, own_loss, same_token
 from limitformer.subjects.subject import resolve
+from limitformer.weightless.blocks import Entries
+from limitformer.weightless.interpreter import Observer
 from limitformer.weightless.network import Weightless
 from weightless_families import CONFIGS
 
@@ -121,7 +123,7 @@ def test_decoder_may_have_another_length_than_its_encoder():
     named = {"input_ids": torch.arange(9)[None], "decoder_input_ids": torch.arange(5)[None]}
     inputs, network = inputs_of(named, resolve(config)), network_of(config)
     assert inputs.rows == 1
-    network.shapes(0, 0, inputs, "auto")  # the model's own code runs
+    network.observed(0, 0, "auto", inputs, Observer)  # the model's own code runs
     read, logits = torch.arange(5)[None], torch.randn(1, 5, 64)
     loss = decoder_token(MaskedLMOutput(logits=logits), named)
     torch.testing.assert_close(loss[0], nn.functional.cross_entropy(logits[0, :-1], read[0, 1:]))
@@ -276,13 +278,15 @@ def test_text_has_as_many_placeholders_as_the_image_has_features():
     config = llava()
     subject, network = resolve(config), network_of(config)
     inputs = inputs_of(6, subject)
-    chosen = inputs.first_accepted(lambda each: network.shapes(0, 0, each, "auto"), lambda each: None)
+    chosen = inputs.first_accepted(lambda each: network.observed(0, 0, "auto", each, Observer), lambda each: None)
     ids = chosen.fixed["input_ids"][0].tolist()
     assert ids.count(60) == 16  # (32/8)², without the class token
     assert len(ids) == 22
     assert chosen.fixed["pixel_values"].shape == (1, 3, 32, 32)
-    again = network.shapes(0, 0, chosen, "auto"), network.shapes(0, 0, chosen, "auto")
+    blocks = [(block.members[0], block.argument) for block in network.layout.blocks]
+    again = [network.observed(0, 0, "auto", chosen, lambda: Entries(blocks)).shapes for _ in range(2)]
     assert again[0] == again[1]  # transformers' hooks for hidden states are not installed twice
+    assert again[0]
 
 
 def test_inputs_of_an_image_model_refuse_text():
