@@ -325,3 +325,36 @@ def test_branch_that_takes_the_stream_in_place_has_its_own_size():
     np.testing.assert_allclose(data.branch.values[0, :, 0], BRANCHES[-2:], rtol=1e-5)
     sums = np.sqrt(np.trace(data.covariance_inside.values[0, :, 0], axis1=-2, axis2=-1) / 5)
     assert np.all(sums > 1.1 * data.branch.values[0, :, 0])
+
+
+@torch.library.custom_op("limitformer_tests::mix", mutates_args=())
+def mix(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x @ x.mT, -1) @ x
+
+
+def test_operation_of_another_package_is_named_and_its_parts_are_not_measured():
+    class Mixing(nn.Module):
+        def __init__(self, mixed):
+            super().__init__()
+            self.mixed, self.out = mixed, nn.Linear(8, 8)
+
+        def forward(self, x):
+            return x + self.out(self.mixed(x))
+
+    def build(mixed):
+        return nn.Sequential(nn.Embedding(9, 8), *(Mixing(mixed) for _ in range(2)))
+
+    named, own = (
+        lf.weightless.simulate(lambda each=each: build(each), 6, samples=1, seed=0, progress=False)
+        for each in (mix, lambda x: torch.softmax(x @ x.mT, -1) @ x)
+    )
+    assert named.attrs["opaque"] == "limitformer_tests.mix.default"
+    assert "entropy" not in named
+    assert "opaque" not in own.attrs
+    assert "entropy" in own
+    np.testing.assert_allclose(named.covariance, own.covariance, rtol=1e-5)
+    torch.manual_seed(0)
+    assert (
+        lf.check(build(mix), tokens=6, gradients=False, progress=False).data.attrs["opaque"]
+        == "limitformer_tests.mix.default"
+    )

@@ -69,14 +69,9 @@ def measure_module(module: nn.Module, inputs: Inputs, loss: Loss | None, blocks:
             passes.state.restore()
     stacks = sizes_of_stacks(measure)
     dimensions = {name: each.dim() for name, each in weights.items()}
-    return dataset(
-        [arrays],
-        dimensions,
-        where_parameters_are_read(module, measure),
-        stacks,
-        inputs,
-        {"description": "a module that exists", "samples": 1, "blocks": blocks_in_words(stacks, module)},
-    )
+    about = {"description": "a module that exists", "samples": 1, "blocks": blocks_in_words(stacks, module)}
+    about |= {"opaque": ", ".join(sorted(passes.opaque))} if passes.opaque else {}
+    return dataset([arrays], dimensions, where_parameters_are_read(module, measure), stacks, inputs, about)
 
 
 def settle_module(module: nn.Module, inputs: Inputs, own_loss: bool, blocks: Chosen | None = None) -> Inputs:

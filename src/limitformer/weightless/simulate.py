@@ -90,8 +90,9 @@ def simulate(
         output; with gradients `loss`, `weight_gradient` (weight: every trained parameter) and `stream_gradient`
         (layer), as norms. If the module has random numbers of unknown law, its own code draws a network for each
         sample; the attributes `weights` and `kept` then name them. The attribute `equal_samples` says why all samples
-        are equal, if they are. The attribute `blocks` names the blocks. Several stacks of blocks, such as encoder and
-        decoder, follow each other along `layer`, with a coordinate `stack`; `limitformer.weightless.split_stacks`
+        are equal, if they are. The attribute `opaque` names operations of other packages: what happens inside them is
+        computed, and not measured. The attribute `blocks` names the blocks. Several stacks of blocks, such as encoder
+        and decoder, follow each other along `layer`, with a coordinate `stack`; `limitformer.weightless.split_stacks`
         separates them.
 
     Raises:
@@ -321,6 +322,7 @@ def provenance(network: Weightless) -> dict[str, Any]:
         "weights": ", ".join(f"{count} {way}" for way, count in ways.items()),
         "kept": "; ".join(f"{name}: {reason}" for name, reason in network.reasons.items()),
         "laws": str(network.table),
+        **({"opaque": ", ".join(sorted(network.opaque))} if network.opaque else {}),
         "blocks": blocks_in_words(network.stacks, network.module),
         "torch": torch.__version__,
         "device": str(network.device),

@@ -40,6 +40,7 @@ class Structure:
         self.layout = self.first_layout  # until a pass shows another
         self.needs_blocks = True  # whether a module without blocks is refused
         self.axes: tuple[Inputs, dict[int, int]] | None = None  # by block, the dimension with these inputs' sequences
+        self.opaque: set[str] = set()  # operations of the last pass whose parts are not seen
         self.recorded: tuple[Any, dict[str, list[Call]]] = None, {}  # the last inputs that were tried, and the calls
 
     def measure(self, samples: int, inputs: Inputs, used: set[Any]) -> Streams:
@@ -47,7 +48,9 @@ class Structure:
         axes = self.axes[1] if self.axes is not None and self.axes[0] is inputs else None
         if inputs.tokens is not None:  # sequences that a Transformer draws itself lie in the first dimension
             axes = dict.fromkeys(range(len(self.layout.blocks)), 0)
-        return Streams(self.module, self.layout, samples, inputs.rows, inputs.counted, axes, inputs.length, used)
+        result = Streams(self.module, self.layout, samples, inputs.rows, inputs.counted, axes, inputs.length, used)
+        self.opaque = result.opaque
+        return result
 
     def observers(self, stream: Streams) -> list[Observer]:
         """Return all observers of a pass that is measured."""

@@ -47,6 +47,7 @@ from limitformer.weightless.tensors import Fingerprint, fingerprint, same_memory
 
 PLACES = 3  # covariances of a block: before it, and after two sublayers
 ROWS = 64  # of the attention of a sequence, the last ones, whose logits are kept
+OWN = "aten", "prim", "prims"  # torch's namespaces of operations
 BEFORE, INSIDE = "before the blocks", "inside the blocks"  # where a parameter was read
 
 
@@ -117,6 +118,7 @@ class Streams(Observer):
         self.norms, self.outside = set[str](), set[str]()  # inside blocks, and modules outside those of several modules
         self.find_watched()
         self.stacks: list[MeasuredStack] = []
+        self.opaque: set[str] = set()  # operations of other packages, whose parts no observer sees
         self.sources = ByMemory()  # of tensors between blocks: the stacks that they were made from
         self.stack: MeasuredStack | None = None  # of the running block
         self.place = -1  # of the running block in the layout, if it has several modules; the module that began it
@@ -172,8 +174,10 @@ class Streams(Observer):
             self.stream.append(out)
 
     def see(self, op: Op) -> None:
-        """Look at sums with the stream, and at what is made of blocks' outputs."""
+        """Look at sums with the stream, at what is made of blocks' outputs, and at operations of other packages."""
         stack, args = self.stack, op.args
+        if getattr(op.func, "namespace", OWN[0]) not in OWN:
+            self.opaque.add(str(op.func))
         if stack is None or self.place >= 0:
             self.note_sources((args, op.kwargs), op.out)
         if op.kind == SUM and (stack is not None or self.ended is not None):
