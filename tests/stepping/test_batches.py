@@ -67,7 +67,7 @@ def test_each_network_has_its_own_batch_and_a_larger_one_begins_with_a_smaller_o
     config = CONFIGS["gpt2"]()
     for sequences in (3, 6):
         simulate(config, 5, sequences=sequences, steps=1, samples=2 if sequences == 3 else 1)
-    first, larger = seen[0], seen[-2]
+    first, larger = next(each for each in seen if len(each) == 3), seen[-2]
     others = {tuple(each.flatten().tolist()) for each in seen if len(each) == 3}
     assert len(others) == 4  # of two networks, with their unseen batches
     assert torch.equal(larger[:3], first)
@@ -266,3 +266,43 @@ def test_batches_that_cannot_be_made_give_one_clear_error():
     transformer = lf.Transformer(width=16, depth=2, gamma=0.5, attention=lf.ShapedAttention(tau0=1.0))
     with pytest.raises(InputError, match="sequences needs a network that reads ids"):
         simulate(transformer, 4, sequences=2)
+
+
+class Given(nn.Module):
+    """A module whose entries are given, which returns its own loss: the mean over all tokens with a label."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(30, 8), nn.Linear(8, 30, bias=False)
+        for each in self.parameters():
+            each.data = torch.arange(each.numel(), dtype=each.dtype).cos().view(each.shape)
+
+    def forward(self, input_ids, labels=None):
+        logits = self.head(torch.tanh(self.table(input_ids)))
+        return logits if labels is None else (functional.cross_entropy(logits.flatten(0, 1), labels.flatten()), logits)
+
+
+@pytest.mark.parametrize("sequences", [None, 11])
+@pytest.mark.parametrize("own", [True, False], ids=["own loss", "sum of all"])
+def test_loss_that_is_not_a_mean_of_sequences_has_the_whole_batch_in_one_pass(own, sequences):
+    """Half of the sequences have two labels: their mean is another number, as is the mean of sums of pieces."""
+    ids = torch.randint(1, 30, (11, 64), generator=torch.Generator().manual_seed(2))
+    labels = ids.roll(1, 1).clone()
+    labels[:6, 2:] = -100
+
+    def total(out, inputs):
+        return (out[1] if isinstance(out, tuple) else out).square().sum()
+
+    inputs = {"input_ids": ids, "labels": labels} if own else {"input_ids": ids}
+    data = simulate(
+        Given, inputs, sequences=sequences, loss=None if own else total, steps=1, samples=1, dtype=torch.float64
+    )
+    module = Given().double()
+    value = module(ids, labels)[0] if own else total(module(ids), None)
+    value.backward()
+    norm = sum(each.grad.square().sum().item() for each in module.parameters()) ** 0.5
+    assert data.loss.values[0, 0, 0] == pytest.approx(value.item())
+    assert data.gradient_norm.values[0, 0, 0] == pytest.approx(norm)
+    parts = [slice(0, 6), slice(6, 11)]  # the twin
+    twin = sum(len(ids[k]) / 11 * (module(ids[k], labels[k])[0] if own else total(module(ids[k]), None)) for k in parts)
+    assert abs(twin.item() / value.item() - 1) > 0.01

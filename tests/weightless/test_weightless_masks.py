@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 import limitformer as lf
+from limitformer.weightless.observers.attention import visible_by_offset
 
 WIDTH, HEADS, TOKENS, SAMPLES = 16, 2, 6, 3
 MEASURES = ("entropy", "effective_tokens", "tokens_seen", "logit_std", "largest_logit")
@@ -236,3 +237,20 @@ def test_logits_copied_into_another_tensor_are_not_changed():
         return (whole - 1).masked_fill(HIDDEN, -1e4)
 
     assert_same(measured(lambda: Block(copied)), measured(lambda: Block(lambda x: x.masked_fill(HIDDEN, -1e4))))
+
+
+def test_biases_of_distance_that_are_never_positive_hide_nothing():
+    """MPT's form of ALiBi; a mask by head is a mask, with such biases too."""
+    tokens = 256
+    slopes = 2.0 ** -torch.arange(1.0, 9.0)[:, None, None]
+    causal = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
+    places = torch.arange(tokens, dtype=torch.float32)
+    for bias in (slopes * (places - tokens + 1), slopes * (places - places[:, None])):
+        visible = visible_by_offset(bias.masked_fill(causal, -torch.inf)[None])
+        assert bool((visible == ~causal).all())
+        hidden = torch.zeros(8, 1, tokens, dtype=torch.bool)
+        hidden[3, :, :5] = True  # keys that one head does not see
+        visible = visible_by_offset((bias + additive(hidden, -1e4)).masked_fill(causal, -torch.inf)[None])
+        assert bool((visible == ~(causal | hidden)).all())
+    by_head = additive(hidden, -60.0).expand(8, tokens, tokens)  # without biases
+    assert bool((visible_by_offset(by_head[None]) == ~hidden).all())

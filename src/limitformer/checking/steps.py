@@ -144,7 +144,8 @@ def steps(
         sequences: number of sequences of a batch. If `inputs` is a number of tokens, each network has its own, with ids
             that are drawn uniformly from the vocabulary; else they are the first of `inputs`. The noise of gradients
             is then measured. Their gradients add up in pieces of 512 tokens or one sequence, so that memory does not
-            grow with the batch; stream, attention and output are measured on the first piece.
+            grow with the batch; stream, attention and output are measured on the first piece. A loss that is one
+            number for all sequences together has the whole batch in one pass, and no noise.
         batches: "same" for the first batch at every step; "fresh" for ids that are drawn uniformly from the
             vocabulary, or numbers of the first batch's mean and variance; or a list of inputs for each step. With
             "same" the loss of the batch is compared before and after, otherwise that of the unseen batch.

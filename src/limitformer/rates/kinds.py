@@ -10,7 +10,6 @@ from dataclasses import replace
 from limitformer.checking.curves import kind_and_block
 from limitformer.stepping.rules import StepRules
 from limitformer.stepping.simulate import Training
-from limitformer.stepping.trajectory import StepBatches
 
 ALL, VECTORS = "all weights", "vectors"
 
@@ -27,7 +26,8 @@ def kinds_of(training: Training) -> dict[str, list[str]]:
 def stream_change(training: Training, rules: StepRules, sample: int, names: list[str]) -> float:
     """Return the relative change of the stream of one network if only the weights of these names take a step."""
     still = {name: (0.0, 1.0, 1.0) for name in training.network.trained if name not in names}
-    batches = StepBatches(training.of_network(sample).of_steps[:2], None)
+    every = training.of_network(sample)
+    batches = replace(every, of_steps=every.of_steps[:2], unseen=None, noisy=False)
     arrays = replace(training, batches=batches, batches_at=None).trajectory(rules.with_factors(still), sample).arrays()
     if "stream_change" in arrays:
         return float(arrays["stream_change"][0, 1, -1])

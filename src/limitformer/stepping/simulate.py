@@ -240,18 +240,28 @@ def training_of(
         lambda: network.first(seed, few, AUTO) if network.foreign else network.run(seed, range(1), few, AUTO, None),
         subject, few,
     )  # fmt: skip
-    of_network = partial(batches_of, first, batches, unseen, network, steps, seed, batch_dim)
-    own = sequences is not None and first.free
-    prepared = of_network(sample=0 if own else None)
-    prepared = replace(prepared, noisy=len(pieces) > 1 and sequences is not None)
-    passes = len(pieces) * (steps + 1) * (2 + (prepared.of_steps[-1] is not prepared.of_steps[0]))
     known = tables(network)
     widths = {columns for _, columns in known} | {size.width for size in network.stacks.values()}
     by_shapes = loss_of_shapes(subject.name, {rows for rows, _ in known}, widths, batch_dim)
     function = chosen_loss(loss, subject.task, by_shapes, batch_dim)
+    user = optimizer if of_user else None
+    whole = False
+    if len(pieces) > 1:  # a mean over all tokens that count is not that of the sequences' means
+        two = first.part(slice(0, 2))
+        trial = Training(
+            network, two, StepBatches([two], None), every, function, Forms(draw, 2, 1), seed, own_rates, user
+        )
+        named_errors(trial.trajectory(every[0], 0).losses, subject, two)
+        whole = function.numbers != two.rows
+    pieces = [first] if whole else pieces
+    of_network = partial(batches_of, first, batches, unseen, network, steps, seed, batch_dim, whole)
+    own = sequences is not None and first.free
+    prepared = of_network(sample=0 if own else None)
+    prepared = replace(prepared, noisy=len(pieces) > 1 and sequences is not None)
+    passes = len(pieces) * (steps + 1) * (2 + (prepared.of_steps[-1] is not prepared.of_steps[0]))
     forms = Forms(draw, passes, len(pieces) * steps)
     return Training(
-        network, first, prepared, every, function, forms, seed, own_rates, optimizer if of_user else None,
+        network, first, prepared, every, function, forms, seed, own_rates, user,
         (lambda sample: replace(of_network(sample=sample), noisy=prepared.noisy)) if own else None,
     )  # fmt: skip
 
@@ -320,7 +330,7 @@ def dataset(parts: list[list[Arrays]], rates: list[float], network: Weightless, 
 
 def batches_of(
     first: Inputs, batches: Any, unseen: Any, network: Weightless, steps: int, seed: int, batch_dim: int,
-    sample: int | None = None,
+    whole: bool, sample: int | None = None,
 ) -> StepBatches:  # fmt: skip
     """Return the batches of all steps.
 
@@ -328,6 +338,7 @@ def batches_of(
         first: the inputs of the first step.
         batches: "same", "fresh", or inputs for each step.
         unseen: inputs that no step sees; None draws them, no more than one piece; False leaves them out.
+        whole: whether a batch is not divided into pieces.
         sample: the network whose own batches are drawn, the first one too; None: all have those of `first`.
 
     Raises:
@@ -350,9 +361,10 @@ def batches_of(
     else:
         raise InputError(f'batches must be "same", "fresh" or a list of inputs; got {batches!r:.60}. Nearest: "same".')
     if unseen is None or unseen is False:
-        piece = pieces_of(first)[0]
-        return StepBatches(of_steps, drawn_like(piece, network, seed, f"-1{of}") if unseen is None else None)
-    return StepBatches(of_steps, user_batch(unseen, first, network, "unseen", batch_dim))
+        piece = first if whole else pieces_of(first)[0]
+        drawn = drawn_like(piece, network, seed, f"-1{of}") if unseen is None else None
+        return StepBatches(of_steps, drawn, whole=whole)
+    return StepBatches(of_steps, user_batch(unseen, first, network, "unseen", batch_dim), whole=whole)
 
 
 def user_batch(value: Any, first: Inputs, network: Weightless, name: str, batch_dim: int) -> Inputs:

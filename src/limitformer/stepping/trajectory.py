@@ -59,11 +59,13 @@ class StepBatches:
 
     Attributes:
         noisy: whether the noise of gradients is estimated.
+        whole: whether batches are not divided, as their loss is not a mean of numbers of sequences.
     """
 
     of_steps: list[Inputs]
     unseen: Inputs | None
     noisy: bool = False
+    whole: bool = False
 
 
 @dataclass
@@ -156,7 +158,7 @@ class Trajectory:
     def train(self) -> Arrays:
         """Take the steps; once the loss or a gradient is not finite, the rest is NaN."""
         first, steps = self.batches.of_steps[0], len(self.batches.of_steps) - 1
-        piece = self.pieces(first, self.least)[0]
+        piece = self.divided(first)[0]
         measures: list[Arrays] = []
         start: Pass | None = None
         for step, batch in enumerate(self.batches.of_steps):
@@ -208,10 +210,14 @@ class Trajectory:
         """Change the weights by their gradients, of which |∂W|² are given."""
         self.weights.step(squares, self.clipping(math.sqrt(sum(squares.values()))), self.rules.schedule[step])
 
+    def divided(self, inputs: Inputs) -> list[Inputs]:
+        """Return the pieces of a batch."""
+        return [inputs] if self.batches.whole else self.pieces(inputs, self.least)
+
     def run(self, inputs: Inputs, gradients: bool = False, measured: bool = False) -> Pass:
         """Run the pieces of a batch, differentiate the loss if it has `gradients`, and measure the first piece."""
         result, loss, alone = None, 0.0, []
-        for piece in self.pieces(inputs, self.least):
+        for piece in self.divided(inputs):
             share = piece.rows / inputs.rows
             one = self.run_piece(piece, share, gradients, measured and result is None)
             loss += share * one.loss

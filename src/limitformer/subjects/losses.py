@@ -102,12 +102,14 @@ class ChosenLoss:
     Attributes:
         name: its name; empty before the first output.
         classes: the number of classes of the cross-entropy of the next token, or of a module's own; else None.
+        numbers: how many it returned at the last output: one for each sequence, or one for all together.
     """
 
     def __init__(self, choose: Choice) -> None:
         self.choose, self.name = choose, ""
         self.function: Loss | None = None
         self.classes: int | None = None
+        self.numbers = 0
 
     def __call__(self, out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
         if self.function is None:
@@ -116,7 +118,9 @@ class ChosenLoss:
                 self.classes = classes_of(require_own(out, inputs), out, inputs)
             elif self.name == NEXT:
                 self.classes = output_of(out).shape[-1]
-        return self.function(out, inputs)
+        value = self.function(out, inputs)
+        self.numbers = value.numel() if isinstance(value, Tensor) else 0
+        return value
 
 
 def chosen_loss(loss: Loss | str | None, task: str, otherwise: Choice | None = None, batch_dim: int = 0) -> ChosenLoss:

@@ -9,7 +9,7 @@ the products of pairs and the softmax run twice, the second time with zeros for 
 are *offsets*: masks, and biases of positions. A pair is hidden if its offset is
 
 * 30 or more below the row's largest, as e⁻³⁰ = 10⁻¹³ has no weight, or in a row of −30 or less throughout; where
-  offsets differ by head and have both signs, as biases do, it must be so for all heads;
+  they are biases (positive ones, or some between −30 and 0) it must be so for all heads;
 * −∞, or so low that no bias is: below −9000, or 1000 below the row's largest.
 
 Without offsets (no products of pairs, or weights in between) only the second rule holds, for the logits.
@@ -241,7 +241,7 @@ def visible_by_offset(x: Tensor) -> Tensor:
     """Return which pairs are visible by their offsets (sequences, heads, M, ·)."""
     most = x.amax(-1, keepdim=True)
     hidden = (x <= most - WEIGHTLESS) | (most <= -WEIGHTLESS)
-    if x.shape[1] > 1 and float(x.amax()) != 0:  # not a mask alone, whose largest entry is 0
+    if x.shape[1] > 1 and (float(x.amax()) != 0 or bool(((x > -WEIGHTLESS) & (x < 0)).any())):  # not a mask alone
         hidden = hidden.all(1, keepdim=True)
     return ~hidden & visible_by_size(x)
 
