@@ -11,6 +11,8 @@ from torch.nn import functional
 
 import limitformer as lf
 from limitformer.base.errors import InputError
+from limitformer.rates import equivalent as module
+from limitformer.rates.rate import RateInterrupted
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
 
@@ -91,6 +93,22 @@ def test_optimizer_that_moves_nothing_has_no_equivalent_rate():
     )  # fmt: skip
     assert np.isnan(report.rate("hidden")).all()
     assert report.rate("head")[0] == pytest.approx(0.3, rel=0.02)
+
+
+def test_interruption_keeps_the_finished_networks(report, monkeypatch):
+    calls, change_of = [], module.stream_change
+
+    def interrupted(training, rules, sample, names):
+        calls.append(sample)
+        if sample == 3:
+            raise KeyboardInterrupt
+        return change_of(training, rules, sample, names)
+
+    monkeypatch.setattr(module, "stream_change", interrupted)
+    with pytest.raises(RateInterrupted) as caught:
+        lf.equivalent_rates(Small, IDS, optimizer=sgd, other=adam, networks=9, seed=0, progress=False)
+    assert caught.value.report.networks == 3
+    np.testing.assert_array_equal(caught.value.report.data["equal_rate"], report.data["equal_rate"][:, :3])
 
 
 def test_one_network_is_too_few():

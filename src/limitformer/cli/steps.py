@@ -176,14 +176,14 @@ def checked_rates(text: str) -> list[float]:
     return [valid_rate("--rates", each) for each in separated(text, "--rates takes numbers, such as 1e-3")]
 
 
-def optimizer_of(name: str, options: dict[str, Any]) -> Any:
+def optimizer_of(name: str, options: dict[str, Any], option: str = "--optimizer") -> Any:
     """Return the optimiser as a dictionary of its options, or the text that names a user's function."""
     values = {key: value for key, value in options.items() if value is not None}
     if names_code(name):
         used = ", ".join(f"--{key.replace('_', '-')}" for key in values)
         require(not values, f"{used}: a function sets its options itself; {name} is one.")
         return name
-    one_of(name, OPTIMIZERS, "--optimizer is not FILE.py:NAME, and has no")
+    one_of(name, OPTIMIZERS, f"{option} is not FILE.py:NAME, and has no")
     if "betas" in values:
         require(name != "sgd", "--betas is for adam, adamw, lion and muon; sgd has --momentum.")
         values["betas"] = betas_of(values["betas"])

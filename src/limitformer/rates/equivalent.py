@@ -58,6 +58,11 @@ class EquivalentRates(AnyReport):
         return math.exp(middle), math.exp(middle - half), math.exp(middle + half)
 
     @property
+    def networks(self) -> int:
+        """The number of networks."""
+        return self.data.sizes["network"]
+
+    @property
     def first(self) -> str:
         """The optimiser and its rate."""
         return f"{self.about['first']} at {number(self.about['rate'], 3)}"
@@ -70,7 +75,7 @@ class EquivalentRates(AnyReport):
             return f"No rate of {self.about['other']} up to {MOST_RATE:g} moves the stream as {self.first} does."
         return (
             f"{self.first} moves the stream as {self.about['other']} at {number(middle, 3)} does "
-            f"({number(low, 3)} to {number(high, 3)}, {self.data.sizes['network']} networks)."
+            f"({number(low, 3)} to {number(high, 3)}, {self.networks} networks)."
         )
 
     @property
