@@ -153,11 +153,12 @@ def test_one_bar_shows_all_sizes_and_weighs_them_by_their_parameters(monkeypatch
     lf.transfer(SMALL, {"width": [16, 32, 64]}, 6, optimizer="sgd", steps=1, samples=2, seed=0)
     (bar,) = bars
     entries = [parameters_of_llama(width) for width in (16, 32, 64)]
-    steps = np.outer(np.array(entries) / 2, [0, 1, 1]).ravel() / sum(entries)  # a size begins, and has two networks
+    # A size begins, and has two networks, each with a step and the passes after it.
+    steps = np.outer(np.array(entries) / 4, [0, 1, 1, 1, 1]).ravel() / sum(entries)
     assert bar.total == 6
     np.testing.assert_allclose(bar.done, 6 * np.cumsum(steps), rtol=1e-12)
     sizes = ["width 16, 1 of 3", "width 32, 2 of 3", "width 64, 3 of 3"]
-    assert bar.parts == np.repeat(sizes, 3).tolist()
+    assert bar.parts == np.repeat(sizes, 5).tolist()
 
 
 def parameters_of_llama(width):

@@ -185,7 +185,7 @@ def equivalent_rates(
     >>> sgd = {"name": "sgd", "lr": 0.02}
     >>> report = lf.equivalent_rates(small, 16, optimizer=sgd, other="sgd", seed=0, networks=2, progress=False)
     >>> print(report.answer)
-    SGD at 0.02 moves the stream as SGD at 0.02 does (0.02 to 0.02, 2 networks).
+    sgd at 0.02 moves the stream as sgd at 0.02 does (0.02 to 0.02, 2 networks).
     """
     require_count("networks", networks, least=2)
     subject = resolve(model, settings, trust_remote_code=trust_remote_code)
