@@ -104,3 +104,14 @@ def full_precision():
         yield
     finally:
         torch.Tensor.bfloat16 = before
+
+
+class Small(nn.Module):
+    """A table, a hidden layer and a head, without blocks."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.hidden, self.head = nn.Embedding(10, 16), nn.Linear(16, 32), nn.Linear(32, 10, bias=False)
+
+    def forward(self, ids):
+        return self.head(torch.tanh(self.hidden(self.table(ids))))

@@ -6,24 +6,15 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import brentq
-from torch import nn
 from torch.nn import functional
 
 import limitformer as lf
 from limitformer.base.errors import InputError
 from limitformer.rates import equivalent as module
 from limitformer.rates.rate import RateInterrupted
+from training_networks import Small
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
-
-
-class Small(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.table, self.hidden, self.head = nn.Embedding(10, 16), nn.Linear(16, 32), nn.Linear(32, 10, bias=False)
-
-    def forward(self, ids):
-        return self.head(torch.tanh(self.hidden(self.table(ids))))
 
 
 def sgd(network, rate=0.3):

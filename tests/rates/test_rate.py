@@ -1,6 +1,7 @@
 """`rate`: the share of plain torch networks that bear what it returns, its report and its errors."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,17 +13,9 @@ import limitformer as lf
 from limitformer.rates import rate as module
 from limitformer.rates.critical import RESOLUTION
 from limitformer.rates.rate import RateInterrupted
+from training_networks import Small
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
-
-
-class Small(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.table, self.hidden, self.head = nn.Embedding(10, 16), nn.Linear(16, 32), nn.Linear(32, 10, bias=False)
-
-    def forward(self, ids):
-        return self.head(torch.tanh(self.hidden(self.table(ids))))
 
 
 def sgd(network):
@@ -179,3 +172,27 @@ def test_interruption_keeps_the_finished_networks(monkeypatch, report):
     kept = caught.value.report
     assert kept.networks == 2
     np.testing.assert_array_equal(kept.data["critical"], report.data["critical"][:2])
+
+
+def test_kinds_of_weight_are_sorted_and_those_far_from_the_median_are_marked(report):
+    change = {"all weights": 9.0, "a": 0.4, "b": 0.5, "c": 20.0, "d": 0.01, "e": 0.6, "vectors": 0.001, "head": 0.0}
+    values = np.full((len(change), report.networks), np.nan)
+    values[:, 0] = list(change.values())
+    known = report.data.drop_vars(("stream_change", "stream_rate", "kind"))
+    measured = {"stream_change": (("kind", "network"), values), "stream_rate": 0.02}
+    head, *rows = replace(report, data=known.assign(measured).assign_coords(kind=list(change))).kinds()
+    assert head[0] == "first step at 0.02"
+    assert [row[0] for row in rows] == ["c", "all weights", "e", "b", "a", "d", "vectors", "head"]
+    assert {row[0]: row[3] for row in rows if row[3]} == {"c": "much", "d": "little"}
+    assert rows[3][2] == "1"  # the median kind
+    assert replace(report, data=known).kinds() == []
+
+
+def test_interruption_while_kinds_are_measured_keeps_the_search(monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "stream_change", interrupted)
+    with pytest.raises(RateInterrupted) as caught:
+        searched(networks=60)
+    assert caught.value.report.decided

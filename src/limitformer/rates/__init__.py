@@ -1,1 +1,1 @@
-"""The largest learning rate that networks bear."""
+"""The largest learning rate that networks bear, the range to tune in, and equivalent rates."""

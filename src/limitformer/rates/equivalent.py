@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,8 +38,8 @@ class EquivalentRates(AnyReport):
     Attributes:
         name: the network's name.
         data: by kind of weight (the first is that of all weights) and network: the `change` of the stream by the
-            optimiser's first step of this kind alone, and the `equal_rate` of the other optimiser, NaN if none of its
-            rates up to 100 changes the stream as much.
+            optimiser's first step of this kind alone, and the `equal_rate` of the other optimiser, NaN if none up
+            to 100 was found.
         about: provenance.
     """
 
@@ -59,7 +60,7 @@ class EquivalentRates(AnyReport):
 
     @property
     def networks(self) -> int:
-        """The number of networks."""
+        """How many networks were compared."""
         return self.data.sizes["network"]
 
     @property
@@ -72,7 +73,8 @@ class EquivalentRates(AnyReport):
         """The rates that are equivalent, in a sentence."""
         middle, low, high = self.rate()
         if math.isnan(middle):
-            return f"No rate of {self.about['other']} up to {MOST_RATE:g} moves the stream as {self.first} does."
+            other = self.about["other"]
+            return f"No rate of {other} up to {MOST_RATE:g} was found that moves the stream as {self.first} does."
         return (
             f"{self.first} moves the stream as {self.about['other']} at {number(middle, 3)} does "
             f"({number(low, 3)} to {number(high, 3)}, {self.networks} networks)."
@@ -219,9 +221,9 @@ def equivalent_rates(
     try:
         for sample in range(networks):
             for k, (kind, names) in enumerate(kinds.items()):
-                found = named_errors(lambda: equal_rate(two, sample, names, starts.get(kind)), subject, batch)  # noqa: B023
-                change[k, sample], equal[k, sample] = found
-                starts |= {kind: found[1]} if math.isfinite(found[1]) else {}
+                call = partial(equal_rate, two, sample, names, starts.get(kind))
+                change[k, sample], equal[k, sample] = _, same = named_errors(call, subject, batch)
+                starts |= {kind: same} if math.isfinite(same) else {}
                 advance(bar, sample * len(kinds) + k + 1)
     except KeyboardInterrupt as interrupt:
         if sample < 2:
@@ -244,7 +246,7 @@ def equal_rate(two: list[Training], sample: int, names: list[str], start: float 
     """Return the change of the stream by the first optimiser, and the rate at which the second changes it as much.
 
     The change is nearly proportional to the rate while it is small, so that each trial is the last one times the ratio
-    of the changes. NaN: the second changes nothing, or never as much.
+    of the changes. NaN: the second changes nothing, or no rate up to 100 was found.
     """
     first, second = two
     wanted = stream_change(first, first.rules[0], sample, names)

@@ -385,13 +385,13 @@ def rate(
             now = report()
             if now.unusual() or now.decided or (minutes and time.perf_counter() - began > 60 * minutes):
                 break
+        return report(changes_by_kind(training, now, subject, first)) if now.decided else now
     except KeyboardInterrupt as interrupt:
         if not finished:
             raise
         raise RateInterrupted(report()) from interrupt
     finally:
         advance(bar, -1)
-    return report(changes_by_kind(training, report(), subject, first)) if report().decided else report()
 
 
 def changes_by_kind(training: Training, found: RateReport, subject: Any, first: Any) -> xr.Dataset:

@@ -73,10 +73,10 @@ class Interpreter(TorchDispatchMode):
         fast.set_fastpath_enabled(False)  # one operation for a whole layer, whose parts nobody sees
         for observer in self.observers:
             for name in observer.watched:
-                part, told = self.module.get_submodule(name), partial(self.call_off, observer.leave, name)
-                before = partial(self.call_off, observer.enter, name)
+                part = self.module.get_submodule(name)
+                before, after = (partial(self.call_off, each, name) for each in (observer.enter, observer.leave))
                 self.exits.callback(part.register_forward_pre_hook(before, with_kwargs=True).remove)
-                self.exits.callback(part.register_forward_hook(told, with_kwargs=True).remove)
+                self.exits.callback(part.register_forward_hook(after, with_kwargs=True).remove)
         super().__enter__()
         return self
 

@@ -63,7 +63,8 @@ class Heads(Observer):
         self.waiting: Waiting | None = None
 
     def enter(self, name: str, part: nn.Module, args: Any, kwargs: Any) -> None:
-        self.heads = part.num_heads  # type: ignore[assignment]
+        assert isinstance(part, nn.MultiheadAttention)
+        self.heads = part.num_heads
 
     def leave(self, name: str, part: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         self.heads = None
