@@ -112,7 +112,7 @@ def test_depth_scaled_branches_agree_with_plain_torch():
         assert abs(-row.mean - each.mean()) > 20 * reach  # base minus head
 
 
-def test_pairs_detect_what_unpaired_networks_do_not():
+def test_pairs_detect_a_change_that_unpaired_networks_hide():
     small = partial(Network, scale=1.01)
     together = paired(Network, small)
     apart = PairedComparison({
@@ -141,7 +141,7 @@ def test_intervals_are_those_of_scipy():
         assert not difference("", np.full(3, np.inf), np.full(3, np.inf), [False]).worse
 
 
-def test_rounding_is_no_change():
+def test_rounding_does_not_count_as_a_change():
     x = np.linspace(1.0, 2.0, 5)
     assert not difference("", x, x * (1 + 2e-5), [False]).moved
     assert difference("", x, x * (1 + 1e-3), [False]).worse
@@ -200,7 +200,7 @@ def test_encoder_and_decoder_have_their_own_rows():
         (lambda: paired(Network, Network()), "head has its weights"),
     ],
 )
-def test_what_is_no_pair_of_laws_is_refused(make, message):
+def test_anything_but_a_pair_of_laws_is_refused(make, message):
     with pytest.raises(lf.InputError, match=message):
         make()
 
@@ -231,6 +231,7 @@ def test_command_fails_on_a_worse_model(files):
     assert record["answer"].startswith("better: collapsed: watch → fine")
     there, back = ({each["measure"]: each["mean"] for each in one["differences"]} for one in (written, record))
     assert there == {name: -value for name, value in back.items()}
+    assert any(each.startswith(TOKENS_ALIKE) for each in written["worse"])  # between its two thresholds
     assert list(record["reports"]) == [f"base: {files[1]}", f"head: {files[0]}"]
 
 

@@ -6,7 +6,7 @@ network k of one and network k of the other have the same random numbers. With t
   d̄ ± t_{n−1}(0.975) s/√n
 
 holds the mean difference with probability 0.95 if they are nearly normal, whatever the pairs share. If they share
-nothing, it is no narrower than the interval of unpaired networks, t_{2n−2}(0.975) √((s₁² + s₂²)/n).
+nothing, it is about as wide as the interval of unpaired networks, t_{2n−2}(0.975) √((s₁² + s₂²)/n).
 
 A change is *worse* if a verdict is new or has a worse grade (`waits for zeros` aside), or if a number is past the
 milder threshold of its verdict and its interval lies wholly on the worse side of 0.
@@ -38,7 +38,7 @@ HEAD = ("medians of networks", "base", "head", "difference, 95 %")
 
 
 @dataclass(frozen=True)
-class Difference:
+class PairedDifference:
     """The difference of one number: medians of base and head, the mean of head minus base, and half its interval.
 
     `unpaired` is half the interval of unpaired networks; `worse`: the head is past a threshold, and has moved beyond.
@@ -95,7 +95,7 @@ class PairedComparison(Comparison):
         names = dict.fromkeys(each.name for each in (*base.verdicts, *head.verdicts) if each.name not in (FINE, WAITS))
         return {name: (grade(base, name), grade(head, name)) for name in names}
 
-    def differences(self) -> list[Difference]:
+    def differences(self) -> list[PairedDifference]:
         """Return the difference of each number that base and head have in every sample, by stack; worse ones first."""
         old, new = ({"": r.curves} | {each.name: each.curves for each in r.stacks} for r in self.reports.values())
         head = list(self.reports.values())[1]
@@ -127,7 +127,7 @@ class PairedComparison(Comparison):
 
     @property
     def pairing(self) -> str:
-        """What the networks of a pair share, and how much narrower that makes the intervals in the median."""
+        """One sentence on the numbers that pairs share, and how much narrower intervals are for it, in the median."""
         base, head = self.reports.values()
         old, new = (report.laws.shapes if report.laws is not None else {} for report in (base, head))
         alike, every = sum(new.get(name) == shape for name, shape in old.items()), len(old | new)
@@ -161,7 +161,7 @@ class PairedComparison(Comparison):
         return replace(page, sections=[Section(title, [self.answer, self.pairing, table]), *page.sections])
 
 
-def difference(measure: str, x: Array, y: Array, past: list[bool]) -> Difference:
+def difference(measure: str, x: Array, y: Array, past: list[bool]) -> PairedDifference:
     """Return the paired difference y − x; `past`: for each threshold that y is past, whether y is too small for it."""
     n = len(x)
     with np.errstate(invalid="ignore"):  # ∞ − ∞, of gradients that are 0 in a block
@@ -170,5 +170,5 @@ def difference(measure: str, x: Array, y: Array, past: list[bool]) -> Difference
     half = special.stdtrit(n - 1, (1 + LEVEL) / 2) * spread / np.sqrt(n)
     unpaired = special.stdtrit(2 * n - 2, (1 + LEVEL) / 2) * both / np.sqrt(n)
     medians = float(np.median(x)), float(np.median(y))
-    result = Difference(measure, *medians, float(d.mean()), float(half), float(unpaired), worse=False)
+    result = PairedDifference(measure, *medians, float(d.mean()), float(half), float(unpaired), worse=False)
     return replace(result, worse=result.moved and (result.mean < 0) in past)
