@@ -1,7 +1,7 @@
 r"""Is a change better? Two networks, before and after, pair by pair: the difference of each number behind a verdict.
 
 Both have one seed, and the random numbers of a weight follow from seed, network and name. So where name, shape and kind
-of law stay, network k of one and network k of the other have the same numbers. With the differences d₁ … d_n of n pairs,
+of law stay, network k of one and network k of the other have the same numbers. With the differences d₁ … d_n of pairs,
 
   d̄ ± t_{n−1}(0.975) s/√n
 
