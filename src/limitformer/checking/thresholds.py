@@ -19,6 +19,7 @@ VERDICTS = (  # the names in `verdicts.RULES`; a test compares them
     *("not finite", "loss", "dead", WAITS, "collapsed", "grows", "dies", "frozen", "uniform", "vanishing"),
     *("exploding", "router", "memory", "deaf", "constant", "equal", "faint", "uneven", "swamped", "range"),
 )
+FORMAT_VERDICTS = ("overflow", "underflow", "swallowed", "no scale", "lost", "coarse", "unchanged")  # of `formats`
 RATE, UNSEEN, FASTEST, STILL, LOGITS, MUON = STEP_VERDICTS = ("rate", "unseen", "fastest", "still", "logits", "muon")
 
 
@@ -170,7 +171,7 @@ def valid_rate(name: str, value: Any) -> float:
     return float(rate)
 
 
-def failing(text: str | None, verdicts: tuple[str, ...] = VERDICTS) -> tuple[str, ...]:
+def failing(text: str | None, verdicts: tuple[str, ...] = (*VERDICTS, *FORMAT_VERDICTS)) -> tuple[str, ...]:
     """Return names of verdicts or grades from a text that separates them by commas, such as "collapsed,frozen".
 
     Raises:
