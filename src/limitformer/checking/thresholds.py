@@ -12,6 +12,7 @@ from typing import Any
 
 from limitformer.base.errors import InputError, nearest, require, require_real
 from limitformer.reports.verdict import ANY, BROKEN, WAITS, WATCH
+from limitformer.stepping.updates import MOST_RATE
 
 OURS = "a choice of limitformer's"
 EVERY_INPUT = "every input"  # the condition of two unrelated inputs
@@ -158,16 +159,13 @@ def valid_number(name: str, value: Any) -> float:
     return number
 
 
-LARGEST_RATE = 100.0  # MOST_RATE of `stepping.rules`, which imports torch; a test compares them
-
-
 def valid_rate(name: str, value: Any) -> float:
-    """Return a learning rate; raise `InputError` unless it is a number above 0 and at most LARGEST_RATE."""
+    """Return a learning rate; raise `InputError` unless it is a number above 0 and at most MOST_RATE."""
     rate = value.item() if hasattr(value, "item") and not isinstance(value, str) else value  # of NumPy or torch
     number = isinstance(rate, int | float) and not isinstance(rate, bool)
     require(number, f"{name} must be a number, such as 1e-3; got {value!r}.")
-    fits = 0 < rate <= LARGEST_RATE
-    require(fits, f"{name} must be above 0 and at most {LARGEST_RATE:g}; got {rate:g}. Nearest: rates from 1e-5 to 1.")
+    fits = 0 < rate <= MOST_RATE
+    require(fits, f"{name} must be above 0 and at most {MOST_RATE:g}; got {rate:g}. Nearest: rates from 1e-5 to 1.")
     return float(rate)
 
 
