@@ -17,7 +17,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from limitformer.checking.curves import gradient_of_matrices, gradient_ratio
-from limitformer.checking.thresholds import EVERY_INPUT, FORMAT_VERDICTS, VERDICTS, Threshold
+from limitformer.checking.thresholds import EVERY_INPUT, FORMAT_VERDICTS, VERDICTS, Threshold, known_values
 from limitformer.reports.verdict import ANY, BROKEN, FINE, GRADES, NOTE, WAITS, WATCH, Verdict, number_text
 
 Array = NDArray[np.float64]
@@ -93,6 +93,7 @@ def verdict_of(rule: Rule, curves: xr.Dataset, thresholds: Mapping[str, Threshol
         why=why,
         mends=mends,
         severe=rule.grade == BROKEN,
+        known=", ".join(f"{m} {number_text(v)}" for m, v in known_values().get(rule.find.__name__, {}).items()),
     )
 
 

@@ -37,6 +37,10 @@ COMMANDS = {
         "limitformer.cli.check:check",
         "Tell whether a Transformer collapses, explodes or freezes: the exact law at initialisation, or a checkpoint.",
     ),
+    "compare": (
+        "limitformer.cli.compare:compare",
+        "Tell whether a model is better or worse after a change: two laws at initialisation, in pairs of networks.",
+    ),
     "recipes": (
         "limitformer.cli.initialisation:recipes",
         "List published initialisations, or print one: its code, settings and source.",
