@@ -79,6 +79,10 @@ def test_interruption_prints_the_finished_networks(rate, monkeypatch):
     ("arguments", "words"),
     [
         (("--minutes", "0"), "--minutes must be above 0"),
+        (("--equivalent-to", "adamw", "--steps", "2"), "--steps and --witness: --equivalent-to compares"),
+        (("--equivalent-to", "adamw", "--minutes", "1"), "--minutes and --witness: --equivalent-to"),
+        (("--equivalent-to", "adamw", "--warmup", "4"), "--warmup and --witness: --equivalent-to"),
+        (("--sequences", "2,fresh"), "'--sequences'"),
         (("--networks", "0"), "--networks must be"),
         (("--clip", "-1"), "--clip must be above 0"),
         (("--text", "mine.py"), "--text and --inputs cannot both be given"),

@@ -36,8 +36,11 @@ from limitformer.cli.options import (
 from limitformer.cli.report import errors_in_one_line, print_interrupted, print_plain, save_and_print
 from limitformer.cli.steps import optimizer_of
 
+FOR_A_SEARCH = ("steps", "minutes", "warmup", "witness")  # options that --equivalent-to does not have
+
 
 def rate(
+    context: typer.Context,
     what: What,
     optimizer: Optimizer,
     after_groups: AfterGroups = None,
@@ -90,6 +93,12 @@ def rate(
         require(0 < minutes < math.inf, f"--minutes must be above 0 and finite; got {minutes:g}.")
         require(clip is None or 0 < clip < math.inf, f"--clip must be above 0 and finite; got {clip}.")
         require_count("--tokens", tokens, least=2)
+        source = context.get_parameter_source
+        given = [f"--{name}" for name in FOR_A_SEARCH if getattr(source(name), "name", "") == "COMMANDLINE"]
+        require(
+            equivalent_to is None or not given,
+            f"{' and '.join(given)}: --equivalent-to compares the first step alone, and has no such option.",
+        )
         changes = assignments(settings, "--set")
         rule = optimizer_of(optimizer, {})
         other = None if equivalent_to is None else optimizer_of(equivalent_to, {}, "--equivalent-to")
@@ -112,7 +121,7 @@ def rate(
         subject, batch = subject_and_batch(what, changes, trust_remote_code, text, inputs, tokens, sequences)
         try:
             if other is not None:
-                known = {key: options[key] for key in ("clip", "loss", "seed", "networks", "sequences")}
+                known = {key: options[key] for key in ("after_groups", "clip", "loss", "seed", "networks", "sequences")}
                 with suggest_quicker(f"{largest} networks; --networks 2 takes less."):
                     equal = equivalent_rates(subject, batch, optimizer=rule, other=other, rate=at, **known)
                 save_and_print(equal, place)
