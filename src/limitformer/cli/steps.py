@@ -35,7 +35,7 @@ from limitformer.cli.options import (
     user_object,
     witness_of,
 )
-from limitformer.cli.report import errors_in_one_line, print_interrupted, save_and_print
+from limitformer.cli.report import errors_in_one_line, print_interrupted, print_next, save_and_print
 
 FAILED = 1
 OPTIMIZERS = ("sgd", "adam", "adamw", "lion", "muon")
@@ -43,6 +43,7 @@ MOST_RATES = 100
 
 
 def steps(
+    context: typer.Context,
     what: What,
     optimizer: Optimizer,
     after_groups: AfterGroups = None,
@@ -140,6 +141,8 @@ def steps(
             print_interrupted(interrupt.report.data.sizes["sample"])
             raise typer.Exit(INTERRUPTED) from interrupt
         save_and_print(report, place)
+        if any(each.said.startswith("not decided") for each in report.verdicts):
+            print_next(context, "rate", sequences=count)
         if report.failed(fail_on):
             raise typer.Exit(FAILED)
 
