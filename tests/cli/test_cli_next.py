@@ -7,6 +7,7 @@ import pytest
 
 CODE = """
 import torch
+import transformers
 from torch import nn
 
 
@@ -24,11 +25,17 @@ class Block(nn.Module):
 
 
 def build(width: int = 16, words: int = 40):
-    return nn.Sequential(nn.Embedding(words, width), Block(width), Block(width), nn.LayerNorm(width), nn.Linear(width, words))
+    return nn.Sequential(nn.Embedding(words, width), Block(width), Block(width), nn.Linear(width, words))
 
 
 def fixed():
     return build()
+
+
+def large(initializer_range: float = 1.0):
+    config = transformers.LlamaConfig.from_json_file("small.json")
+    config.initializer_range = initializer_range
+    return transformers.LlamaForCausalLM(config)
 
 
 def ids():
@@ -59,7 +66,7 @@ def after(run, tmp_path, monkeypatch):
     (tmp_path / "small.json").write_text(json.dumps(SMALL), encoding="utf-8")
 
     def words(*arguments):
-        result = run(*arguments)
+        result = words.result = run(*arguments)
         assert result.exit_code == 0, result.output
         assert result.stdout.count("Next:") <= 1
         last = result.stdout.splitlines()[-1]
@@ -105,6 +112,19 @@ def test_design_is_followed_by_a_check_of_its_fields(after):
     assert second[4] == "--set"
     assert second[5].startswith("initializer_range=0.")
     assert after(*second)[0] == "rate"
+
+
+def test_code_of_design_is_pasted_before_the_next_check(after, tmp_path):
+    first = after("check", "my model.py:large", "--tokens", "8", "--samples", "4", "--witness", "no")
+    assert first == ["design", "my model.py:large", "--tokens", "8"]
+    asked = ["--knobs", "initializer_range", "--gradient", "none", "--correlation", "none", "--scan", "4"]
+    second = after(*first, *asked, "--grid", "initializer_range=0.1,0.2")
+    assert second == ["check", "my model.py:new_build", "--tokens", "8"]
+    code = after.result.stdout[after.result.stdout.index("from fnmatch") : after.result.stdout.index("Next:")]
+    (tmp_path / "my model.py").write_text(CODE + code, encoding="utf-8")
+    assert after(*second)[0] == "rate"
+    kept = after("design", "my model.py:new_build", *asked, "--grid", "initializer_range=0.1,0.2", "--tokens", "8")
+    assert kept[:4] == ["rate", "my model.py:new_build", "--optimizer", "adamw"]
 
 
 def test_no_command_follows_that_would_ask_another_network(after):

@@ -21,7 +21,6 @@ from limitformer.cli.options import (
     assignments,
     complete_shape,
     folder_of,
-    names_code,
     numbers,
     one_of,
     quicker,
@@ -163,7 +162,7 @@ def check(
         if report.against is not None:
             print_report(report.against)
         print_written(written)
-        if report.verdicts[0].name in DESIGNED and not names_code(what[0]):
+        if report.verdicts[0].name in DESIGNED:
             print_next(context, "design", what=str(Path(what[0]) / "config.json") if report.exists else what[0])
         elif not report.trained and gradients:
             print_next(context, "rate", optimizer="adamw")

@@ -105,8 +105,12 @@ def design(
         print_plain(str(result))
         print_plain(f"\n{result.python()}")
         print_written(written)
-        if result.kind == "configuration" and result.found and not result.changes["weights"]:
-            fields = result.patch()["settings"].items()
+        fields = result.patch()["settings"].items()
+        if result.found and result.chosen is result.present:
+            print_next(context, "rate", optimizer="adamw")
+        elif result.found and names_code(what):
+            print_next(context, "check", what=f"{what.rpartition(':')[0]}:new_build", settings=None)
+        elif result.found and result.kind == "configuration" and not result.changes["weights"]:
             print_next(context, "check", settings=[f"{name}={value}" for name, value in fields])
 
 
