@@ -127,6 +127,19 @@ def test_code_of_design_is_pasted_before_the_next_check(after, tmp_path):
     assert kept[:4] == ["rate", "my model.py:new_build", "--optimizer", "adamw"]
 
 
+def test_rule_follows_only_if_it_has_entries_for_the_optimiser(after):
+    quick = ["--tokens", "8", "--samples", "4", "--steps", "1", "--witness", "no"]
+    grows = ["transfer", "my model.py:build", "--widths", "16,256", *quick]
+    assert after(*grows)[-2:] == ["--witness", "no"]
+    assert "--rule" in shlex.split(after.result.stdout.splitlines()[-1])
+    assert "(rule mup)" in " ".join(after.result.stdout.split())
+    assert after(*grows, "--optimizer", "muon") is None
+    words = " ".join(after.result.stdout.split())
+    assert "grows by a factor" in words
+    assert "does not transfer" in words
+    assert "rule mup" not in words
+
+
 def test_no_command_follows_that_would_ask_another_network(after):
     code, rate = "my model.py:", ["--optimizer", "adamw"]
     ids = ["--inputs", f"{code}ids"]

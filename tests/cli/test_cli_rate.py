@@ -54,7 +54,7 @@ def test_answer_that_is_not_decided_ends_with_the_command_that_would(rate, run):
     assert result.stdout.startswith("Not decided: 3 more networks, about ")
     command = result.stdout.splitlines()[-1]
     assert command.startswith("Next: limitformer rate")
-    assert re.search(r"--networks 4 --minutes \d+$", command)
+    assert re.search(r"--networks 4 --minutes \d+ ", command)
     again = run(*shlex.split(command.removeprefix("Next: limitformer ")), "--minutes", "60")
     assert again.exit_code == 0, again.output
     assert "4 networks" in again.stdout

@@ -31,7 +31,7 @@ from limitformer.cli.options import (
     user_object,
     witness_of,
 )
-from limitformer.cli.report import errors_in_one_line, given, print_interrupted, print_next, save_and_print
+from limitformer.cli.report import errors_in_one_line, is_given, print_interrupted, print_next, save_and_print
 from limitformer.cli.steps import optimizer_of
 
 FOR_A_SEARCH = ("steps", "minutes", "warmup", "witness")  # options that --equivalent-to does not have
@@ -91,7 +91,7 @@ def rate(
         require(0 < minutes < math.inf, f"--minutes must be above 0 and finite; got {minutes:g}.")
         require(clip is None or 0 < clip < math.inf, f"--clip must be above 0 and finite; got {clip}.")
         require_count("--tokens", tokens, least=2)
-        unused = [f"--{name}" for name in FOR_A_SEARCH if given(context, name)]
+        unused = [f"--{name}" for name in FOR_A_SEARCH if is_given(context, name)]
         require(
             equivalent_to is None or not unused,
             f"{' and '.join(unused)}: --equivalent-to compares the first step alone, and has no such option.",

@@ -160,7 +160,7 @@ def print_next(context: typer.Context, command: str, **changes: Any) -> None:
 
     takes = {each.name: each for each in command_of(command).params}
     skips = changes.keys() | ({"samples"} if command != context.info_name else set())  # of another meaning
-    own = {name: value for name, value in context.params.items() if name not in skips and given(context, name)}
+    own = {name: value for name, value in context.params.items() if name not in skips and is_given(context, name)}
     if NEEDED & own.keys() - takes.keys():
         return
     words, values = ["limitformer", command], own | changes
@@ -172,6 +172,6 @@ def print_next(context: typer.Context, command: str, **changes: Any) -> None:
     print_plain(f"\nNext: {shlex.join(words)}")
 
 
-def given(context: typer.Context, name: str) -> bool:
+def is_given(context: typer.Context, name: str) -> bool:
     """Whether the user gave an option or argument."""
     return getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"

@@ -24,6 +24,7 @@ from limitformer.scaling.exponents import (
 )
 from limitformer.scaling.lines import Lines
 from limitformer.scaling.roles import kind_of
+from limitformer.scaling.rules import RULES
 from limitformer.scaling.sizes import DEPTH, WIDTH
 from limitformer.witness import Witness
 
@@ -197,9 +198,13 @@ class MeasuredSizes:
 
     @property
     def nearest_rule(self) -> str:
-        """The rule under which the measures that depend on the size may not; empty if there is none."""
-        grows = self.transfers is False and next(iter(self.depending().values())).value > 1
-        return {WIDTH: "mup", DEPTH: "completep"}.get(self.over, "") if grows and self.rule == STANDARD else ""
+        """The rule under which these measures may not grow; empty if none has entries for the optimisers."""
+        name = {WIDTH: "mup", DEPTH: "completep"}.get(self.over, "")
+        if not name or self.rule != STANDARD or self.transfers is not False:
+            return ""
+        kinds = {each["optimizer"].lower() for each in json.loads(self.data[self.sizes[0]].attrs["groups"])}
+        grows = next(iter(self.depending().values())).value > 1
+        return name if grows and kinds and kinds <= RULES[name].steps.keys() else ""
 
     @property
     def heading(self) -> str:
