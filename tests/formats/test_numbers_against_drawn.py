@@ -10,7 +10,7 @@ import limitformer as lf
 from limitformer.checking.check import weightless_of
 from limitformer.formats.measure import Counting, block_of, kind_of
 from limitformer.formats.table import FORMATS
-from limitformer.stepping.rules import ADAM, MUON, UpdateRule
+from limitformer.stepping.updates import Adam, Muon
 from limitformer.subjects.inputs import inputs_for
 from limitformer.subjects.losses import chosen_loss
 from limitformer.subjects.subject import resolve
@@ -152,8 +152,8 @@ def orthogonalised(gradient):
 
 @pytest.mark.parametrize(
     "rule",
-    [UpdateRule(ADAM, 1e-3), UpdateRule(MUON, 0.02, momentum=0.95, nesterov=True, least_norm=1e-7)],
-    ids=lambda each: each.kind,
+    [Adam(), Muon()],
+    ids=lambda each: each.name,
 )
 def test_updates_of_undrawn_matrices_are_as_large_as_those_of_torch(rule):
     """The first step of AdamW of torch, and of Muon's formula, on drawn networks of two blocks."""
@@ -173,7 +173,7 @@ def test_updates_of_undrawn_matrices_are_as_large_as_those_of_torch(rule):
         small_loss(module(**inputs.of(0, range(1), torch.float32)), None).mean().backward()
         chosen = {name: one for name, one in module.named_parameters() if name in names}
         before = {name: one.detach().clone() for name, one in chosen.items()}
-        if rule.kind == ADAM:
+        if isinstance(rule, Adam):
             torch.optim.AdamW(chosen.values(), lr=rule.lr, weight_decay=0.0).step()
         else:
             for one in chosen.values():

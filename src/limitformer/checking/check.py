@@ -33,8 +33,8 @@ from limitformer.initialisation.weight_by_weight import check_initialisation
 from limitformer.nn.drawn.simulate import resolve_device
 from limitformer.reports.verdict import FINE, GRADES, NOTE, TRAINED, Verdict, titled
 from limitformer.stepping.optimizers import read_optimizer
-from limitformer.stepping.rules import UpdateRule
 from limitformer.stepping.simulate import rules_of as rules_of_network
+from limitformer.stepping.updates import UpdateRule
 from limitformer.subjects.folder import listed
 from limitformer.subjects.inputs import Inputs, inputs_for
 from limitformer.subjects.losses import TASKS, ChosenLoss, Loss, chosen_loss, readout

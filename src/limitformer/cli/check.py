@@ -35,7 +35,7 @@ from limitformer.cli.options import (
 )
 from limitformer.cli.report import (
     errors_in_one_line,
-    next_command,
+    print_next,
     print_plain,
     print_report,
     print_written,
@@ -50,7 +50,11 @@ SHAPED = ("gamma", "tau0", "gamma1", "gamma2", "shaped_relu", "per_head", "train
 SWITCHES = ("shaped_relu", "per_head", "trained", "float32")
 
 
+DESIGNED = ("collapsed", "grows", "dies", "frozen", "uniform", "vanishing")  # verdicts that `design` may fix
+
+
 def check(
+    context: typer.Context,
     what: Annotated[
         list[str],
         typer.Argument(
@@ -181,8 +185,10 @@ def check(
         if report.against is not None:
             print_report(report.against)
         print_written(written)
-        designs = shaped is None and not names_code(what[0])
-        print_plain("\n" + next_command(report, what[0], settings, designs, place))
+        if report.verdicts[0].name in DESIGNED:
+            print_next(context, "design", what=str(Path(what[0]) / "config.json") if report.exists else what[0])
+        elif not report.trained and gradients:
+            print_next(context, "rate", optimizer="adamw")
         untrained = not (fail_on and report.trained)
         require(untrained, f"--fail-on: {report.name} is trained, so that no verdict on its initialisation is given.")
         if report.failed(fail_on):

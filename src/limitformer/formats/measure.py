@@ -11,7 +11,7 @@ from torch import nn
 from limitformer.formats.observer import BACKWARD, DIRECTIONS, FORWARD, GRADIENT, UPDATE, WEIGHT, NumberCounts, Tallies
 from limitformer.formats.table import NumberFormat
 from limitformer.formats.tally import Tally, tally_of_law, unchanged
-from limitformer.stepping.rules import UpdateRule
+from limitformer.stepping.updates import UpdateRule
 from limitformer.weightless.laws import Law
 from limitformer.weightless.observers.stream import Streams
 

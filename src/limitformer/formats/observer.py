@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from limitformer.formats.table import NumberFormat
 from limitformer.formats.tally import Tally
-from limitformer.stepping.rules import MUON, UpdateRule
-from limitformer.stepping.updates import CoreUpdate, TensorUpdate
+from limitformer.stepping.updates import CoreUpdate, TensorUpdate, UpdateRule
 from limitformer.weightless.interpreter import Observer, Op
 from limitformer.weightless.observers.stream import Streams
 from limitformer.weightless.ops import COPY, ENTRIES, SUM, kind_of
@@ -169,7 +168,7 @@ class NumberCounts(Observer):
         chosen = torch.linspace(0, left.shape[-1] - 1, rows, dtype=torch.float64).round().long().to(d.device)
         self.add_gradient(weight.name, left[..., chosen].mT @ right)
         rule = self.rules.get(weight.name)
-        if rule is not None and rule.kind == MUON and not stacked:
+        if rule is not None and rule.of_matrices and not stacked:
             self.add(UPDATE, weight.name, matrix_update(rule, left, right, chosen))
 
     def add_rows(self, name: str, ids: Tensor, d: Tensor) -> None:
@@ -182,7 +181,7 @@ class NumberCounts(Observer):
         """Count a gradient, and its update unless the rule needs the `whole` matrix."""
         self.add(GRADIENT, name, gradient)
         rule, gradient = self.rules.get(name), gradient.detach()
-        if rule is not None and (whole or rule.kind != MUON):
+        if rule is not None and (whole or not rule.of_matrices):
             self.add(UPDATE, name, TensorUpdate(rule).step(torch.zeros_like(gradient), gradient, 1.0))
 
     def finish(self) -> None:
@@ -195,7 +194,7 @@ def matrix_update(rule: UpdateRule, left: Tensor, right: Tensor, rows: Tensor) -
     """Return rows of the first update of a matrix by the gradient leftᵀ right, of a rule for whole matrices."""
     (q, of_left), (p, of_right) = (torch.linalg.qr(each.double().mT) for each in (left, right))
     core = CoreUpdate(rule, (left.shape[-1], right.shape[-1]))
-    core.step(of_left @ of_right.mT, 1.0)
+    core.add(of_left @ of_right.mT, 1.0)
     return q[rows] @ core.core @ p.mT
 
 
