@@ -86,6 +86,13 @@ def test_steps_of_the_command_are_those_of_the_function(steps, folder):
     assert data.sizes["block"] == 2
 
 
+def test_sequences_and_fresh_batches_are_one_option(steps, folder):
+    for given, words in (("fresh", "6 tokens, fresh"), ("2,fresh", "12 tokens, fresh"), ("2", "12 tokens, same")):
+        result = steps("--sequences", given, "--out", "there")
+        assert words in " ".join(result.stdout.split()), result.output
+        assert lf.load(folder / "there" / "steps.nc").attrs["batches"] == ("fresh" if "fresh" in given else "same")
+
+
 def test_function_builds_model_and_inputs(run, folder):
     result = run("steps", "mine.py:Tiny", "--optimizer", "mine.py:sgd", "--inputs", "mine.py:ids", *QUICK)
     assert result.exit_code == 0, result.output
@@ -148,15 +155,6 @@ def test_rates_are_read(text, expected):
     assert rates_of(text) == expected
 
 
-def test_optimizers_are_those_that_are_understood():
-    from limitformer.checking.thresholds import LARGEST_RATE
-    from limitformer.cli.steps import OPTIMIZERS
-    from limitformer.stepping.optimizers import DEFAULTS, MOST_RATE
-
-    assert tuple(DEFAULTS) == OPTIMIZERS
-    assert LARGEST_RATE == MOST_RATE
-
-
 @pytest.mark.parametrize("name", ["sgd", "muon"])
 def test_optimizers_by_name_train(run, folder, name):
     result = run("steps", "small.json", "--optimizer", name, *QUICK, "--rates", "1e-3", "--weight-decay", 0.1)
@@ -179,11 +177,14 @@ REFUSALS = [
     (("--tokens", "1"), r"--tokens must be at least 2; got 1"),
     (("--warmup", "-1"), r"--warmup must be at least 0; got -1"),
     (("--clip", "0"), r"--clip must be above 0 and finite; got 0"),
-    (("--batches", "frehs"), r"--batches has no 'frehs'; there are same, fresh\. Nearest: fresh\."),
+    (("--batches", "fresh"), r"--batches is a part of --sequences now\. Nearest: --sequences fresh, or 16,fresh\."),
+    (("--sequences", "frehs"), r"--sequences takes B, fresh, or B,fresh, such as 16,fresh; got 'frehs'"),
+    (("--sequences", "4,8"), r"--sequences takes B, fresh, or B,fresh, such as 16,fresh; got '4,8'"),
+    (("--sequences", "0,fresh"), r"--sequences must be at least 1; got 0"),
     (("--betas", "0.9,1"), r"--betas takes two numbers in \[0, 1\)"),
     (
         ("--optimizer", "sgd", "--betas", "0.9,0.9"),
-        r"--betas is for adam, adamw, lion and muon; sgd has --momentum",
+        r"--betas is for adam, adamw, lion and muon, not for sgd",
     ),
     (("--optimizer", "sgd", "--momentum", "1"), r"--momentum must lie in \[0, 1\)"),
     (("--weight-decay", "-1"), r"--weight-decay must be 0 or above"),

@@ -26,6 +26,8 @@ def message_of(error: Any) -> str:
     """Return the message about a wrong option, and add the received value if typer leaves it out."""
     causes: list[Any] = getattr(error.__cause__, "errors", list)()
     came = f"; got {causes[0]['input']!r}" if causes else ""
+    if getattr(error, "option_name", None) == "--batches" and error.ctx.info_name == "steps":
+        return "--batches is a part of --sequences now. Nearest: --sequences fresh, or 16,fresh."
     message = error.format_message().rstrip(".")
     return message if message.endswith("?") and not came else f"{message}{came}."
 

@@ -12,6 +12,7 @@ import typer
 from limitformer.base.errors import InputError, about, nearest, require
 from limitformer.base.files import check_writable
 from limitformer.base.foreign import one_line
+from limitformer.stepping.updates import OPTIMIZERS
 from limitformer.subjects.user_code import names_code, user_object
 
 
@@ -35,7 +36,7 @@ Optimizer = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="sgd, adam, adamw, lion, muon, or a function of the module that returns its optimiser: FILE.py:NAME.",
+        help=f"{', '.join(OPTIMIZERS)}, or a function of the module that returns its optimiser: FILE.py:NAME.",
     ),
 ]
 AfterGroups = Annotated[
@@ -50,13 +51,8 @@ Clip = Annotated[float | None, typer.Option(help="Largest norm of all gradients 
 Warmup = Annotated[int, typer.Option(help="Steps over which the rate rises linearly.")]
 Text = Annotated[Path | None, typer.Option(help="File whose words are the tokens.", show_default="unrelated tokens")]
 Tokens = Annotated[int, typer.Option(help="Number of tokens, of each sequence.")]
-Sequences = Annotated[
-    int | None,
-    typer.Option(
-        help="Sequences of a batch: of random tokens, cut from --text, or the first of --inputs.",
-        show_default="as given",
-    ),
-]
+SEQUENCES = "Sequences of a batch: of random tokens, cut from --text, or the first of --inputs."
+Sequences = Annotated[int | None, typer.Option(help=SEQUENCES, show_default="as given")]
 InputsOption = Annotated[
     str | None,
     typer.Option(

@@ -5,17 +5,17 @@ from typing import Annotated, Any
 
 import typer
 
-from limitformer.base.errors import about, require, require_count
+from limitformer.base.errors import InputError, about, require, require_count
 from limitformer.base.progress import suggest_quicker
 from limitformer.cli.endings import INTERRUPTED, begin_work
 from limitformer.cli.options import (
+    SEQUENCES,
     AfterGroups,
     Blocks,
     Clip,
     InputsOption,
     LossOption,
     Optimizer,
-    Sequences,
     Settings,
     Text,
     Tokens,
@@ -35,15 +35,21 @@ from limitformer.cli.options import (
     user_object,
     witness_of,
 )
-from limitformer.cli.report import errors_in_one_line, print_interrupted, save_and_print
+from limitformer.cli.report import errors_in_one_line, print_interrupted, print_next, save_and_print
+from limitformer.stepping.updates import OPTIMIZERS
 
 FAILED = 1
-OPTIMIZERS = ("sgd", "adam", "adamw", "lion", "muon")
-BATCHES = ("same", "fresh")
 MOST_RATES = 100
 
 
+def with_option(key: str) -> str:
+    """Return the names of the optimisers that have an option."""
+    *most, last = (name for name, one in OPTIMIZERS.items() if key in one.names())
+    return f"{', '.join(most)} and {last}"
+
+
 def steps(
+    context: typer.Context,
     what: What,
     optimizer: Optimizer,
     after_groups: AfterGroups = None,
@@ -58,7 +64,12 @@ def steps(
     steps: Annotated[int, typer.Option(help="Number of steps.")] = 3,
     samples: Annotated[int, typer.Option(help="Networks; 35 can show that a loss falls in nine of ten.")] = 8,
     tokens: Tokens = 32,
-    sequences: Sequences = None,
+    sequences: Annotated[
+        str | None,
+        typer.Option(
+            metavar="B[,fresh]", help=f"{SEQUENCES} fresh: other random ones at every step.", show_default="as given"
+        ),
+    ] = None,
     text: Text = None,
     inputs: InputsOption = None,
     settings: Settings = None,
@@ -69,11 +80,12 @@ def steps(
     ] = None,
     betas: Annotated[
         str | None,
-        typer.Option(metavar="B1,B2", help="Of adam, adamw, lion and muon.", show_default="the optimiser's own"),
+        typer.Option(metavar="B1,B2", help=f"Of {with_option('betas')}.", show_default="the optimiser's own"),
     ] = None,
-    momentum: Annotated[float | None, typer.Option(help="Of sgd and muon.", show_default="the optimiser's own")] = None,
+    momentum: Annotated[
+        float | None, typer.Option(help=f"Of {with_option('momentum')}.", show_default="the optimiser's own")
+    ] = None,
     warmup: Warmup = 0,
-    batches: Annotated[str, typer.Option(help="same, or fresh for random tokens at every step.")] = "same",
     fail_on: Annotated[
         str | None,
         typer.Option(metavar="NAMES", help="Verdicts that end with exit code 1: rate,still, or broken, watch, any."),
@@ -96,14 +108,15 @@ def steps(
         with about("--fail-on"):
             failing(fail_on, STEP_VERDICTS)
         every = rates_of(rates)
+        count, fresh = sequences_of(sequences)
         options: dict[str, Any] = {
             "rates": every,
             "steps": require_count("--steps", steps),
             "samples": require_count("--samples", samples),
-            "sequences": None if sequences is None else require_count("--sequences", sequences),
+            "sequences": count,
             "clip": clip,
             "warmup": require_count("--warmup", warmup, least=0),
-            "batches": batches,
+            "batches": "fresh" if fresh else "same",
             "seed": seed,
             "blocks": blocks or None,
             "witness": witness_of(witness),
@@ -111,7 +124,6 @@ def steps(
         changes = assignments(settings, "--set")
         fits = clip is None or 0 < clip < math.inf
         require(fits, f"--clip must be above 0 and finite; got {clip}.")
-        one_of(batches, BATCHES, "--batches has no")
         require_count("--tokens", tokens, least=2)
         rule = optimizer_of(optimizer, {"weight_decay": weight_decay, "betas": betas, "momentum": momentum})
         require_known(what)
@@ -126,7 +138,7 @@ def steps(
         if isinstance(rule, str):
             rule = user_object(rule, "--optimizer")
         options["after_groups"] = user_object(after_groups, "--after-groups") if after_groups else None
-        subject, batch = subject_and_batch(what, changes, trust_remote_code, text, inputs, tokens, sequences)
+        subject, batch = subject_and_batch(what, changes, trust_remote_code, text, inputs, tokens, count)
         name_and_rates = f"{samples} networks at {len(every)} rates" if every else f"{samples} networks"
         quicker = f"{name_and_rates}; --samples {samples // 2} takes about half." if samples > 1 else name_and_rates
         try:
@@ -137,6 +149,8 @@ def steps(
             print_interrupted(interrupt.report.data.sizes["sample"])
             raise typer.Exit(INTERRUPTED) from interrupt
         save_and_print(report, place)
+        if any(each.said.startswith("not decided") for each in report.verdicts):
+            print_next(context, "rate", sequences=count)
         if report.failed(fail_on):
             raise typer.Exit(FAILED)
 
@@ -170,6 +184,19 @@ def rates_of(text: str | None) -> list[float] | None:
     return result
 
 
+def sequences_of(text: str | None) -> tuple[int | None, bool]:
+    """Read B, fresh, or both: the number of sequences, and whether other tokens are drawn at every step.
+
+    >>> sequences_of("16"), sequences_of("fresh"), sequences_of("16,fresh")
+    ((16, False), (None, True), (16, True))
+    """
+    takes, words = "--sequences takes B, fresh, or B,fresh, such as 16,fresh", [] if text is None else text.split(",")
+    numbers = [each for each in words if each != "fresh"]
+    require(len(numbers) < 2, f"{takes}; got {text!r}.")
+    count = separated(numbers[0], takes, int)[0] if numbers else None
+    return count if count is None else require_count("--sequences", count), len(words) > len(numbers)
+
+
 def checked_rates(text: str) -> list[float]:
     from limitformer.checking.thresholds import valid_rate
 
@@ -183,12 +210,12 @@ def optimizer_of(name: str, options: dict[str, Any], option: str = "--optimizer"
         used = ", ".join(f"--{key.replace('_', '-')}" for key in values)
         require(not values, f"{used}: a function sets its options itself; {name} is one.")
         return name
-    one_of(name, OPTIMIZERS, f"{option} is not FILE.py:NAME, and has no")
+    one_of(name, tuple(OPTIMIZERS), f"{option} is not FILE.py:NAME, and has no")
+    for key in {"betas", "momentum"} & values.keys() - {*OPTIMIZERS[name].names()}:
+        raise InputError(f"--{key} is for {with_option(key)}, not for {name}.")
     if "betas" in values:
-        require(name != "sgd", "--betas is for adam, adamw, lion and muon; sgd has --momentum.")
         values["betas"] = betas_of(values["betas"])
     if "momentum" in values:
-        require(name in ("sgd", "muon"), f"--momentum is for sgd and muon; {name} has --betas.")
         require(0 <= values["momentum"] < 1, f"--momentum must lie in [0, 1); got {values['momentum']:g}.")
     decay = values.get("weight_decay", 0.0)
     require(0 <= decay < math.inf, f"--weight-decay must be 0 or above, and finite; got {decay:g}.")

@@ -26,15 +26,16 @@ from limitformer.cli.options import (
     user_object,
     witness_of,
 )
-from limitformer.cli.report import errors, errors_in_one_line, print_plain, save_and_print
+from limitformer.cli.report import errors, errors_in_one_line, print_next, print_plain, save_and_print
+from limitformer.stepping.updates import OPTIMIZERS
 
 FAILED = 1
 VERDICT = "transfer"
-OPTIMIZERS = ("sgd", "adam", "adamw", "lion", "muon")
 RULES = ("standard", "mup", "completep", "depth-mup")
 
 
 def transfer(
+    context: typer.Context,
     what: Annotated[
         str,
         typer.Argument(
@@ -141,6 +142,10 @@ def transfer(
             raise typer.Exit(INTERRUPTED) from interrupt
         save_and_print(result, place)
         print_plain(f"{time.monotonic() - began:.0f} s")
+        if result.nearest_rule and result.lines:
+            print_next(context, "transfer", rule=result.nearest_rule)
+        elif result.transfers is None and not result.not_finite and result.networks_needed:
+            print_next(context, "transfer", samples=result.networks_needed)
         if fail_on is not None and result.transfers is False:
             raise typer.Exit(FAILED)
 
