@@ -228,6 +228,7 @@ def test_command_fails_on_a_worse_model(files):
     assert worse.exit_code == 1, worse.output
     assert worse.output.startswith("✗ worse: collapsed: fine → watch")
     assert len(worse.output.splitlines()) <= 24
+    assert f"Next: limitformer check {files[1]} --tokens 5 --against {files[0]}" in worse.output
     page = Path("report/paired.html").read_text(encoding="utf-8")
     assert page.index("Is the change better?") < page.index("Table of networks")
     better = run.invoke(app, ["compare", *reversed(files), *small, "--json"])

@@ -86,13 +86,14 @@ class PairedComparison(Comparison):
             require(samples > 1, f"samples must be at least 2, because a change has an interval; got {samples}.")
 
     def verdicts(self) -> dict[str, tuple[str, str]]:
-        """Return the grades of each verdict in base and head but `waits for zeros`; fine where it is not given."""
+        """Return the grades in base and head of verdicts that warn, fine where one is not given."""
 
         def grade(report: Report, name: str) -> str:
             return max((each.grade for each in report.verdicts if each.name == name), key=GRADES.index, default=FINE)
 
         base, head = self.reports.values()
-        names = dict.fromkeys(each.name for each in (*base.verdicts, *head.verdicts) if each.name not in (FINE, WAITS))
+        every = [each for each in (*base.verdicts, *head.verdicts) if each.grade in (WATCH, BROKEN)]
+        names = dict.fromkeys(each.name for each in every if each.name != WAITS)
         return {name: (grade(base, name), grade(head, name)) for name in names}
 
     def differences(self) -> list[PairedDifference]:

@@ -21,12 +21,13 @@ from limitformer.cli.options import (
     user_inputs,
     user_loss,
 )
-from limitformer.cli.report import errors_in_one_line, print_plain, print_report, print_written
+from limitformer.cli.report import errors_in_one_line, print_next, print_plain, print_report, print_written
 
 FAILED, WORSE = 1, "worse"
 
 
 def compare(
+    context: typer.Context,
     base: Annotated[str, typer.Argument(metavar="BASE", help="The model before the change, as 'check' takes it.")],
     head: Annotated[str, typer.Argument(metavar="HEAD", help="The model after it.")],
     inputs: InputsOption = None,
@@ -73,5 +74,7 @@ def compare(
         else:
             print_report(result)
             print_written(written)
+            if result.worse():
+                print_next(context, "check", what=[head], against=base, fail_on=None)
         if fail_on and result.worse():
             raise typer.Exit(FAILED)
