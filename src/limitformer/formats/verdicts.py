@@ -117,7 +117,7 @@ def scales(which: NumberFormat, numbers: xr.Dataset) -> Verdict | None:
         return None
     found = worst(numbers["zero"].sel(direction=GRADIENT).where(numbers["matrix"]), LIMITS["flushed"][0])
     least, most = numbers["loss_scale"].values
-    fits = f"a loss scale from 2^{max(least, 0):.0f} to 2^{most:.0f} works" if np.isfinite(least) else ""
+    fits = f"a loss scale from 2^{least:.0f} to 2^{most:.0f} works for this batch" if np.isfinite(least) else ""
     if found:
         kind, share, block, _ = found
         said = f"{which.name}: {share:.0%} of the gradient of {kind} rounds to zero; {fits or 'no loss scale works'}"
