@@ -168,6 +168,8 @@ class MeasuredSizes:
                 f"{count} of {self.data[size].sizes['sample']} networks at {self.over} {size}"
                 for size, count in self.not_finite.items()
             )
+            if not all(np.isfinite(each["loss"].isel(step=0)).all() for each in self.data.values()):
+                return f"The loss or the stream is not finite in {counts}, in some before the first step."
             return (
                 f"At this rate the loss or the stream is not finite after the steps in {counts}: nothing can be "
                 "said of its transfer. Nearest: a smaller rate."
