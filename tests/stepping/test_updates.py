@@ -5,40 +5,63 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+import limitformer as lf
 from limitformer.stepping import entrywise
 from limitformer.stepping.entrywise import EntrywiseHistory, StoredUpdates
-from limitformer.stepping.optimizers import UpdateRule
-from limitformer.stepping.updates import CoreUpdate, TensorUpdate
-from training_networks import full_precision
+from limitformer.stepping.updates import SGD, Adam, AdamW, CoreUpdate, Lion, Muon, SignSGD, TensorUpdate
+from statistics_checks import assert_same_law
+from training_networks import full_precision, next_token
+
+
+class Signum(torch.optim.Optimizer):
+    """The method of Bernstein et al., arXiv 1802.04434, with weight decay."""
+
+    def __init__(self, parameters, lr, momentum, weight_decay):
+        super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """Change the parameters by signs."""
+        for group in self.param_groups:
+            for each in (each for each in group["params"] if each.grad is not None):
+                mean = self.state[each].setdefault("mean", torch.zeros_like(each))
+                mean.mul_(group["momentum"]).add_((1 - group["momentum"]) * each.grad)
+                each.sub_(group["lr"] * (mean.sign() + group["weight_decay"] * each))
+
 
 SHAPE, STEPS = (7, 5), 5
 SKIPPED = 2  # the step without a gradient
-ADAMW = UpdateRule("adam", 0.03, 0.4, True, betas=(0.8, 0.9), eps=1e-6)
+ADAMW = AdamW(0.03, 0.4, betas=(0.8, 0.9), eps=1e-6)
 RULES = {
-    "sgd": (UpdateRule("sgd", 0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
+    "sgd": (SGD(0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
     "momentum": (
-        UpdateRule("sgd", 0.1, 0.3, momentum=0.8, dampening=0.2),
+        SGD(0.1, 0.3, momentum=0.8, dampening=0.2),
         lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.8, dampening=0.2, weight_decay=0.3),
     ),
     "nesterov": (
-        UpdateRule("sgd", 0.1, 0.3, momentum=0.8, nesterov=True),
+        SGD(0.1, 0.3, momentum=0.8, nesterov=True),
         lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.8, nesterov=True, weight_decay=0.3),
     ),
-    "adam": (UpdateRule("adam", 0.03, 0.4), lambda p: torch.optim.Adam(p, lr=0.03, weight_decay=0.4)),
+    "adam": (Adam(0.03, 0.4), lambda p: torch.optim.Adam(p, lr=0.03, weight_decay=0.4)),
     "adamw": (ADAMW, lambda p: torch.optim.AdamW(p, lr=0.03, weight_decay=0.4, betas=(0.8, 0.9), eps=1e-6)),
     "muon": (
-        UpdateRule("muon", 0.03, 0.4, True, momentum=0.8, nesterov=True),
+        Muon(0.03, 0.4, momentum=0.8),
         lambda p: torch.optim.Muon(p, lr=0.03, weight_decay=0.4, momentum=0.8),
     ),
     "muon rms": (
-        UpdateRule("muon", 0.03, 0.1, True, momentum=0.8, scale="rms"),
+        Muon(0.03, 0.1, momentum=0.8, nesterov=False, scale="rms"),
         lambda p: torch.optim.Muon(
             p, lr=0.03, weight_decay=0.1, momentum=0.8, nesterov=False, adjust_lr_fn="match_rms_adamw"
         ),
     ),
 }
-LION = UpdateRule("lion", 0.03, 0.4, True, betas=(0.9, 0.95))
+RULES["signsgd"] = (
+    SignSGD(0.03, 0.4, momentum=0.6),
+    lambda p: Signum(p, lr=0.03, momentum=0.6, weight_decay=0.4),
+)
+LION = Lion(0.03, 0.4, betas=(0.9, 0.95))
 
 
 def gradients(rank=3):
@@ -57,7 +80,7 @@ def by_tensor(rule):
     """The values after each step, at rates that change, one step being without a gradient."""
     update, value, values = TensorUpdate(rule), start(), []
     for step, (a, b) in enumerate(gradients()):
-        value = update.step(value, None if step == SKIPPED else a.mT @ b, 1.0 + 0.5 * step)
+        value = update.step(value, a.mT @ b, 1.0 + 0.5 * step) if step != SKIPPED else value
         values.append(value)
     return values
 
@@ -85,15 +108,59 @@ def test_steps_of_lion_are_those_of_its_paper():
         torch.testing.assert_close(mine, value, rtol=1e-12, atol=1e-12)
 
 
-def by_core(rule, twin=None):
+class Tokens(nn.Module):
+    """A table and two maps."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.map, self.head = nn.Embedding(20, 16), nn.Linear(16, 24), nn.Linear(24, 20, bias=False)
+
+    def forward(self, ids):
+        return self.head(torch.tanh(self.map(self.table(ids)).cumsum(1)))
+
+
+def drawn(ids, momentum, networks):
+    """The losses of three steps of plain torch networks, and the sizes of the updates."""
+    rows = []
+    for seed in range(networks):
+        torch.manual_seed(seed)
+        network, row = Tokens(), {}
+        start = {name: each.detach().clone() for name, each in network.named_parameters()}
+        optimizer = Signum(network.parameters(), lr=0.02, momentum=momentum, weight_decay=0.3)
+        for step in range(4):
+            loss = next_token(network(ids), {"": ids}).mean()
+            row[f"loss {step}"] = loss.item()
+            if step < 3:
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        decay = (1 - 0.02 * 0.3) ** 3
+        row |= {name: (each - decay * start[name]).norm().item() for name, each in network.named_parameters()}
+        rows.append(row)
+    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+
+
+def test_signsgd_has_the_law_of_drawn_networks():
+    """The twin has no momentum."""
+    optimizer, ids = {"name": "signsgd", "lr": 0.02, "momentum": 0.6, "weight_decay": 0.3}, torch.arange(12)[None] % 7
+    data = lf.weightless.simulate_steps(
+        Tokens, ids, loss=next_token, optimizer=optimizer, samples=150, seed=0, draw="never", progress=False
+    ).isel(rate=0)
+    changes = data.weight_change * data.weight_size
+    ours = {f"loss {step}": data.loss[:, step].values for step in range(4)}
+    ours |= {name: changes.sel(weight=name)[:, 3].values for name in data.weight.values}
+    assert_same_law(ours, drawn(ids, 0.6, 600), drawn(ids, 0.0, 600))
+
+
+def by_core(rule):
     """The values after each step of a W₀ + QᵀK P, with bases that grow."""
     generator = torch.Generator().manual_seed(3)
     q, p = (torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))[0].mT for size in SHAPE)
     update, values = CoreUpdate(rule, SHAPE), []
     for step, (a, b) in enumerate(gradients(1)):
         a, b = a @ q[: step + 2].mT, b @ p[: step + 1].mT  # coefficients in the bases of now
-        gradient = None if step == SKIPPED else a.mT @ b
-        update.step(gradient.mT if twin and gradient is not None else gradient, 1.0 + 0.5 * step)
+        if step != SKIPPED:
+            update.add(a.mT @ b, 1.0 + 0.5 * step)
         k, l = update.core.shape
         values.append(update.a * start() + q[:k].mT @ update.core @ p[:l])
     return values, (q, p)
@@ -106,7 +173,7 @@ def test_steps_on_a_core_are_those_on_the_matrix(name):
     update, value = TensorUpdate(rule), start()
     for step, ((a, b), mine) in enumerate(zip(gradients(1), values, strict=True)):
         a, b = a @ q[: step + 2].mT @ q[: step + 2], b @ p[: step + 1].mT @ p[: step + 1]
-        value = update.step(value, None if step == SKIPPED else a.mT @ b, 1.0 + 0.5 * step)
+        value = update.step(value, a.mT @ b, 1.0 + 0.5 * step) if step != SKIPPED else value
         torch.testing.assert_close(mine, value, rtol=1e-10, atol=1e-10)
     buffer_without_decay = replace(rule, weight_decay=0.0)
     if rule.weight_decay:
@@ -116,12 +183,12 @@ def test_steps_on_a_core_are_those_on_the_matrix(name):
 def by_history(rule, dtype=torch.float64, kind=EntrywiseHistory):
     history = kind(rule, SHAPE)
     for step, (a, b) in enumerate(gradients()):
-        factors = (None, None) if step == SKIPPED else (a.to(dtype), 0.5 * b.to(dtype))
-        history.add(*factors, 2.0, 1.0 + 0.5 * step)
+        if step != SKIPPED:
+            history.add(a.to(dtype), 0.5 * b.to(dtype), 2.0, 1.0 + 0.5 * step)
     return history
 
 
-@pytest.mark.parametrize("rule", [ADAMW, LION, replace(ADAMW, weight_decay=0.0)], ids=["adamw", "lion", "adam"])
+@pytest.mark.parametrize("rule", [ADAMW, LION, RULES["signsgd"][0]], ids=["adamw", "lion", "signsgd"])
 @pytest.mark.parametrize(
     ("dtype", "kind"),
     [(torch.float64, EntrywiseHistory), (torch.float64, StoredUpdates), (torch.float32, StoredUpdates)],
@@ -139,7 +206,7 @@ def test_products_with_updates_by_entries_are_those_of_the_whole_matrix(rule, dt
 
 def test_twins_without_bias_correction_or_with_coupled_decay_are_others():
     right = by_tensor(ADAMW)[-1]
-    coupled = by_tensor(replace(ADAMW, decoupled=False))[-1]
+    coupled = by_tensor(Adam(**vars(ADAMW)))[-1]
     uncorrected = EntrywiseHistory(ADAMW, SHAPE)
     for a, b in gradients()[:2]:
         uncorrected.add(a, b, 1.0, 1.0)

@@ -131,8 +131,8 @@ def steps(
         model: a configuration of transformers, its folder, JSON or public name, a function that builds a
             `torch.nn.Module`, or a `limitformer.Transformer`.
         inputs: the first batch, as for `limitformer.weightless.simulate`.
-        optimizer: "sgd", "adam", "adamw", "lion" or "muon"; a dictionary with such a "name" and its options; or a
-            function that takes the module and returns its optimiser, or several.
+        optimizer: a name in `limitformer.stepping.OPTIMIZERS`, such as "adamw"; a dictionary with such a "name" and its
+            options; or a function that takes the module and returns its optimiser, or several.
         after_groups: a function of your training loop that receives what `optimizer` returned, and applies keys of its
             groups that torch does not know, such as "lr_scale".
         rates: learning rates, each of which begins with the same networks; the rates of parameter groups keep their

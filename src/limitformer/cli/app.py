@@ -39,6 +39,10 @@ COMMANDS = {
         "limitformer.cli.check:check",
         "Tell whether a Transformer collapses, explodes or freezes: the exact law at initialisation, or a checkpoint.",
     ),
+    "compare": (
+        "limitformer.cli.compare:compare",
+        "Tell whether a model is better or worse after a change: two laws at initialisation, in pairs of networks.",
+    ),
     "recipes": (
         "limitformer.cli.initialisation:recipes",
         "List published initialisations, or print one: its code, settings and source.",
@@ -186,7 +190,11 @@ def options(
         typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
-    """What a Transformer does at depth, before you train it."""
+    """What a Transformer does at depth, before you train it.
+
+    Will it collapse? check. What to set? design. Which learning rate? rate. Does it hold at width? transfer.
+    Which number format? check --number-format. Is this change better? compare. Figures of the papers? figure.
+    """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 

@@ -21,6 +21,7 @@ from limitformer.cli.options import (
     assignments,
     complete_shape,
     folder_of,
+    names_code,
     numbers,
     one_of,
     quicker,
@@ -28,6 +29,7 @@ from limitformer.cli.options import (
     require_readable,
     user_inputs,
     user_loss,
+    user_object,
     user_recipe,
     witness_of,
 )
@@ -104,6 +106,21 @@ def check(
         ),
     ] = None,
     witness: WitnessOption = "auto",
+    number_format: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="bf16,fp16,e4m3,e5m2: whether a network keeps within their range."),
+    ] = None,
+    round_numbers: Annotated[
+        bool, typer.Option("--round", help="Run it in these number formats too: how far it is from float32, by layer.")
+    ] = False,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[,KEY=NUMBER]",
+            help="With --number-format: what its first step changes of weights kept in two bytes; adamw,lr=3e-4 or "
+            "FILE.py:NAME.",
+        ),
+    ] = None,
 ) -> None:
     """Tell whether a Transformer collapses, explodes or freezes: the exact law at initialisation, or a checkpoint.
 
@@ -124,7 +141,12 @@ def check(
 
         with about("--fail-on"):
             names = failing(fail_on)
+        formats = None if number_format is None else [one.strip() for one in number_format.split(",")]
+        useless = "--round" * round_numbers or "--optimizer" * (optimizer is not None)
+        require(formats is not None or not useless, f"{useless} needs --number-format. Nearest: --number-format bf16.")
         options: dict[str, Any] = {
+            "formats": formats,
+            "rounding": round_numbers,
             "tokens": require_count("--tokens", tokens, least=2),
             "samples": require_count("--samples", samples),
             "settings": assignments(settings, "--set"),
@@ -149,6 +171,7 @@ def check(
             options |= {"gradients": gradients, "seed": seed, "trust_remote_code": trust_remote_code}
             options |= {"blocks": blocks or None, "recipe": published, "loss": user_loss(loss)}
             options["witness"] = witness_of(witness)
+            options["optimizer"] = None if optimizer is None else named_optimizer(optimizer)
             if several or len(what) > 1:
                 comparison = check_several(what, several, batch, options, place)
                 if fail_on and comparison.failed(fail_on):
@@ -170,6 +193,14 @@ def check(
         require(untrained, f"--fail-on: {report.name} is trained, so that no verdict on its initialisation is given.")
         if report.failed(fail_on):
             raise typer.Exit(FAILED)
+
+
+def named_optimizer(text: str) -> Any:
+    """Read a function FILE.py:NAME, or NAME,KEY=NUMBER,… as the options of an optimiser."""
+    if names_code(text):
+        return user_object(text, "--optimizer")
+    name, *pairs = text.split(",")
+    return {"name": name, **assignments(pairs, "--optimizer")}
 
 
 def shaping_options(text: str | None) -> dict[str, Any] | None:

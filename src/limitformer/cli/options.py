@@ -12,6 +12,7 @@ import typer
 from limitformer.base.errors import InputError, about, nearest, require
 from limitformer.base.files import check_writable
 from limitformer.base.foreign import one_line
+from limitformer.stepping.updates import OPTIMIZERS
 from limitformer.subjects.user_code import names_code, user_object
 
 
@@ -35,7 +36,7 @@ Optimizer = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="sgd, adam, adamw, lion, muon, or a function of the module that returns its optimiser: FILE.py:NAME.",
+        help=f"{', '.join(OPTIMIZERS)}, or a function of the module that returns its optimiser: FILE.py:NAME.",
     ),
 ]
 AfterGroups = Annotated[

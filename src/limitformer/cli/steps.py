@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from limitformer.base.errors import about, require, require_count
+from limitformer.base.errors import InputError, about, require, require_count
 from limitformer.base.progress import suggest_quicker
 from limitformer.cli.endings import INTERRUPTED, begin_work
 from limitformer.cli.options import (
@@ -36,10 +36,16 @@ from limitformer.cli.options import (
     witness_of,
 )
 from limitformer.cli.report import errors_in_one_line, print_interrupted, print_next, save_and_print
+from limitformer.stepping.updates import OPTIMIZERS
 
 FAILED = 1
-OPTIMIZERS = ("sgd", "adam", "adamw", "lion", "muon")
 MOST_RATES = 100
+
+
+def with_option(key: str) -> str:
+    """Return the names of the optimisers that have an option."""
+    *most, last = (name for name, one in OPTIMIZERS.items() if key in one.names())
+    return f"{', '.join(most)} and {last}"
 
 
 def steps(
@@ -74,9 +80,11 @@ def steps(
     ] = None,
     betas: Annotated[
         str | None,
-        typer.Option(metavar="B1,B2", help="Of adam, adamw, lion and muon.", show_default="the optimiser's own"),
+        typer.Option(metavar="B1,B2", help=f"Of {with_option('betas')}.", show_default="the optimiser's own"),
     ] = None,
-    momentum: Annotated[float | None, typer.Option(help="Of sgd and muon.", show_default="the optimiser's own")] = None,
+    momentum: Annotated[
+        float | None, typer.Option(help=f"Of {with_option('momentum')}.", show_default="the optimiser's own")
+    ] = None,
     warmup: Warmup = 0,
     fail_on: Annotated[
         str | None,
@@ -202,12 +210,12 @@ def optimizer_of(name: str, options: dict[str, Any], option: str = "--optimizer"
         used = ", ".join(f"--{key.replace('_', '-')}" for key in values)
         require(not values, f"{used}: a function sets its options itself; {name} is one.")
         return name
-    one_of(name, OPTIMIZERS, f"{option} is not FILE.py:NAME, and has no")
+    one_of(name, tuple(OPTIMIZERS), f"{option} is not FILE.py:NAME, and has no")
+    for key in {"betas", "momentum"} & values.keys() - {*OPTIMIZERS[name].names()}:
+        raise InputError(f"--{key} is for {with_option(key)}, not for {name}.")
     if "betas" in values:
-        require(name != "sgd", "--betas is for adam, adamw, lion and muon; sgd has --momentum.")
         values["betas"] = betas_of(values["betas"])
     if "momentum" in values:
-        require(name in ("sgd", "muon"), f"--momentum is for sgd and muon; {name} has --betas.")
         require(0 <= values["momentum"] < 1, f"--momentum must lie in [0, 1); got {values['momentum']:g}.")
     decay = values.get("weight_decay", 0.0)
     require(0 <= decay < math.inf, f"--weight-decay must be 0 or above, and finite; got {decay:g}.")

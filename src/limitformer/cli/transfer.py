@@ -27,10 +27,10 @@ from limitformer.cli.options import (
     witness_of,
 )
 from limitformer.cli.report import errors, errors_in_one_line, print_next, print_plain, save_and_print
+from limitformer.stepping.updates import OPTIMIZERS
 
 FAILED = 1
 VERDICT = "transfer"
-OPTIMIZERS = ("sgd", "adam", "adamw", "lion", "muon")
 RULES = ("standard", "mup", "completep", "depth-mup")
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from limitformer.scaling.parametrisation import Parametrisation
 from limitformer.scaling.roles import kind_of
-from limitformer.stepping.rules import ADAM, KINDS, LION, MUON, OPTIONS, RMS, StepRules, UpdateRule
+from limitformer.stepping.rules import StepRules
+from limitformer.stepping.updates import UpdateRule
 
 HEAD = ("weights", "optimiser", "lr", "weight decay", "eps", "initial std", "multiplier")
 CODE = """\
@@ -98,9 +99,10 @@ def lines_of(title: str, put: Parametrisation, rules: StepRules) -> Lines:
         row = rows.setdefault(place, [place.removesuffix(".weight"), *["–"] * 6])
         row[-1] = f"{factor:.4g}"
     changed = {words[name]: factor for name, factor in factors.items() if not isclose(factor, 1.0, rel_tol=1e-9)}
+    kinds = dict.fromkeys(type(rule) for rule in groups)
     code = CODE.format(
         title=title,
-        imports="from lion_pytorch import Lion\n" if any(rule.kind == LION for rule in groups) else "",
+        imports="".join(f"from {one.package} import {one.title}\n" for one in kinds if not one.in_torch()),
         groups="\n".join(
             f"    ({method_of(rule)}, {options_of(rule)}, [{listed(each)}])," for rule, each in groups.items()
         ),
@@ -115,24 +117,16 @@ def listed(words: Iterable[str]) -> str:
 
 
 def method_of(rule: UpdateRule) -> str:
-    return f"torch.optim.{name_of(rule)}" if rule.kind != LION else "Lion"
-
-
-def name_of(rule: UpdateRule) -> str:
-    return KINDS.get(rule.kind, "AdamW" if rule.decoupled else "Adam")
+    return f"torch.optim.{rule.title}" if rule.in_torch() else rule.title
 
 
 def cells_of(rule: UpdateRule) -> list[str]:
-    eps = f"{rule.eps:.4g}" if rule.kind == ADAM else "–"
-    return [name_of(rule), f"{rule.lr:.4g}", f"{rule.weight_decay:.4g}", eps]
+    eps = f"{rule.torch_options()['eps']:.4g}" if "eps" in rule.options else "–"
+    return [rule.title, f"{rule.lr:.4g}", f"{rule.weight_decay:.4g}", eps]
 
 
 def options_of(rule: UpdateRule) -> str:
     """Return the options of a group as torch names them."""
-    options: dict[str, Any] = {"lr": rule.lr} | {key: getattr(rule, key) for key in OPTIONS[rule.kind]}
-    if rule.kind == MUON:
-        steps, eps, scale = (options.pop(key) for key in ("iterations", "least_norm", "scale"))
-        options |= {"ns_steps": steps, "ns_coefficients": rule.coefficients, "eps": eps}
-        options["adjust_lr_fn"] = "match_rms_adamw" if scale == RMS else "original"
+    options = rule.torch_options()
     short = {key: float(f"{value:.12g}") if isinstance(value, float) else value for key, value in options.items()}
     return repr(short)

@@ -18,11 +18,9 @@ from limitformer.base.errors import InputError, nearest, require
 from limitformer.scaling.multipliers import Effect
 from limitformer.scaling.roles import Role, Shape, kind_of, partners, roles_of
 from limitformer.scaling.rules import (
-    AS_ADAM,
     FIXED,
     HIDDEN,
     ONE,
-    OPTIMIZERS,
     OUTPUT,
     RULES,
     SGD,
@@ -31,6 +29,7 @@ from limitformer.scaling.rules import (
     StepTable,
 )
 from limitformer.scaling.sizes import DEPTH, WIDTH, at_size, present_size, shapes_of
+from limitformer.stepping.updates import OPTIMIZERS, UpdateRule
 from limitformer.subjects.subject import Subject
 from limitformer.weightless.law import build_without_weights
 from limitformer.weightless.laws import CONSTANT, Law
@@ -85,7 +84,7 @@ def parametrise(
         size: of that.
         base: the size at which every factor is 1.
         rule: "standard", "mup", "completep" or "depth-mup".
-        optimizer_kind: sgd, adam, adamw, lion or muon; or one for each trained parameter, by its name.
+        optimizer_kind: the name of an optimiser; or one for each trained parameter, by its name.
 
     Raises:
         InputError: the rule or size is unknown, or the rule has no entry for the optimiser.
@@ -112,11 +111,11 @@ def parametrise(
     overrides, law_notes = laws_for(table, roles, ratio, laws, base_laws, effect.folded)
     factors = dict.fromkeys(names, (1.0, 1.0, 1.0))
     for name, kind in kinds.items():
-        factors[name] = step_factors(table.steps[kind], roles[name], ratio)
+        factors[name] = step_factors(table.steps[kind.column], roles[name], ratio)
         if name in effect.folded:
             factors[name] = folded(factors[name], kind, effect.theta(name))
     notes = [f"{table.name}: {table.source}", *([table.limits] if ratio != 1.0 else [])]
-    notes += [note for kind, note in AS_ADAM.items() if kind in kinds.values()]
+    notes += [note for note in dict.fromkeys(kind.column_note for kind in kinds.values()) if note]
     rates, decays, epsilons = ({name: each[k] for name, each in factors.items()} for k in range(3))
     return Parametrisation(
         effect.subject(),
@@ -140,14 +139,16 @@ def rule_of(name: Any) -> ScalingRule:
     return RULES[name]
 
 
-def optimizers_of(rule: ScalingRule, kinds: str | Mapping[str, str], names: list[str]) -> dict[str, str]:
+def optimizers_of(rule: ScalingRule, kinds: str | Mapping[str, str], names: list[str]) -> dict[str, type[UpdateRule]]:
     """Return the optimiser of each parameter that is trained; the rule must have an entry for each optimiser."""
-    result = dict.fromkeys(names, kinds) if isinstance(kinds, str) else dict(kinds)
-    for name, kind in result.items():
+    result = {}
+    for name, kind in (dict.fromkeys(names, kinds) if isinstance(kinds, str) else kinds).items():
         require(name in names, f"optimizer_kind: the model has no parameter {name!r}.{nearest(name, names)}")
         known, close = kind in OPTIMIZERS, nearest(kind, OPTIMIZERS)
         require(known, f"optimizer_kind must be one of {', '.join(OPTIMIZERS)}; got {kind!r}.{close}")
-        has, entries = kind in rule.steps, ", ".join(rule.steps)
+        result[name] = one = OPTIMIZERS[kind]
+        entries = ", ".join(name for name, each in OPTIMIZERS.items() if each.column in rule.steps)
+        has = one.column in rule.steps
         require(has, f"the rule {rule.name} has no entry for {kind} ({rule.source}). Nearest: one of {entries}.")
     return result
 
@@ -187,14 +188,14 @@ def step_factors(table: StepTable, role: Role, depth: float) -> tuple[float, flo
     return rate, decay, table.eps_inside.factor(width, 1.0, 1.0) if role.role == HIDDEN else eps
 
 
-def folded(factors: tuple[float, float, float], kind: str, theta: float) -> tuple[float, float, float]:
+def folded(factors: tuple[float, float, float], kind: type[UpdateRule], theta: float) -> tuple[float, float, float]:
     """Return the factors of a weight that has its multiplier θ in itself: w = θ v.
 
     Steps of v are those of the table. SGD steps of w are θ² times those of v's rate, of Adam and Lion θ times; rate
     times decay does not change, and gradients and ε of w are 1/θ times those of v (Tensor Programs V, Lemma J.1).
     """
     rate, decay, eps = factors
-    power = theta**2 if kind == SGD else theta
+    power = theta**2 if kind.column == SGD else theta
     return rate * power, decay / power, eps / theta
 
 

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 INPUT, HIDDEN, OUTPUT, VECTOR, FIXED = ROLES = ("input", "hidden", "output", "vector", "fixed")
-SGD, ADAM, ADAMW, LION, MUON = OPTIMIZERS = ("sgd", "adam", "adamw", "lion", "muon")
+SGD, ADAM = "sgd", "adam"  # columns of the tables
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class ScalingRule:
         source: where the table is published.
         std: factors of the standard deviation at initialisation, by role.
         multiplier: factors of the forward pass of a matrix, by role.
-        steps: tables by optimiser; an optimiser that is not there has no entry in the publication.
+        steps: by column; an optimiser whose column is not there has no entry in the publication.
         branch: the factor of each residual branch.
         scales_attention: whether logits are q·k/d instead of q·k/√d.
         limits: what the publication assumes of another depth.
@@ -79,7 +79,7 @@ class ScalingRule:
     source: str
     std: Table = field(default_factory=dict)
     multiplier: Table = field(default_factory=dict)
-    steps: Mapping[str, StepTable] = field(default_factory=dict)
+    steps: Mapping[str | None, StepTable] = field(default_factory=dict)
     branch: Powers = ONE
     scales_attention: bool = False
     limits: str = ""
@@ -124,14 +124,14 @@ def sgd_table() -> StepTable:
 
 RULES: Mapping[str, ScalingRule] = {
     "standard": ScalingRule(
-        "standard", "the model's own code at each size", steps={k: StepTable() for k in OPTIMIZERS}
+        "standard", "the model's own code at each size", steps={k: StepTable() for k in (SGD, ADAM, None)}
     ),
     "mup": ScalingRule(
         "mup",
         MUP_SOURCE,
         std=STD,
         multiplier=MULTIPLIER,
-        steps={SGD: sgd_table(), **dict.fromkeys((ADAM, ADAMW, LION), adam_table(None))},
+        steps={SGD: sgd_table(), ADAM: adam_table(None)},
         scales_attention=True,
         limits="for growing width: it has no entries for another depth",
     ),
@@ -140,7 +140,7 @@ RULES: Mapping[str, ScalingRule] = {
         COMPLETEP_SOURCE,
         std=STD,
         multiplier=MULTIPLIER,
-        steps=dict.fromkeys((ADAM, ADAMW, LION), adam_table(1.0)),
+        steps={ADAM: adam_table(1.0)},
         branch=Powers(depth=-1.0),
         scales_attention=True,
         limits=PRE_NORM,
@@ -150,10 +150,9 @@ RULES: Mapping[str, ScalingRule] = {
         DEPTH_MUP_SOURCE,
         std=STD,
         multiplier=MULTIPLIER,
-        steps={SGD: sgd_table(), **dict.fromkeys((ADAM, ADAMW, LION), adam_table(0.5))},
+        steps={SGD: sgd_table(), ADAM: adam_table(0.5)},
         branch=Powers(depth=-0.5),
         scales_attention=True,
         limits=f"{PRE_NORM}; its theory has one layer in each branch",
     ),
 }
-AS_ADAM = {LION: "Lion steps by signs, as Adam's first step does; the tables have its column for Adam"}

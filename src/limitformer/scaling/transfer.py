@@ -28,7 +28,6 @@ from limitformer.scaling.measures import (
 from limitformer.scaling.page import contents, draw
 from limitformer.scaling.parametrisation import Parametrisation, parametrise
 from limitformer.scaling.roles import kind_of
-from limitformer.scaling.rules import ADAM, ADAMW
 from limitformer.scaling.sizes import BATCH, at_size, grown_by, others_in, sizes_over
 from limitformer.simulation.simulate import Interrupted
 from limitformer.stepping.optimizers import NotUnderstoodError, base_rate, made_by, read_optimizer, with_groups
@@ -303,7 +302,7 @@ def parametrised(
 ) -> tuple[Parametrisation, int, StepRules]:
     """Put the rule into effect for the optimiser of each parameter; return also the entries and the rules of steps."""
     rules, entries = read_at(model, over, size, optimizer, steps, rule)
-    kinds = {key: ADAMW if each.kind == ADAM and each.decoupled else each.kind for key, each in rules.rules.items()}
+    kinds = {key: each.name for key, each in rules.rules.items()}
     return parametrise(model, over, size, base, rule, kinds), entries, rules
 
 

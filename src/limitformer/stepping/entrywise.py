@@ -1,4 +1,4 @@
-r"""Updates of Adam, AdamW and Lion, which are functions of each entry of the gradients, without a matrix of that size.
+r"""Updates that are functions of each entry of the gradients, such as Adam's, without a matrix of that size.
 
 The gradient of step s is c_s A_sᵀ B_s with few rows of A_s (m × n) and B_s (m × p). The sum U of all updates so far is
 computed in blocks, used and thrown away: one product of matrices gives a block of each gradient, and one kernel runs
@@ -21,36 +21,28 @@ from torch import Tensor
 
 from limitformer.numerics.kernels import driver
 from limitformer.sampling.replicas import usable_cores
-from limitformer.stepping.rules import LION, UpdateRule
+from limitformer.stepping.updates import UpdateRule
 
 BLOCK_BYTES = 2**20  # of a block of one gradient
 
 
 class EntrywiseHistory:
-    """The updates U_t of a matrix W_t = a W₀ + U_t (n × p) by Adam, AdamW or Lion, computed for each product."""
+    """The updates U_t of a matrix W_t = a W₀ + U_t (n × p) by entries, computed for each product."""
 
     def __init__(self, rule: UpdateRule, shape: tuple[int, int]) -> None:
         self.rule, self.shape = rule, shape
         self.gradients: list[tuple[Tensor, Tensor]] = []
         self.scales: list[float] = []
         self.rates: list[float] = []
-        self.square = 0.0
+        self.square, self.decay = 0.0, 1.0  # |U|², and the factor a of weight decay
 
-    def add(self, left: Tensor | None, right: Tensor | None, scale: float, factor: float) -> None:
-        """Add a step with the gradient scale · leftᵀ right at the rule's learning rate times `factor`.
-
-        Without a gradient, as torch does, the step changes nothing.
-        """
-        if left is not None and right is not None:
-            self.gradients.append((left, right))
-            self.scales.append(scale)
-            self.rates.append(self.rule.lr * factor)
-            self.square = math.nan
-
-    @property
-    def decay(self) -> float:
-        """a, the factor of weight decay."""
-        return math.prod(1.0 - rate * self.rule.weight_decay for rate in self.rates)
+    def add(self, left: Tensor, right: Tensor, scale: float, factor: float) -> None:
+        """Add a step with the gradient scale · leftᵀ right at the rule's learning rate times `factor`."""
+        self.gradients.append((left, right))
+        self.scales.append(scale)
+        self.rates.append(self.rule.lr * factor)
+        self.decay *= 1.0 - self.rates[-1] * self.rule.weight_decay
+        self.square = math.nan
 
     def times(self, z: Tensor) -> Tensor:
         """Return Z U (m, p) of Z (m, n)."""
@@ -96,15 +88,11 @@ class EntrywiseHistory:
         self.square = math.fsum(each_of(blocks_of(self.shape[side], self.shape[1 - side], dtype), one_block))
 
     def recursion(self, dtype: torch.dtype) -> NDArray[Any]:
-        """Return the numbers of each step (t, 8): c, β₁, β₂, what m, v, ε and U are multiplied by, and the rule."""
-        (b1, b2), rule = self.rule.betas, self.rule
+        """Return the numbers of each step (t, 8): c, those of the rule before its last, what U keeps, and the law."""
         rows = []
         for step, (scale, rate) in enumerate(zip(self.scales, self.rates, strict=True), 1):
-            keeps = 1.0 - rate * rule.weight_decay
-            if rule.kind == LION:
-                rows.append([scale, b1, b2, rate, 0.0, 0.0, keeps, 1.0])
-            else:
-                rows.append([scale, b1, b2, rate / (1 - b1**step), 1 / (1 - b2**step), rule.eps, keeps, 0.0])
+            *numbers, law = self.rule.numbers(step, rate)
+            rows.append([scale, *numbers, 1.0 - rate * self.rule.weight_decay, law])
         return np.array(rows, np.float64 if dtype == torch.float64 else np.float32)
 
 
@@ -115,15 +103,13 @@ class StoredUpdates(EntrywiseHistory):
         super().__init__(rule, shape)
         self.state: list[Tensor] = []  # m, v and U (n, p); none before the first step
 
-    def add(self, left: Tensor | None, right: Tensor | None, scale: float, factor: float) -> None:
+    def add(self, left: Tensor, right: Tensor, scale: float, factor: float) -> None:
         """Change the state by a step, as in `EntrywiseHistory`."""
         super().add(left, right, scale, factor)
-        if not self.gradients:
-            return
-        left, right = self.gradients.pop()
+        self.gradients.clear()
         if not self.state:
             first, updates = left.new_zeros(self.shape), left.new_zeros(self.shape)
-            second = first if self.rule.kind == LION else left.new_zeros(self.shape)  # which Lion does not use
+            second = left.new_zeros(self.shape) if self.rule.means == 2 else first  # which is then not used
             self.state = [first, second, updates]
         step = self.recursion(left.dtype)[-1]
 
@@ -183,10 +169,7 @@ def update_block(numbers, gradients, out):
         u = out[i]
         m[:], v[:], u[:] = 0, 0, 0
         for s in range(steps):
-            if numbers[s, 7] == 0:
-                adam_row(numbers[s], gradients[s, i], m, v, u)
-            else:
-                lion_row(numbers[s], gradients[s, i], m, u)
+            step_row(numbers[s], gradients[s, i], m, v, u)
         for j in range(columns):
             total += np.float64(u[j]) * np.float64(u[j])
     return total
@@ -201,33 +184,27 @@ def step_block(numbers, gradient, m, v, u):
     """
     total = 0.0
     for i in range(len(u)):
-        if numbers[7] == 0:
-            adam_row(numbers, gradient[i], m[i], v[i], u[i])
-        else:
-            lion_row(numbers, gradient[i], m[i], u[i])
+        step_row(numbers, gradient[i], m[i], v[i], u[i])
         for j in range(len(u[i])):
             total += np.float64(u[i, j]) * np.float64(u[i, j])
     return total
 
 
 @driver  # fast mathematics gives other bits at other alignments
-def adam_row(numbers, gradient, m, v, u):
-    scale, b1, b2, of_m, of_v, eps, keeps = (
-        numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5], numbers[6],
+def step_row(numbers, gradient, m, v, u):
+    """Change a row of the state by one step of the law `numbers[7]`."""
+    scale, b1, b2, of_m, of_v, eps, keeps, law = (
+        numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5], numbers[6], numbers[7],
     )  # fmt: skip
     one = numbers.dtype.type(1)
-    for j in range(len(u)):
-        g = scale * gradient[j]
-        m[j] = b1 * m[j] + (one - b1) * g
-        v[j] = b2 * v[j] + (one - b2) * g * g
-        u[j] = keeps * u[j] - of_m * m[j] / (math.sqrt(of_v * v[j]) + eps)
-
-
-@driver
-def lion_row(numbers, gradient, m, u):
-    scale, b1, b2, rate, keeps = numbers[0], numbers[1], numbers[2], numbers[3], numbers[6]
-    one = numbers.dtype.type(1)
-    for j in range(len(u)):
-        g = scale * gradient[j]
-        u[j] = keeps * u[j] - rate * np.sign(b1 * m[j] + (one - b1) * g)
-        m[j] = b2 * m[j] + (one - b2) * g
+    if law == 0:  # Adam
+        for j in range(len(u)):
+            g = scale * gradient[j]
+            m[j] = b1 * m[j] + (one - b1) * g
+            v[j] = b2 * v[j] + (one - b2) * g * g
+            u[j] = keeps * u[j] - of_m * m[j] / (math.sqrt(of_v * v[j]) + eps)
+    else:  # Lion
+        for j in range(len(u)):
+            g = scale * gradient[j]
+            u[j] = keeps * u[j] - of_m * np.sign(b1 * m[j] + (one - b1) * g)
+            m[j] = b2 * m[j] + (one - b2) * g

@@ -1,49 +1,26 @@
 """Rules by which an optimiser updates each parameter, read from its name or from the user's own code.
 
 The user's function is called with the module and returns an optimiser, or several, whose parameter groups are read.
-SGD, Adam, AdamW and Muon of torch are known by their class; any other is not understood, and trains drawn networks.
+Those of `updates` that torch has are known by their class; any other is not understood, and trains drawn networks.
 """
 
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import optimizer as torchs
 
 from limitformer.base.errors import InputError, first_line, nearest, require
-from limitformer.stepping.rules import (
-    ADAM,
-    MOST_RATE,
-    MUON,
-    RMS,
-    SGD,
-    WIDTH,
-    StepRules,
-    UpdateRule,
-    is_number,
-)
+from limitformer.stepping.rules import StepRules
+from limitformer.stepping.updates import OPTIMIZERS, AdamW, UpdateRule, is_number, number_in
 
-SCALES = {None: WIDTH, "original": WIDTH, "match_rms_adamw": RMS}
-LARGEST_STEPS = 20  # of Newton–Schulz
+READERS = {kind: rule.read_group for rule in OPTIMIZERS.values() if (kind := rule.in_torch())}
 LABELS = ("params", "param_names", "name", "initial_lr")  # keys of a group that change no step
 FLAGS = ("fused", "capturable", "differentiable", "amsgrad", "maximize")  # that change what a step does
 CONVOLUTIONS = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
-
-DEFAULTS: Mapping[str, Mapping[str, Any]] = {  # of optimisers by name: those of torch, of Lion's paper, and of Muon's
-    "sgd": {"lr": 1e-3, "momentum": 0.0, "dampening": 0.0, "nesterov": False, "weight_decay": 0.0},
-    "adam": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
-    "adamw": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2},
-    "lion": {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0},
-    "muon": {
-        "lr": 0.02, "momentum": 0.95, "nesterov": True, "weight_decay": 0.0, "scale": WIDTH,
-        "adam_lr": 3e-4, "betas": (0.9, 0.95), "eps": 1e-10,
-    },
-}  # fmt: skip
 
 
 def read_optimizer(
@@ -52,7 +29,7 @@ def read_optimizer(
     """Read an optimiser.
 
     Args:
-        optimizer: a name in `DEFAULTS`; a dictionary with such a "name" and options; or a function that takes the
+        optimizer: a name in `OPTIMIZERS`; a dictionary with such a "name" and options; or a function that takes the
             module and returns an optimiser of torch, or several with different parameters.
         module: the user's module with ordinary parameters, which may be on the meta device.
         steps: the number of steps.
@@ -74,7 +51,7 @@ def read_optimizer(
     is_function = callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer)
     require(
         is_function,
-        f"optimizer must be one of {', '.join(DEFAULTS)}, a dictionary, or a function that takes the module and "
+        f"optimizer must be one of {', '.join(OPTIMIZERS)}, a dictionary, or a function that takes the module and "
         f"returns an optimiser of torch; got {type(optimizer).__name__}. Nearest: optimizer=lambda module: "
         "torch.optim.AdamW(module.parameters(), lr=1e-3).",
     )
@@ -166,8 +143,8 @@ def rules_of_optimizers(every: Sequence[torch.optim.Optimizer], module: nn.Modul
         kind, reader = type(optimizer).__name__, READERS.get(type(optimizer))
         if reader is None:
             raise InputError(
-                f"the optimiser {kind} is not understood; known are SGD, Adam, AdamW and Muon of torch. Nearest: one "
-                "of them."
+                f"the optimiser {kind} is not understood; known are {', '.join(each.__name__ for each in READERS)} of "
+                "torch. Nearest: one of them."
             )
         hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
         strange = {
@@ -236,27 +213,24 @@ def factors_of(steps: int, warmup: int, schedule: Any) -> tuple[float, ...]:
 def by_name(given: dict[str, Any], module: nn.Module, clip: float | None, factors: tuple[float, ...]) -> StepRules:
     """Return the rules of an optimiser that was named, for all parameters."""
     name = given.pop("name", None)
-    known = isinstance(name, str) and name.lower() in DEFAULTS
-    require(known, f"unknown optimizer {name!r}; there are {', '.join(DEFAULTS)}.{nearest(str(name), DEFAULTS)}")
-    name = str(name).lower()
+    known = isinstance(name, str) and name.lower() in OPTIMIZERS
+    require(known, f"unknown optimizer {name!r}; there are {', '.join(OPTIMIZERS)}.{nearest(str(name), OPTIMIZERS)}")
+    kind = OPTIMIZERS[str(name).lower()]
+    options = kind.names()
     for key in given:
         require(
-            key in DEFAULTS[name],
-            f"{name} has no option {key!r}; it has {', '.join(DEFAULTS[name])}.{nearest(key, DEFAULTS[name])}",
+            key in options, f"{kind.name} has no option {key!r}; it has {', '.join(options)}.{nearest(key, options)}"
         )
-    options = {**DEFAULTS[name], **given}
-    useless = options.get("nesterov") and name == "sgd" and (not options["momentum"] or options["dampening"])
-    require(not useless, "sgd has nesterov, which needs momentum and no dampening, as in torch. Nearest: momentum=0.9.")
-    kind = {"adamw": ADAM}.get(name, name)
-    rule = rule_of(kind, options, name, decoupled=name in ("adamw", "lion", "muon"))
+    rule = kind.read(given, kind.name)
     trained = {key: parameter for key, parameter in module.named_parameters() if parameter.requires_grad}
     require(bool(trained), "the module has no parameters that are trained.")
     rules = dict.fromkeys(trained, rule)
-    if name == "muon":
-        adamw = rule_of(ADAM, options | {"lr": options["adam_lr"]}, "muon's AdamW", decoupled=True)
+    if kind.of_matrices:
+        others = {key: given.get(key, own) for key, own in kind.others.items()} | {"weight_decay": rule.weight_decay}
+        adamw = AdamW.read(others | {"lr": others["adam_lr"]}, f"{kind.name}'s AdamW")
         hidden = hidden_matrices(module)
         rules = {key: rule if key in hidden else adamw for key in trained}
-    return StepRules(rules, clip, factors, rule.lr, name)
+    return StepRules(rules, clip, factors, rule.lr, kind.name)
 
 
 def hidden_matrices(module: nn.Module) -> set[str]:
@@ -274,56 +248,3 @@ def hidden_matrices(module: nn.Module) -> set[str]:
         outside += last
     ids = {id(each) for part in outside for each in part.parameters()}
     return {name for name, each in module.named_parameters() if each.dim() in (2, 3) and id(each) not in ids}
-
-
-def torchs_muon(group: Mapping[str, Any], name: str) -> UpdateRule:
-    """Read a group of `torch.optim.Muon`."""
-    scale = group.get("adjust_lr_fn")
-    require(scale in SCALES, f"{name} has adjust_lr_fn={scale!r}, which is not understood.")
-    rule = rule_of(MUON, {**group, "scale": SCALES[scale]}, name, decoupled=True)
-    iterations = int(group.get("ns_steps", rule.iterations))
-    require(0 < iterations <= LARGEST_STEPS, f"{name} has ns_steps={iterations}; known are 1 to {LARGEST_STEPS}.")
-    a, b, c = (float(each) for each in group.get("ns_coefficients", rule.coefficients))
-    least = number_in(group, "eps", name, rule.least_norm)
-    return replace(rule, iterations=iterations, coefficients=(a, b, c), least_norm=least)
-
-
-READERS: dict[type, Callable[[Mapping[str, Any], str], UpdateRule]] = {
-    torch.optim.SGD: lambda group, name: rule_of(SGD, group, name, decoupled=False),
-    torch.optim.Adam: lambda group, name: rule_of(ADAM, group, name, group.get("decoupled_weight_decay", False)),
-    torch.optim.AdamW: lambda group, name: rule_of(ADAM, group, name, decoupled=True),
-}
-if hasattr(torch.optim, "Muon"):
-    READERS[torch.optim.Muon] = torchs_muon
-
-
-def rule_of(kind: str, options: Mapping[str, Any], name: str, decoupled: bool) -> UpdateRule:
-    """Return the rule with these options, whose ranges are checked."""
-    lr = number_in(options, "lr", name)
-    require(0 <= lr <= MOST_RATE, f"{name} has the learning rate {lr}; it must be above 0 and at most {MOST_RATE:g}.")
-    decay = number_in(options, "weight_decay", name, 0.0)
-    require(0 <= decay < math.inf, f"{name} has weight_decay={decay}; it must be at least 0.")
-    rule = UpdateRule(kind, lr, decay, decoupled)
-    if kind in (SGD, MUON):
-        momentum, dampening = number_in(options, "momentum", name, 0.0), number_in(options, "dampening", name, 0.0)
-        require(0 <= momentum < 1, f"{name} has momentum={momentum}; it must be at least 0 and below 1.")
-        scale = options.get("scale", WIDTH)
-        require(scale in (WIDTH, RMS), f'{name} has scale={scale!r}; it must be "{WIDTH}" or "{RMS}".')
-        nesterov = bool(options.get("nesterov", False))
-        return replace(rule, momentum=momentum, dampening=dampening, nesterov=nesterov, scale=scale)
-    betas = options.get("betas")
-    good = isinstance(betas, tuple | list) and len(betas) == 2 and all(is_number(b) and 0 <= b < 1 for b in betas)
-    require(good, f"{name} has betas={betas!r}; they must be two numbers of at least 0 and below 1.")
-    eps = number_in(options, "eps", name, 1e-8)
-    require(0 <= eps < math.inf, f"{name} has eps={eps}; it must be at least 0.")
-    assert isinstance(betas, tuple | list)
-    return replace(rule, betas=(float(betas[0]), float(betas[1])), eps=eps)
-
-
-def number_in(options: Mapping[str, Any], key: str, name: str, default: float | None = None) -> float:
-    """Return an option that must be a number."""
-    value = options.get(key, default)
-    one = isinstance(value, Tensor) and value.numel() == 1 and not value.is_meta
-    value = float(value) if one or isinstance(value, np.floating) else value
-    require(is_number(value), f"{name} has {key}={value!r}, which is not a number.")
-    return float(value)

@@ -1,55 +1,14 @@
 """Rules by which an optimiser updates each parameter, and their groups in words."""
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from limitformer.base.errors import require
+from limitformer.stepping.updates import MOST_RATE, UpdateRule, is_number
 
-SGD, ADAM, LION, MUON = "sgd", "adam", "lion", "muon"
-MOST_RATE = 100.0
-WIDTH, RMS = "width", "rms"  # Muon's scales: √max(1, out/in), and 0.2 √max(out, in)
-OPTIONS = {  # of each kind, as headings show them
-    SGD: ("momentum", "dampening", "nesterov", "weight_decay"),
-    ADAM: ("betas", "eps", "weight_decay"),
-    LION: ("betas", "weight_decay"),
-    MUON: ("momentum", "nesterov", "weight_decay", "scale", "iterations", "least_norm"),
-}
-KINDS = {SGD: "SGD", LION: "Lion", MUON: "Muon"}
-
-
-@dataclass(frozen=True)
-class UpdateRule:
-    """How one parameter is updated.
-
-    Attributes:
-        kind: "sgd", "adam", "lion" or "muon".
-        lr: the learning rate.
-        weight_decay: the decay of the weight itself if it is `decoupled`, else a part of its gradient.
-        momentum, dampening, nesterov: of SGD and Muon.
-        betas, eps: of Adam and Lion.
-        scale: of Muon: "width" for √max(1, out/in), "rms" for 0.2 √max(out, in).
-        iterations, coefficients: of Muon's polynomial.
-        least_norm: of Muon, by which a matrix is divided at least before its polynomial.
-    """
-
-    kind: str
-    lr: float
-    weight_decay: float = 0.0
-    decoupled: bool = False
-    momentum: float = 0.0
-    dampening: float = 0.0
-    nesterov: bool = False
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    scale: str = WIDTH
-    iterations: int = 5
-    coefficients: tuple[float, float, float] = (3.4445, -4.7750, 2.0315)
-    least_norm: float = 1e-7
-
-
+OTHER_KEYS = ("optimizer", "lr", "parameters", "weights")  # of a group, which are not options
 Factors = Mapping[str, tuple[float, float, float]]
 
 
@@ -90,8 +49,9 @@ class StepRules:
         """Return the rules with learning rate, weight decay and ε of some parameters multiplied."""
         rules = dict(self.rules)
         for name in factors.keys() & rules.keys():
-            (lr, decay, eps), rule = factors[name], rules[name]
-            rules[name] = replace(rule, lr=rule.lr * lr, weight_decay=rule.weight_decay * decay, eps=rule.eps * eps)
+            rule, by = rules[name], zip(("lr", "weight_decay", "eps"), factors[name], strict=True)
+            known = {key: getattr(rule, key) * factor for key, factor in by if key in ("lr", *rule.options)}
+            rules[name] = replace(rule, **known)
         return replace(self, rules=rules, factors=factors)
 
 
@@ -105,9 +65,9 @@ def groups_of(every: Sequence[StepRules]) -> list[dict[str, Any]]:
         groups.setdefault(rule, []).append(name)
     return [
         {
-            "optimizer": KINDS.get(rule.kind, "AdamW" if rule.decoupled else "Adam"),
+            "optimizer": rule.title,
             "lr": [each.rules[names[0]].lr for each in every],
-            **{key: getattr(rule, key) for key in OPTIONS[rule.kind]},
+            **{key: getattr(rule, key) for key in rule.options},
             "parameters": len(names),
             "weights": list(dict.fromkeys(re.sub(r"\b\d+\b", "*", name) for name in names)),
         }
@@ -128,7 +88,7 @@ def in_words(every: Sequence[StepRules]) -> str:
     for group in groups:
         ratio = group["lr"][0] / rules.base if rules.base else 1.0
         rate = f"lr {group['lr'][0]:g}" if len(every) == 1 else f"lr × {ratio:g}" if several or ratio != 1.0 else ""
-        known = [key for key in group if any(key in keys for keys in OPTIONS.values()) and group[key] is not False]
+        known = [key for key in group if key not in OTHER_KEYS and group[key] is not False]
         options = ", ".join([*([rate] if rate else []), *(f"{key} {option_text(group[key])}" for key in known)])
         count = f"{group['parameters']} weight{'' if group['parameters'] == 1 else 's'}"
         by = f" by {group['optimizer']}" if len(kinds) > 1 else ""
@@ -147,7 +107,3 @@ def require_rate(rate: float, what: str) -> None:
     """Raise `InputError` unless a learning rate is above 0 and at most `MOST_RATE`."""
     good = is_number(rate) and 0 < rate <= MOST_RATE
     require(good, f"{what} must be above 0 and at most {MOST_RATE:g}; got {rate!r}. Nearest: 1e-3.")
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -25,7 +25,7 @@ from limitformer.stepping.optimizers import (
     read_optimizer,
     valid_clip,
 )
-from limitformer.stepping.rules import MUON, Factors, StepRules, groups_of, in_words
+from limitformer.stepping.rules import Factors, StepRules, groups_of, in_words
 from limitformer.stepping.trajectory import NOISE_PIECES, StepBatches, Trajectory, pieces_of
 from limitformer.stepping.weights import Forms
 from limitformer.subjects.inputs import Inputs, inputs_of, with_targets
@@ -134,7 +134,7 @@ def simulate_steps(
             "groups": json.dumps(groups_of(every)),
             "muon_outside": ", ".join(
                 name for name, rule in every[0].rules.items()
-                if rule.kind == MUON and name not in hidden_matrices(network.module)
+                if rule.of_matrices and name not in hidden_matrices(network.module)
             ),
             "batches": batches if isinstance(batches, str) else "given", "loss": training.loss.name,
             "frozen": sum(not each.requires_grad for each in network.module.parameters()),

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from limitformer.base.errors import require
 from limitformer.base.memory import SHARE, available_memory, readable
 from limitformer.stepping.entrywise import EntrywiseHistory, StoredUpdates
-from limitformer.stepping.optimizers import StepRules, UpdateRule
-from limitformer.stepping.updates import CoreUpdate, TensorUpdate, is_entrywise, needs_entries
+from limitformer.stepping.rules import StepRules
+from limitformer.stepping.updates import CoreUpdate, TensorUpdate, UpdateRule
 from limitformer.weightless.implicit import Implicit, as_matrix
 from limitformer.weightless.laws import NORMAL
 from limitformer.weightless.maps import squared_norm, squared_product
@@ -66,8 +66,8 @@ class Forms:
             known = min(tokens * self.passes, rows) + min(tokens * self.steps, columns)
             gaussian = weight.law.kind == NORMAL and weight.law.shift == 0.0
             cheaper = known * (rows + columns) < rows * columns
-            if rule is not None and needs_entries(rule):
-                self.require_entries(weight, f"the weight decay of {rule.kind} is part of its gradient")
+            if rule is not None and rule.needs_entries:
+                self.require_entries(weight, f"the weight decay of {rule.name} is part of its gradient")
             elif gaussian and self.draw != ALWAYS and (cheaper or self.draw == NEVER):
                 self.forms[weight.name] = UNDRAWN
             elif not self.fits(weight):
@@ -118,7 +118,7 @@ class TrainedMatrix:
     def __init__(self, initial: UndrawnMatrix, rule: UpdateRule | None, stored: bool) -> None:
         self.initial, self.rule = initial, rule
         self.core = self.history = None
-        if rule is not None and is_entrywise(rule):
+        if rule is not None and rule.means:
             self.history = (StoredUpdates if stored else EntrywiseHistory)(rule, initial.shape)
         elif rule is not None:
             self.core = CoreUpdate(rule, initial.shape)
@@ -185,12 +185,12 @@ class TrainedMatrix:
         """Change the matrix by its gradient times `scale`, if the weight of which it is a part has a gradient."""
         pair = self.factors()
         self.uses, self.earlier = [], 0
+        if not has_gradient:  # as torch does, the step changes nothing
+            return
         if self.core is not None:
             size = len(self.initial.left.basis), len(self.initial.right.basis)
             gradient = torch.zeros(size, dtype=self.initial.dtype) if pair is None else scale * pair[0].mT @ pair[1]
-            self.core.step(gradient if has_gradient else None, factor)
-        elif self.history is not None and not has_gradient:
-            self.history.add(None, None, scale, factor)
+            self.core.add(gradient, factor)
         elif self.history is not None:
             (n, p), none = self.initial.shape, torch.zeros
             left, right = pair or (none(0, n, dtype=self.initial.dtype), none(0, p, dtype=self.initial.dtype))
@@ -208,9 +208,9 @@ class TrainedRows:
     """A table (rows, columns) that is only looked up; each row that was read has its own history of gradients."""
 
     def __init__(self, rule: UpdateRule | None) -> None:
-        self.rule = rule
-        self.gradients: list[tuple[Tensor, Tensor] | None] = []  # by step: ids and their gradients, times the clipping
-        self.factors: list[float] = []
+        self.rule, self.a = rule, 1.0  # W_t = a W₀ + U_t
+        # By step: ids, their gradients times the clipping, and the factor of the rate.
+        self.gradients: list[tuple[Tensor, Tensor, float]] = []
         self.read: dict[int, Tensor] = {}  # rows that passes have read, as they were at the start
 
     def now(self, ids: Tensor, initial: Tensor) -> Tensor:
@@ -219,30 +219,25 @@ class TrainedRows:
         if self.rule is None:
             return initial
         update, value = TensorUpdate(self.rule), initial
-        for step, factor in zip(self.gradients, self.factors, strict=True):
-            gradient = None
-            if step is not None:
-                here, gradient = torch.isin(ids, step[0]), torch.zeros_like(initial)
-                gradient[here] = step[1][torch.searchsorted(step[0], ids[here])]
+        for places, rows, factor in self.gradients:
+            here, gradient = torch.isin(ids, places), torch.zeros_like(initial)
+            gradient[here] = rows[torch.searchsorted(places, ids[here])]
             value = update.step(value, gradient, factor)
+        self.a = update.a
         return value
 
     def step(self, gradient: tuple[Tensor, Tensor] | None, scale: float, factor: float) -> None:
         """Note the gradient: sorted ids, and a row for each."""
-        self.factors.append(factor)
-        self.gradients.append(None if gradient is None else (gradient[0], scale * gradient[1]))
-
-    @property
-    def decay(self) -> float:
-        """The factor a of W_t − a W₀."""
-        return decay(self.rule, [each is not None for each in self.gradients], self.factors)
+        if gradient is not None:
+            self.gradients.append((gradient[0], scale * gradient[1], factor))
 
     def change(self) -> float:
         """Return |W_t − a W₀| of the rows that were read."""
         if not self.read:
             return 0.0
         initial = torch.stack(list(self.read.values()))
-        change = self.now(torch.tensor(list(self.read)), initial) - self.decay * initial
+        now = self.now(torch.tensor(list(self.read)), initial)
+        change = now - self.a * initial
         return float(change.double().norm())
 
 
@@ -250,24 +245,19 @@ class TrainedEntries:
     """A tensor with entries."""
 
     def __init__(self, initial: Tensor, rule: UpdateRule | None) -> None:
-        self.rule, self.initial, self.value = rule, initial, initial.clone()
+        self.initial, self.value = initial, initial.clone()
         self.update = None if rule is None else TensorUpdate(rule)
-        self.gradients: list[bool] = []  # by step: whether it had a gradient
-        self.factors: list[float] = []
         self.still = True  # whether W_t is a W₀, as every gradient was 0
 
     def step(self, gradient: Tensor | None, scale: float, factor: float) -> None:
-        if gradient is not None and self.rule is not None:
-            self.still = self.still and not needs_entries(self.rule) and not bool(gradient.any())
-        self.gradients.append(gradient is not None)
-        self.factors.append(factor)
-        if self.update is not None:
-            self.value = self.update.step(self.value, None if gradient is None else gradient * scale, factor)
+        if gradient is not None and self.update is not None:
+            self.still = self.still and not self.update.rule.needs_entries and not bool(gradient.any())
+            self.value = self.update.step(self.value, gradient * scale, factor)
 
     @property
     def moved(self) -> Tensor:
         """W_t − a W₀."""
-        return self.value - decay(self.rule, self.gradients, self.factors) * self.initial
+        return self.value - (1.0 if self.update is None else self.update.a) * self.initial
 
     def change(self) -> tuple[float, float]:
         """Return |W_t − a W₀| and its largest singular value, which is NaN for all but small matrices."""
@@ -290,23 +280,6 @@ def added(before: Any, gradient: Any) -> Any:
     for some, each in (before, gradient):
         rows.index_add_(0, torch.searchsorted(ids, some), each)
     return ids, rows
-
-
-def decay(rule: UpdateRule | None, gradients: list[bool], factors: list[float]) -> float:
-    """Return a of W_t = a W₀ + U_t after steps, of which those without a gradient change nothing."""
-    if rule is None or rule.weight_decay == 0.0 or needs_entries(rule):
-        return 1.0
-    empty = torch.zeros(0, 0, dtype=torch.float64)
-    if is_entrywise(rule):
-        return math.prod(
-            1.0 - rule.lr * factor * rule.weight_decay
-            for gradient, factor in zip(gradients, factors, strict=True)
-            if gradient
-        )
-    core = CoreUpdate(rule, (1, 1))
-    for gradient, factor in zip(gradients, factors, strict=True):
-        core.step(empty if gradient else None, factor)
-    return core.a
 
 
 class TrainedWeights:
@@ -385,7 +358,7 @@ class TrainedWeights:
             initial = UndrawnMatrix(matrix, weight.law.scale, draw, self.dtype, self.bases)
             initial.know_rows(weight.law.rows if part is None else {})
         rule = self.rule(weight.name) if weight.trained else None
-        stored = rule is not None and is_entrywise(rule) and self.forms.stores(weight)
+        stored = rule is not None and bool(rule.means) and self.forms.stores(weight)
         result = TrainedMatrix(initial, rule, stored)
         for step in self.steps.get(weight.name, []):
             result.step(*step)
@@ -541,7 +514,7 @@ class TrainedRun(WeightlessRun):
             raise row_error(weight, int(distinct[0]), int(distinct[-1]))
         trained, name = self.trained, weight.name
         rule = trained.rule(name) if weight.trained else None
-        tied = name in trained.forms.tied or name in trained.matrices or (rule is not None and rule.kind == "muon")
+        tied = name in trained.forms.tied or name in trained.matrices or (rule is not None and rule.of_matrices)
         matrix = trained.matrix(weight, None, len(distinct)) if tied else None
 
         def note(name: str, change: Tensor) -> None:
@@ -563,7 +536,7 @@ class TrainedRun(WeightlessRun):
             initial = self.entries(weight, distinct)[0]
             now = table.now(distinct, initial)
             if noted:
-                noted(name, now - table.decay * initial)
+                noted(name, now - table.a * initial)
             rows = now[None].clone().requires_grad_(self.gradients and weight.trained)
             self.looked_up.setdefault(name, []).append((distinct, rows))
         return rows[:, place]

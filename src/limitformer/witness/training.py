@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from limitformer.base.memory import available_memory, readable
-from limitformer.stepping.rules import ADAM, MUON, SGD, WIDTH, StepRules, UpdateRule
+from limitformer.stepping.rules import StepRules
 from limitformer.stepping.simulate import Training
 from limitformer.stepping.trajectory import Trajectory, made_at, step_at
-from limitformer.stepping.updates import TensorUpdate
+from limitformer.stepping.updates import TensorUpdate, UpdateRule
 from limitformer.stepping.weights import TrainedRows, TrainedWeights
 from limitformer.subjects.inputs import call_with
 from limitformer.subjects.losses import output_of
@@ -114,7 +114,7 @@ def witness_at(training: Training, rule: StepRules, optimizer: Any, steps: int) 
     """Compare some steps at a rate in the number format of a training."""
     network = training.network
     steps = min(steps, len(training.batches.of_steps) - 1)
-    of_torch = all(each.kind in (SGD, ADAM, MUON) for each in rule.rules.values())
+    of_torch = all(each.in_torch() for each in rule.rules.values())
     formula = "torch's optimiser" if of_torch else f"the formula of {rule.name}"
     about: dict[str, Any] = {
         "optimizer": "your optimiser" if callable(optimizer) else formula,
@@ -209,7 +209,7 @@ def update_of(weights: TrainedWeights, name: str, shape: tuple[int, ...]) -> tup
         return 1.0, sketch((one.value - one.initial).reshape(shape))
     if name in weights.rows:
         table = TrainedRows(weights.rows[name].rule)
-        table.gradients, table.factors = list(weights.rows[name].gradients), list(weights.rows[name].factors)
+        table.gradients = list(weights.rows[name].gradients)
         return table
     total = torch.zeros(shape, dtype=weights.dtype)
     factor = 1.0
@@ -268,18 +268,8 @@ def optimizer_of(optimizer: Any, module: nn.Module, rule: StepRules) -> list[tor
     for name, each in module.named_parameters():
         if (one := rule.rules.get(name)) is None:
             continue
-        if one.kind == SGD:
-            options: dict[str, Any] = {"momentum": one.momentum, "dampening": one.dampening, "nesterov": one.nesterov}
-            optimizers.append(torch.optim.SGD([each], one.lr, weight_decay=one.weight_decay, **options))
-        elif one.kind == ADAM:
-            kind = torch.optim.AdamW if one.decoupled else torch.optim.Adam
-            optimizers.append(kind([each], one.lr, betas=one.betas, eps=one.eps, weight_decay=one.weight_decay))
-        elif one.kind == MUON and each.dim() == 2:
-            options = {"momentum": one.momentum, "nesterov": one.nesterov, "weight_decay": one.weight_decay}
-            scale = "original" if one.scale == WIDTH else "match_rms_adamw"
-            optimizers.append(torch.optim.Muon([each], one.lr, adjust_lr_fn=scale, **options))
-        else:
-            optimizers.append(Formula(each, one))
+        kind = None if one.of_matrices and each.dim() != 2 else one.in_torch()  # torch's takes no stacked matrices
+        optimizers.append(kind([each], **one.torch_options()) if kind else Formula(each, one))
     return optimizers
 
 
@@ -295,4 +285,5 @@ class Formula(torch.optim.Optimizer):
         """Change the parameter by its gradient."""
         (group,) = self.param_groups
         for each in group["params"]:
-            each.copy_(self.update.step(each.clone(), each.grad, group["lr"] / max(self.update.rule.lr, 1e-300)))
+            if each.grad is not None:
+                each.copy_(self.update.step(each.clone(), each.grad, group["lr"] / max(self.update.rule.lr, 1e-300)))
