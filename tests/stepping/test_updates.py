@@ -5,11 +5,31 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+import limitformer as lf
 from limitformer.stepping import entrywise
 from limitformer.stepping.entrywise import EntrywiseHistory, StoredUpdates
-from limitformer.stepping.updates import SGD, Adam, AdamW, CoreUpdate, Lion, Muon, TensorUpdate
-from training_networks import full_precision
+from limitformer.stepping.updates import SGD, Adam, AdamW, CoreUpdate, Lion, Muon, SignSGD, TensorUpdate
+from statistics_checks import assert_same_law
+from training_networks import full_precision, next_token
+
+
+class Signum(torch.optim.Optimizer):
+    """The method of Bernstein et al., arXiv 1802.04434, with weight decay."""
+
+    def __init__(self, parameters, lr, momentum, weight_decay):
+        super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """Change the parameters by signs."""
+        for group in self.param_groups:
+            for each in (each for each in group["params"] if each.grad is not None):
+                mean = self.state[each].setdefault("mean", torch.zeros_like(each))
+                mean.mul_(group["momentum"]).add_((1 - group["momentum"]) * each.grad)
+                each.sub_(group["lr"] * (mean.sign() + group["weight_decay"] * each))
+
 
 SHAPE, STEPS = (7, 5), 5
 SKIPPED = 2  # the step without a gradient
@@ -37,6 +57,10 @@ RULES = {
         ),
     ),
 }
+RULES["signsgd"] = (
+    SignSGD(0.03, 0.4, momentum=0.6),
+    lambda p: Signum(p, lr=0.03, momentum=0.6, weight_decay=0.4),
+)
 LION = Lion(0.03, 0.4, betas=(0.9, 0.95))
 
 
@@ -84,6 +108,52 @@ def test_steps_of_lion_are_those_of_its_paper():
         torch.testing.assert_close(mine, value, rtol=1e-12, atol=1e-12)
 
 
+class Tokens(nn.Module):
+    """A table and two maps, whose matrices are Gaussian: they stay undrawn."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.map, self.head = nn.Embedding(20, 16), nn.Linear(16, 24), nn.Linear(24, 20, bias=False)
+        for each in (self.map.weight, self.head.weight):
+            nn.init.normal_(each, 0, 0.2)
+
+    def forward(self, ids):
+        return self.head(torch.tanh(self.map(self.table(ids)).cumsum(1)))
+
+
+def drawn(ids, momentum, networks):
+    """The losses of three steps of plain torch networks, and the sizes of the updates."""
+    rows = []
+    for seed in range(networks):
+        torch.manual_seed(seed)
+        network, row = Tokens(), {}
+        start = {name: each.detach().clone() for name, each in network.named_parameters()}
+        optimizer = Signum(network.parameters(), lr=0.02, momentum=momentum, weight_decay=0.3)
+        for step in range(4):
+            loss = next_token(network(ids), {"": ids}).mean()
+            row[f"loss {step}"] = loss.item()
+            if step < 3:
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        decay = (1 - 0.02 * 0.3) ** 3
+        row |= {name: (each - decay * start[name]).norm().item() for name, each in network.named_parameters()}
+        rows.append(row)
+    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+
+
+def test_signsgd_has_the_law_of_drawn_networks():
+    """The twin has no momentum."""
+    optimizer, ids = {"name": "signsgd", "lr": 0.02, "momentum": 0.6, "weight_decay": 0.3}, torch.arange(12)[None] % 7
+    data = lf.weightless.simulate_steps(
+        Tokens, ids, loss=next_token, optimizer=optimizer, samples=150, seed=0, draw="never", progress=False
+    ).isel(rate=0)
+    changes = data.weight_change * data.weight_size
+    ours = {f"loss {step}": data.loss[:, step].values for step in range(4)}
+    ours |= {name: changes.sel(weight=name)[:, 3].values for name in data.weight.values}
+    assert_same_law(ours, drawn(ids, 0.6, 600), drawn(ids, 0.0, 600))
+
+
 def by_core(rule):
     """The values after each step of a W₀ + QᵀK P, with bases that grow."""
     generator = torch.Generator().manual_seed(3)
@@ -120,7 +190,7 @@ def by_history(rule, dtype=torch.float64, kind=EntrywiseHistory):
     return history
 
 
-@pytest.mark.parametrize("rule", [ADAMW, LION, replace(ADAMW, weight_decay=0.0)], ids=["adamw", "lion", "adam"])
+@pytest.mark.parametrize("rule", [ADAMW, LION, RULES["signsgd"][0]], ids=["adamw", "lion", "signsgd"])
 @pytest.mark.parametrize(
     ("dtype", "kind"),
     [(torch.float64, EntrywiseHistory), (torch.float64, StoredUpdates), (torch.float32, StoredUpdates)],

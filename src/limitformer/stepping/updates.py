@@ -195,6 +195,26 @@ class Lion(UpdateRule):
 
 
 @dataclass(frozen=True)
+class SignSGD(UpdateRule):
+    """The signs of a mean of gradients (Signum, arXiv 1802.04434): Lion with two equal betas."""
+
+    package = "pytorch_optimizer"
+    options = ("momentum", "weight_decay")
+    means = 1
+    column = "adam"
+    column_note = "SignSGD steps by signs, as Adam's first step does; the tables have its column for Adam"
+
+    lr: float = 1e-4
+    momentum: float = 0.9
+
+    def change(self, state: "TensorUpdate", gradient: Any, rate: float) -> Any:
+        return Lion(betas=(self.momentum, self.momentum)).change(state, gradient, rate)
+
+    def numbers(self, step: int, rate: float) -> list[float]:
+        return [self.momentum, self.momentum, rate, 0.0, 0.0, 1.0]
+
+
+@dataclass(frozen=True)
 class Muon(UpdateRule):
     """Muon (github.com/KellerJordan/Muon) of torch.
 
