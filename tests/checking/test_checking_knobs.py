@@ -66,6 +66,41 @@ def test_zero_outputs_make_a_pre_norm_network_the_identity(family):
     assert torch.equal(hidden[0], hidden[-1])
 
 
+class Block(torch.nn.Module):
+    """A block with the names of matrices that many own models use."""
+
+    def __init__(self):
+        super().__init__()
+        for name in ("wq", "wk", "wv", "wo", "up", "down"):
+            setattr(self, name, torch.nn.Linear(8, 8, bias=False))
+
+    def forward(self, x):
+        y = torch.nn.functional.layer_norm(x, (8,))
+        x = x + self.wo(torch.softmax(self.wq(y) @ self.wk(y).mT, -1) @ self.wv(y))
+        return x + self.down(torch.relu(self.up(torch.nn.functional.layer_norm(x, (8,)))))
+
+
+def test_matrices_of_own_models_are_knobs_by_their_usual_names():
+    """Second route: with outputs at zero a drawn block is the identity, with logits at zero all tokens weigh alike."""
+
+    def build():
+        return torch.nn.Sequential(torch.nn.Embedding(20, 8), *[Block() for _ in range(2)], torch.nn.Linear(8, 20))
+
+    trials, _ = trials_of(build, None, ["output", "logits"], Objective(gradient=None, effective=None), None, 5)
+    for knob, wrong in zip(trials.knobs, reversed(trials.knobs), strict=True):
+        for chosen in (knob, wrong):
+            torch.manual_seed(0)
+            model, x = build(), torch.randn(1, 5, 8)
+            with torch.no_grad():
+                for name, parameter in model.named_parameters():
+                    parameter.mul_(0.0 if name in chosen.weights else 1.0)
+                block, y = model[1], torch.nn.functional.layer_norm(x, (8,))
+                still = torch.equal(block(x), x)
+                alike = torch.equal(block.wq(y) @ block.wk(y).mT, torch.zeros(1, 5, 5))
+            assert (still if chosen.name == "output" else alike) is True
+            assert (alike if chosen.name == "output" else still) is False
+
+
 def test_logits_knob_multiplies_the_deviation_of_logits():
     """The first block's logits, which nothing else changes, scale with the factor, not its square."""
     config = CONFIGS["llama"]()

@@ -54,7 +54,7 @@ def test_answer_that_is_not_decided_ends_with_the_command_that_would(rate, run):
     assert result.stdout.startswith("Not decided: 3 more networks, about ")
     command = result.stdout.splitlines()[-1]
     assert command.startswith("Next: limitformer rate")
-    assert re.search(r"--networks 4 --minutes \d+$", command)
+    assert re.search(r"--networks 4 --minutes \d+ ", command)
     again = run(*shlex.split(command.removeprefix("Next: limitformer ")), "--minutes", "60")
     assert again.exit_code == 0, again.output
     assert "4 networks" in again.stdout
@@ -79,6 +79,10 @@ def test_interruption_prints_the_finished_networks(rate, monkeypatch):
     ("arguments", "words"),
     [
         (("--minutes", "0"), "--minutes must be above 0"),
+        (("--equivalent-to", "adamw", "--steps", "2"), "--steps and --witness: --equivalent-to compares"),
+        (("--equivalent-to", "adamw", "--minutes", "1"), "--minutes and --witness: --equivalent-to"),
+        (("--equivalent-to", "adamw", "--warmup", "4"), "--warmup and --witness: --equivalent-to"),
+        (("--sequences", "2,fresh"), "'--sequences'"),
         (("--networks", "0"), "--networks must be"),
         (("--clip", "-1"), "--clip must be above 0"),
         (("--text", "mine.py"), "--text and --inputs cannot both be given"),

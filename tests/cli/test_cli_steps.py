@@ -86,6 +86,13 @@ def test_steps_of_the_command_are_those_of_the_function(steps, folder):
     assert data.sizes["block"] == 2
 
 
+def test_sequences_and_fresh_batches_are_one_option(steps, folder):
+    for given, words in (("fresh", "6 tokens, fresh"), ("2,fresh", "12 tokens, fresh"), ("2", "12 tokens, same")):
+        result = steps("--sequences", given, "--out", "there")
+        assert words in " ".join(result.stdout.split()), result.output
+        assert lf.load(folder / "there" / "steps.nc").attrs["batches"] == ("fresh" if "fresh" in given else "same")
+
+
 def test_function_builds_model_and_inputs(run, folder):
     result = run("steps", "mine.py:Tiny", "--optimizer", "mine.py:sgd", "--inputs", "mine.py:ids", *QUICK)
     assert result.exit_code == 0, result.output
@@ -170,7 +177,10 @@ REFUSALS = [
     (("--tokens", "1"), r"--tokens must be at least 2; got 1"),
     (("--warmup", "-1"), r"--warmup must be at least 0; got -1"),
     (("--clip", "0"), r"--clip must be above 0 and finite; got 0"),
-    (("--batches", "frehs"), r"--batches has no 'frehs'; there are same, fresh\. Nearest: fresh\."),
+    (("--batches", "fresh"), r"--batches is a part of --sequences now\. Nearest: --sequences fresh, or 16,fresh\."),
+    (("--sequences", "frehs"), r"--sequences takes B, fresh, or B,fresh, such as 16,fresh; got 'frehs'"),
+    (("--sequences", "4,8"), r"--sequences takes B, fresh, or B,fresh, such as 16,fresh; got '4,8'"),
+    (("--sequences", "0,fresh"), r"--sequences must be at least 1; got 0"),
     (("--betas", "0.9,1"), r"--betas takes two numbers in \[0, 1\)"),
     (
         ("--optimizer", "sgd", "--betas", "0.9,0.9"),

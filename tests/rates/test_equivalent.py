@@ -105,3 +105,28 @@ def test_interruption_keeps_the_finished_networks(report, monkeypatch):
 def test_one_network_is_too_few():
     with pytest.raises(InputError, match="networks must be at least 2"):
         lf.equivalent_rates(Small, IDS, optimizer=sgd, other=adam, networks=1, seed=0)
+
+
+def test_functions_of_the_loop_change_the_groups_of_both_optimizers():
+    def scaled(network):
+        return torch.optim.SGD([{"params": list(network.parameters()), "lr_scale": 0.5}], lr=0.3)
+
+    def scale(optimizer):
+        for group in optimizer.param_groups:
+            group["lr"] *= group.get("lr_scale", 1.0)
+
+    options = {"networks": 2, "seed": 0, "progress": False}
+    halved = lf.equivalent_rates(Small, IDS, optimizer=scaled, other="sgd", after_groups=scale, **options)
+    assert halved.rate()[0] == pytest.approx(0.15, rel=1e-4)
+    plain = lf.equivalent_rates(Small, IDS, optimizer=sgd, other="sgd", **options)
+    assert plain.rate()[0] == pytest.approx(0.3, rel=1e-4)
+    with pytest.raises(InputError, match="needs a function"):
+        lf.equivalent_rates(Small, IDS, optimizer="sgd", other="adam", after_groups=scale, **options)
+
+
+def test_step_that_is_not_finite_has_no_equal():
+    def broken(out, inputs):
+        return out.flatten(1).sum(1) * np.nan
+
+    with pytest.raises(InputError, match="the step of SGD is not finite"):
+        lf.equivalent_rates(Small, IDS, optimizer=sgd, other=adam, networks=2, seed=0, progress=False, loss=broken)

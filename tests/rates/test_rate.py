@@ -158,6 +158,17 @@ def test_arguments_that_cannot_be_used(option):
         searched(**option)
 
 
+@pytest.mark.parametrize("call", [lf.rate, lf.steps, lf.equivalent_rates])
+@pytest.mark.parametrize("inputs", [[], torch.zeros(0, 8, dtype=torch.long), {"ids": []}, 1.5, None, object()])
+def test_inputs_without_sequences(call, inputs):
+    needed = {lf.rate: {}, lf.steps: {"samples": 1}, lf.equivalent_rates: {"other": "adam"}}[call]
+    words = "must have at least one sequence|must be a number of tokens, texts or an array"
+    with pytest.raises(lf.InputError, match=words):
+        call(Small, inputs, optimizer="sgd", seed=0, progress=False, **needed)
+    with pytest.raises(lf.InputError, match="sequences must be a whole number"):
+        call(Small, 8, optimizer="sgd", seed=0, progress=False, sequences="3", **needed)
+
+
 def test_interruption_keeps_the_finished_networks(monkeypatch, report):
     plain = module.search
 

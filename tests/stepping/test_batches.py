@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+import transformers
 from scipy import stats
 from torch import nn
 from torch.nn import functional
@@ -53,6 +54,24 @@ def test_gradients_of_pieces_add_up_to_the_step_of_the_whole_batch(name, model):
         np.testing.assert_allclose(pieces[key], whole[key], rtol=1e-7, atol=1e-12, err_msg=key)
     assert "weight_noise" not in whole
     assert int(pieces.weight_noise.notnull().any(["sample", "weight"]).sum()) == 1  # later weights have seen the batch
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_pieces_with_as_many_sequences_as_heads_keep_them_apart(own):
+    """The piece is measured as the batch of these four sequences is; the twin has the heads of another order."""
+    config = CONFIGS["gpt2"]()
+    config.n_head = 4
+    model = (lambda: transformers.GPT2LMHeadModel(config)) if own else config
+    ids = torch.randint(1, 30, (32, 5), generator=torch.Generator().manual_seed(1))
+    options = {"draw": "always", "dtype": torch.float64, "steps": 1}
+    options |= {"loss": lambda out, inputs: next_token(out.logits, inputs)} if own else {}
+    pieces, four = (simulate(model, each, sequences=len(each), **options) for each in (ids, ids[:4]))
+    one = simulate(model, ids[:4], **options).entropy.isel(step=0)
+    assert pieces.entropy.sizes["head"] == 4
+    np.testing.assert_allclose(pieces.entropy.isel(step=0), one, rtol=1e-9)
+    assert four.entropy.isel(step=0).shape == one.shape
+    with pytest.raises(AssertionError):
+        np.testing.assert_allclose(pieces.entropy.isel(step=0, head=slice(None, None, -1)), one, rtol=1e-9)
 
 
 def test_each_network_has_its_own_batch_and_a_larger_one_begins_with_a_smaller_one(monkeypatch):

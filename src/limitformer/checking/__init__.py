@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from limitformer.checking.metrics import Metric as Metric
     from limitformer.checking.metrics import to_tensorboard as to_tensorboard
     from limitformer.checking.metrics import to_wandb as to_wandb
+    from limitformer.checking.paired import PairedComparison as PairedComparison
     from limitformer.checking.report import Report as Report
     from limitformer.checking.steps import StepsInterrupted as StepsInterrupted
     from limitformer.checking.steps import StepsReport as StepsReport
@@ -35,6 +36,7 @@ _HOMES = {
     "Comparison": "comparison",
     "Looks": "training",
     "Metric": "metrics",
+    "PairedComparison": "paired",
     "Report": "report",
     "STEP_THRESHOLDS": "thresholds",
     "StepsInterrupted": "steps",

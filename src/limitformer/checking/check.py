@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +20,10 @@ from limitformer.checking.module import measure_module, settle_module
 from limitformer.checking.report import CheckedNetwork, Report
 from limitformer.checking.thresholds import thresholds_with
 from limitformer.checking.verdicts import verdicts
+from limitformer.formats.measure import Counting
+from limitformer.formats.rounding import rounding as rounding_of
+from limitformer.formats.table import NumberFormat, formats_of
+from limitformer.formats.verdicts import verdicts as format_verdicts
 from limitformer.hf import Shaping
 from limitformer.initialisation.recipes import Recipe, RecipeComparison, recipe_of
 from limitformer.initialisation.recipes.comparison import compare_law
@@ -27,7 +31,10 @@ from limitformer.initialisation.recipes.law import ComparedLaw
 from limitformer.initialisation.report import InitialisationReport
 from limitformer.initialisation.weight_by_weight import check_initialisation
 from limitformer.nn.drawn.simulate import resolve_device
-from limitformer.reports.verdict import FINE, GRADES, TRAINED, Verdict, titled
+from limitformer.reports.verdict import FINE, GRADES, NOTE, TRAINED, Verdict, titled
+from limitformer.stepping.optimizers import read_optimizer
+from limitformer.stepping.simulate import rules_of as rules_of_network
+from limitformer.stepping.updates import UpdateRule
 from limitformer.subjects.folder import listed
 from limitformer.subjects.inputs import Inputs, inputs_for
 from limitformer.subjects.losses import TASKS, ChosenLoss, Loss, chosen_loss, readout
@@ -37,6 +44,7 @@ from limitformer.weightless.law import LawTable
 from limitformer.weightless.laws import CONSTANT
 from limitformer.weightless.layout import Chosen
 from limitformer.weightless.network import Weightless
+from limitformer.weightless.run import AUTO
 from limitformer.weightless.simulate import accepted_inputs, run_passes
 from limitformer.witness import DRAWN, FULL, Witness, witness_pass
 
@@ -64,6 +72,9 @@ class Options:
     progress: bool
     recipe: Recipe | None = None
     witness: bool | str = True
+    formats: tuple[NumberFormat, ...] = ()
+    rounding: bool = False
+    optimizer: Any = None
 
 
 @dataclass
@@ -80,6 +91,8 @@ class Measured:
         group_size: returns the size of the stream by group of tokens.
         recipe: the law of every weight, compared with a published recipe.
         witness: a sample of the law, compared with the user's own module.
+        formats: the numbers of one network in each number format.
+        rounding: the same network in each number format.
     """
 
     module: xr.Dataset | None = None
@@ -91,6 +104,8 @@ class Measured:
     group_size: Callable[[xr.Dataset], xr.DataArray | None] = lambda data: None
     recipe: RecipeComparison | None = None
     witness: Witness | None = None
+    formats: xr.Dataset | None = None
+    rounding: xr.Dataset | None = None
 
 
 def check(
@@ -114,6 +129,9 @@ def check(
     progress: bool = True,
     recipe: Recipe | Callable[..., ComparedLaw | None] | str | None = None,
     witness: bool | str = True,
+    formats: Sequence[str] | str | None = None,
+    rounding: bool = False,
+    optimizer: Any = None,
 ) -> Report:
     """Measure a Transformer by layer, compare it with its law at initialisation, and return what is wrong.
 
@@ -145,6 +163,12 @@ def check(
             `megatron,std=0.006`, or your own function: the law of every weight is compared with it.
         witness: whether a sample of the law is compared with the user's own module in plain PyTorch; "full" for the
             full size, whatever its memory. If they differ, the module's own code draws the networks.
+        formats: number formats, of "bf16", "fp16", "e4m3" and "e5m2", whose range every tensor of one network is held
+            against (`Report.formats`); their verdicts take the place of `range`.
+        rounding: whether that network also runs in each format, with the weights that it has in float32
+            (`Report.rounding`). It draws all weights.
+        optimizer: as in `limitformer.steps`: with formats, whether its first step changes weights that are kept in
+            two bytes alone.
 
     Raises:
         InputError: an argument cannot be used, or a network cannot run.
@@ -155,6 +179,9 @@ def check(
     limits = thresholds_with(thresholds)
     require(witness in (True, False, FULL), f"witness must be True, False or {FULL!r}; got {witness!r}.")
     published = None if recipe is None else recipe_of(recipe)
+    chosen = () if formats is None else formats_of(formats)
+    useless = "rounding" * rounding or "optimizer" * (optimizer is not None)
+    require(bool(chosen) or not useless, f'{useless} needs formats. Nearest: formats=["bf16"].')
     subject = resolve(what, settings, shaping=shaping, trust_remote_code=trust_remote_code, loads=True)
     other = None if against is None else resolve(against, trust_remote_code=trust_remote_code, loads=True)
     options = Options(
@@ -171,12 +198,15 @@ def check(
         progress=progress,
         recipe=published,
         witness=witness,
+        formats=chosen,
+        rounding=rounding,
+        optimizer=optimizer,
     )
     report = with_verdicts(summarise(subject, measure(subject, options)), limits, subject.shaped)
     report = replace(report, name=titled(report.name, settings))
     if other is None:
         return report
-    options = replace(options, overrides=None)
+    options = replace(options, overrides=None, optimizer=None)
     second = summarise(other, measure(other, options))
     second = with_verdicts(second, limits, other.shaped)
     if second.name == report.name:
@@ -197,7 +227,10 @@ def measure(subject: Subject, options: Options) -> Measured:
     require(known or options.recipe is None, NO_LAW)
     if module is not None:
         inputs = settle_module(module, inputs, own_loss, options.blocks)
-        result.module = measure_module(module, inputs, loss, options.blocks)
+        counting = Counting(options.formats, rules_of(module, options.optimizer)) if options.formats else None
+        result.module = measure_module(module, inputs, loss, options.blocks, counting)
+        if counting is not None:
+            result.formats = counting.result(module, None)
         result.about |= zeros_of_module(module, result.module, inputs, loss, options)
         result.agreement = agreement(
             inputs, subject.config, lambda each: measure_module(module, each, None, options.blocks)
@@ -222,6 +255,10 @@ def measure(subject: Subject, options: Options) -> Measured:
             if result.witness is not None and result.witness.status == DRAWN and not network.drawn:
                 network.draw_whole({"its code": result.witness.reason})
         result.law = run_passes(network, inputs, loss, options.samples, options.seed, progress=options.progress)
+        if options.formats and module is None:
+            result.formats = count_numbers(network, inputs, loss, options)
+        if options.rounding:
+            result.rounding = rounded_network(subject, network, inputs, loss, options)
         if module is None:
             result.about |= zeros_of_law(network, result.law, inputs, loss, options)
             result.agreement = agreement(
@@ -238,6 +275,40 @@ def measure(subject: Subject, options: Options) -> Measured:
     if inputs.chosen:
         result.about["chosen"] = str(inputs)
     return result
+
+
+def count_numbers(network: Weightless, inputs: Inputs, loss: ChosenLoss | None, options: Options) -> xr.Dataset:
+    """Count the numbers of every tensor of the first sample, in a pass of its own."""
+    network.more = counting = Counting(options.formats, rules_of(network, options.optimizer))
+    try:
+        network.run(options.seed, range(1), inputs, AUTO, loss)
+    finally:
+        network.more = None
+    return counting.result(network.module, None if network.drawn or network.rebuilt else network.laws)
+
+
+def rounded_network(
+    subject: Subject, network: Weightless, inputs: Inputs, loss: ChosenLoss | None, options: Options
+) -> xr.Dataset:
+    """Run the first sample in float32 and in each format."""
+    require(bool(network.layout.blocks), f"{subject.name} has no blocks, between which rounding is measured.")
+
+    def make() -> Weightless:
+        other = weightless_of(subject, options.overrides, options.blocks)
+        if network.drawn:
+            other.draw_whole(network.drawn)
+        return other
+
+    return rounding_of(make, network.layout, inputs, loss, options.formats, options.seed)
+
+
+def rules_of(network: Weightless | nn.Module, optimizer: Any) -> Mapping[str, UpdateRule]:
+    """Return the optimiser's rules by weight; none without an optimiser."""
+    if optimizer is None:
+        return {}
+    if isinstance(network, Weightless):
+        return rules_of_network(network, optimizer, 1, None, 0, None).rules
+    return read_optimizer(optimizer, network, steps=1).rules
 
 
 def summarise(subject: Subject, measured: Measured) -> Report:
@@ -283,6 +354,8 @@ def summarise(subject: Subject, measured: Measured) -> Report:
         about=last.about,
         recipe=measured.recipe,
         witness=measured.witness,
+        formats=measured.formats,
+        rounding=measured.rounding,
     )
 
 
@@ -300,12 +373,19 @@ def with_verdicts(report: Report, limits: Mapping[str, Any], shaped: bool) -> Re
     """Return the report with its verdicts; those of other stacks begin with the stack's name."""
     stacks = tuple(replace(each, verdicts=verdicts(each.curves, limits)) for each in report.stacks)
     own = judge(report, limits, shaped)
+    if report.formats is not None and (found := format_verdicts(report.formats, report.curves)):
+        alarms = any(one.grade != NOTE for one in found)
+        own = sorted([*(one for one in own if one.grade != FINE or report.trained or not alarms), *found], key=rank)
     if not report.trained:
         theirs = [replace(one, said=f"{each.name}: {one.said}") for each in stacks for one in each.verdicts]
         wrong = [one for one in theirs if one.grade != FINE]
         own = [one for one in own if one.grade != FINE or not wrong] + wrong
-        own = sorted(own, key=lambda verdict: -GRADES.index(verdict.grade))
+        own = sorted(own, key=rank)
     return replace(report, verdicts=own, stacks=stacks, thresholds=limits)
+
+
+def rank(verdict: Verdict) -> int:
+    return -GRADES.index(verdict.grade)
 
 
 def judge(report: Report, limits: Mapping[str, Any], shaped: bool) -> list[Verdict]:
@@ -319,8 +399,9 @@ def judge(report: Report, limits: Mapping[str, Any], shaped: bool) -> list[Verdi
         )
         broken = [one for one in verdicts(report.curves, limits) if one.name == "not finite"]  # at any age
         return [*broken, Verdict(TRAINED, FINE, sentence)]
-    # The softmax of shaped attention is uniform by design.
-    return verdicts(report.curves, limits, ("uniform",) if shaped else ())
+    # The softmax of shaped attention is uniform by design; verdicts on formats are more exact than `range`.
+    skip = ("uniform",) * shaped + ("range",) * (report.formats is not None)
+    return verdicts(report.curves, limits, skip)
 
 
 def zeros_of(data: xr.Dataset, zeros: list[str], measure_moved: Callable[[list[str]], xr.Dataset]) -> dict[str, str]:

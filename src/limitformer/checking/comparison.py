@@ -12,10 +12,11 @@ from limitformer.base.errors import require
 from limitformer.checking.check import check
 from limitformer.checking.curves import CURVES, LAYERWISE, layer_numbers, typical
 from limitformer.checking.report import Report
+from limitformer.checking.thresholds import FORMAT_VERDICTS
 from limitformer.reports.figures import Line, Panel, kind_of
 from limitformer.reports.page import Figures, Heading, Page, Part, Section, TextTable
 from limitformer.reports.report import AnyReport, csv_of, finite_values
-from limitformer.reports.verdict import FINE, TRAINED, Verdict, aligned, number_text
+from limitformer.reports.verdict import FINE, NOTE, TRAINED, Verdict, aligned, number_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,6 +36,7 @@ COLUMNS: Mapping[str, str] = {  # of the table, with what they mean
     "largest": "largest activation of all layers",
     "largest_logit": "of all heads",
     "gradient_ratio": "gradient of the stream after the first block over that at the end",
+    "formats": "number formats without an alarm, of those that were asked for",
 }
 ABOUT = "Medians over samples; curves by relative depth, from 0 to 1."
 WIDTH = 80  # of the legend below the table
@@ -97,7 +99,8 @@ class Comparison(AnyReport):
 
     def __str__(self) -> str:
         """Return one line for each network, then its verdicts."""
-        columns = ("blocks", "loss", "stream", "correlation", "rank", "logit_std", "effective_tokens", "gradient_ratio")
+        columns = ["blocks", "loss", "stream", "correlation", "rank", "logit_std", "effective_tokens", "gradient_ratio"]
+        columns += ["formats"] if any(report.formats is not None for report in self.reports.values()) else []
         head = ["", "grade", *(short(name) for name in columns)]
         body = [
             [
@@ -212,7 +215,16 @@ def row_of(report: Report) -> dict[str, Any]:
         "largest": most(curves, "largest"),
         "largest_logit": most(curves, "largest_logit"),
         "gradient_ratio": None if gradient is None else ratio(gradient[after], gradient[-1]),
+        "formats": None if report.formats is None else sound_formats(report),
     }
+
+
+def sound_formats(report: Report) -> str:
+    """Return the names of the number formats that no alarm is about."""
+    assert report.formats is not None
+    found = (one for one in report.verdicts if one.name in FORMAT_VERDICTS and one.grade != NOTE)
+    alarms = {one.said.split()[0].strip(":") for one in found}
+    return " ".join(name for name in report.formats["format"].values.tolist() if name not in alarms) or "none"
 
 
 def most(curves: xr.Dataset, name: str) -> float | None:

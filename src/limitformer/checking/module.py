@@ -35,7 +35,10 @@ from limitformer.weightless.threads import one_thread
 REPEATS = 1e-4  # relative difference allowed between two calls
 
 
-def measure_module(module: nn.Module, inputs: Inputs, loss: Loss | None, blocks: Chosen | None = None) -> xr.Dataset:
+def measure_module(
+    module: nn.Module, inputs: Inputs, loss: Loss | None, blocks: Chosen | None = None,
+    more: Callable[[Streams], Observer] | None = None,
+) -> xr.Dataset:  # fmt: skip
     """Measure one network that exists, as `weightless.simulate` measures its law: one sample.
 
     Args:
@@ -43,6 +46,7 @@ def measure_module(module: nn.Module, inputs: Inputs, loss: Loss | None, blocks:
         inputs: the inputs it is called with.
         loss: a function of output and inputs that returns one number for each sequence; None: no gradients.
         blocks: the modules to measure, as in `weightless.simulate`.
+        more: makes one more observer of the pass.
 
     Raises:
         InputError: the module has no blocks, or it cannot run.
@@ -59,6 +63,7 @@ def measure_module(module: nn.Module, inputs: Inputs, loss: Loss | None, blocks:
         try:
             if not hasattr(getattr(module, "config", None), "to_dict"):
                 passes.check(inputs)
+            passes.more = more
             out, measure = passes.call_once(inputs, arguments, gradients=loss is not None)
             with torch.set_grad_enabled(loss is not None):
                 arrays = output_arrays(out, 1)

@@ -52,6 +52,8 @@ class CheckedNetwork:
     stacks: "tuple[CheckedNetwork, ...]" = ()
     recipe: RecipeComparison | None = None
     witness: Witness | None = None
+    formats: xr.Dataset | None = None
+    rounding: xr.Dataset | None = None
 
     @property
     def trained(self) -> bool:

@@ -13,6 +13,9 @@ from limitformer.checking.metrics import Metric, metrics_of
 from limitformer.checking.network import LISTED, CheckedNetwork
 from limitformer.checking.page.page import contents
 from limitformer.checking.thresholds import Threshold
+from limitformer.formats.verdicts import record as format_record
+from limitformer.formats.verdicts import rounding_table
+from limitformer.formats.verdicts import table as format_table
 from limitformer.initialisation.recipes import RecipeComparison
 from limitformer.initialisation.recipes.comparison import names_text
 from limitformer.reports.page import Page
@@ -43,6 +46,9 @@ class Report(CheckedNetwork, AnyReport):
         against: the report of another network, for the same tokens.
         recipe: the law of every weight, compared with a published recipe; None if none was asked for.
         witness: a sample of the law, compared with the user's own module in plain PyTorch; None if none was.
+        formats: the numbers of every tensor in each number format, `limitformer.formats.measure.dataset`; None if none
+            was asked for.
+        rounding: relative difference of `stream` and its `gradient` from float32 by format, sample and layer.
     """
 
     FILES = "check"
@@ -66,7 +72,12 @@ class Report(CheckedNetwork, AnyReport):
             lines += ["", *wrapped(f"{stack.name}: {stack.heading}", ""), *rows(stack)]
         lines += ["", self.stack] if self.stacks else [""]
         published = [] if self.recipe is None else ["", *recipe_lines(self.recipe)]
-        return "\n".join([*lines, *rows(self), *self.notes(), *published])
+        return "\n".join([*lines, *rows(self), *self.number_formats(), *self.notes(), *published])
+
+    def number_formats(self) -> list[str]:
+        """Return the tables of number formats, if there are any."""
+        counted = [] if self.formats is None else ["", *format_table(self.formats)]
+        return counted + ([] if self.rounding is None else ["", *rounding_table(self.rounding)])
 
     def notes(self) -> list[str]:
         """Return the remarks, and the first findings on the weights."""
@@ -90,6 +101,7 @@ class Report(CheckedNetwork, AnyReport):
             "initialisation": None if self.initialisation is None else str(self.initialisation),
             "witness": None if self.witness is None else self.witness.record(),
             "recipe": None if self.recipe is None else self.recipe.record(),
+            "formats": None if self.formats is None else format_record(self.formats),
             "thresholds": {name: asdict(each) for name, each in self.thresholds.items()},
             "about": finite_values(self.about),
             "stacks": {each.name: [finite_values(asdict(one)) for one in each.verdicts] for each in self.stacks},
@@ -123,7 +135,8 @@ class Report(CheckedNetwork, AnyReport):
     def datasets(self) -> dict[str, xr.Dataset]:
         """Return the datasets of all stacks by the name of their file."""
         names = {f"check-{re.sub('[^A-Za-z0-9._-]+', '_', each.name)}": dataset_of(each) for each in self.stacks}
-        return {"check": self.dataset(), **names}
+        more = {"formats": self.formats, "rounding": self.rounding}
+        return {"check": self.dataset(), **names, **{k: each for k, each in more.items() if each is not None}}
 
 
 def rows(network: CheckedNetwork) -> list[str]:

@@ -5,8 +5,11 @@ is where training is known, or expected, to suffer. If no published number exist
 imports nothing large, so that options are validated at once.
 """
 
+import csv
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
 from math import inf
 from typing import Any
 
@@ -20,6 +23,7 @@ VERDICTS = (  # the names in `verdicts.RULES`; a test compares them
     *("not finite", "loss", "dead", WAITS, "collapsed", "grows", "dies", "frozen", "uniform", "vanishing"),
     *("exploding", "router", "memory", "deaf", "constant", "equal", "faint", "uneven", "swamped", "range"),
 )
+FORMAT_VERDICTS = ("overflow", "underflow", "swallowed", "no scale", "lost", "coarse", "unchanged")  # of `formats`
 RATE, UNSEEN, FASTEST, STILL, LOGITS, MUON = STEP_VERDICTS = ("rate", "unseen", "fastest", "still", "logits", "muon")
 
 
@@ -110,6 +114,22 @@ RATIOS = ("stream", "growth", "gradient", "massive", "uneven")  # above 1
 FALLING = ("narrow", "decay", "dead", "router", "memory", "faint")  # the verdict begins below the number
 
 
+@cache
+def known_values() -> dict[str, dict[str, float]]:
+    """Return the numbers of eight well-known models, by the name of the rule in `verdicts` and of the model.
+
+    `benchmarks/known_models.py` writes them: medians of two networks of 128 unrelated tokens.
+
+    >>> known_values()["collapsed"]["gpt2-xl"]
+    0.711499
+    """
+    text = files("limitformer.checking").joinpath("known-models.csv").read_text(encoding="utf-8")
+    result: dict[str, dict[str, float]] = {}
+    for row in csv.DictReader(text.splitlines()):
+        result.setdefault(row["measure"], {})[row["model"]] = float(row["value"])
+    return result
+
+
 def thresholds_with(changes: Mapping[str, Any] | None) -> dict[str, Threshold]:
     """Return the thresholds, some of them changed by the user.
 
@@ -168,7 +188,7 @@ def valid_rate(name: str, value: Any) -> float:
     return float(rate)
 
 
-def failing(text: str | None, verdicts: tuple[str, ...] = VERDICTS) -> tuple[str, ...]:
+def failing(text: str | None, verdicts: tuple[str, ...] = (*VERDICTS, *FORMAT_VERDICTS)) -> tuple[str, ...]:
     """Return names of verdicts or grades from a text that separates them by commas, such as "collapsed,frozen".
 
     Raises:

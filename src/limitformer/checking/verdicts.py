@@ -17,8 +17,8 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from limitformer.checking.curves import gradient_of_matrices, gradient_ratio
-from limitformer.checking.thresholds import EVERY_INPUT, VERDICTS, Threshold
-from limitformer.reports.verdict import ANY, BROKEN, FINE, GRADES, WAITS, WATCH, Verdict, number_text
+from limitformer.checking.thresholds import EVERY_INPUT, FORMAT_VERDICTS, VERDICTS, Threshold, known_values
+from limitformer.reports.verdict import ANY, BROKEN, FINE, GRADES, NOTE, WAITS, WATCH, Verdict, number_text
 
 Array = NDArray[np.float64]
 Limits = Mapping[str, float]
@@ -93,6 +93,7 @@ def verdict_of(rule: Rule, curves: xr.Dataset, thresholds: Mapping[str, Threshol
         why=why,
         mends=mends,
         severe=rule.grade == BROKEN,
+        known=", ".join(f"{m} {number_text(v)}" for m, v in known_values().get(rule.find.__name__, {}).items()),
     )
 
 
@@ -621,9 +622,10 @@ def failed(verdicts: list[Verdict], names: tuple[str, ...]) -> list[Verdict]:
     at watch. `broken` asks for any verdict of that grade, `watch` and `any` for every verdict but `waits for zeros`.
     """
     worst = {name: BROKEN if any(r.grade == BROKEN for r in RULES if r.name == name) else WATCH for name in VERDICTS}
+    worst |= dict.fromkeys(FORMAT_VERDICTS, WATCH)
 
     def fails(one: Verdict) -> bool:
-        if (WATCH in names or ANY in names) and one.name != WAITS:
+        if (WATCH in names or ANY in names) and one.name != WAITS and one.grade != NOTE:
             return True
         if one.grade == BROKEN and BROKEN in names:
             return True

@@ -26,6 +26,8 @@ def message_of(error: Any) -> str:
     """Return the message about a wrong option, and add the received value if typer leaves it out."""
     causes: list[Any] = getattr(error.__cause__, "errors", list)()
     came = f"; got {causes[0]['input']!r}" if causes else ""
+    if getattr(error, "option_name", None) == "--batches" and error.ctx.info_name == "steps":
+        return "--batches is a part of --sequences now. Nearest: --sequences fresh, or 16,fresh."
     message = error.format_message().rstrip(".")
     return message if message.endswith("?") and not came else f"{message}{came}."
 
@@ -36,6 +38,10 @@ COMMANDS = {
     "check": (
         "limitformer.cli.check:check",
         "Tell whether a Transformer collapses, explodes or freezes: the exact law at initialisation, or a checkpoint.",
+    ),
+    "compare": (
+        "limitformer.cli.compare:compare",
+        "Tell whether a model is better or worse after a change: two laws at initialisation, in pairs of networks.",
     ),
     "recipes": (
         "limitformer.cli.initialisation:recipes",
@@ -184,7 +190,11 @@ def options(
         typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
-    """What a Transformer does at depth, before you train it."""
+    """What a Transformer does at depth, before you train it.
+
+    Will it collapse? check. What to set? design. Which learning rate? rate. Does it hold at width? transfer.
+    Which number format? check --number-format. Is this change better? compare. Figures of the papers? figure.
+    """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 

@@ -12,6 +12,7 @@ from limitformer.cli.endings import begin_work
 from limitformer.cli.options import (
     Blocks,
     InputsOption,
+    Json,
     LossOption,
     Settings,
     Text,
@@ -29,12 +30,13 @@ from limitformer.cli.options import (
     require_readable,
     user_inputs,
     user_loss,
+    user_object,
     user_recipe,
     witness_of,
 )
 from limitformer.cli.report import (
     errors_in_one_line,
-    next_command,
+    print_next,
     print_plain,
     print_report,
     print_written,
@@ -49,7 +51,11 @@ SHAPED = ("gamma", "tau0", "gamma1", "gamma2", "shaped_relu", "per_head", "train
 SWITCHES = ("shaped_relu", "per_head", "trained", "float32")
 
 
+DESIGNED = ("collapsed", "grows", "dies", "frozen", "uniform", "vanishing")  # verdicts that `design` may fix
+
+
 def check(
+    context: typer.Context,
     what: Annotated[
         list[str],
         typer.Argument(
@@ -101,6 +107,22 @@ def check(
         ),
     ] = None,
     witness: WitnessOption = "auto",
+    number_format: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="bf16,fp16,e4m3,e5m2: whether a network keeps within their range."),
+    ] = None,
+    round_numbers: Annotated[
+        bool, typer.Option("--round", help="Run it in these number formats too: how far it is from float32, by layer.")
+    ] = False,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[,KEY=NUMBER]",
+            help="With --number-format: what its first step changes of weights kept in two bytes; adamw,lr=3e-4 or "
+            "FILE.py:NAME.",
+        ),
+    ] = None,
+    as_json: Json = False,
 ) -> None:
     """Tell whether a Transformer collapses, explodes or freezes: the exact law at initialisation, or a checkpoint.
 
@@ -121,7 +143,12 @@ def check(
 
         with about("--fail-on"):
             names = failing(fail_on)
+        formats = None if number_format is None else [one.strip() for one in number_format.split(",")]
+        useless = "--round" * round_numbers or "--optimizer" * (optimizer is not None)
+        require(formats is not None or not useless, f"{useless} needs --number-format. Nearest: --number-format bf16.")
         options: dict[str, Any] = {
+            "formats": formats,
+            "rounding": round_numbers,
             "tokens": require_count("--tokens", tokens, least=2),
             "samples": require_count("--samples", samples),
             "settings": assignments(settings, "--set"),
@@ -146,25 +173,39 @@ def check(
             options |= {"gradients": gradients, "seed": seed, "trust_remote_code": trust_remote_code}
             options |= {"blocks": blocks or None, "recipe": published, "loss": user_loss(loss)}
             options["witness"] = witness_of(witness)
+            options["optimizer"] = None if optimizer is None else named_optimizer(optimizer)
             if several or len(what) > 1:
-                comparison = check_several(what, several, batch, options, place)
+                comparison = check_several(what, several, batch, options, place, as_json)
                 if fail_on and comparison.failed(fail_on):
                     raise typer.Exit(FAILED)
                 return
             report = run_check(what[0], batch, against=against, **options)
         written = [] if place is None else report.save(place)
-        print_report(report)
+        if not as_json:
+            print_report(report)
         blind = {"frozen", "uniform"} & set(names) if fail_on != "any" and "logit_std" not in report.curves else ()
         require(not blind, f"--fail-on {', '.join(blind)}: no attention was seen in {report.name}.")
-        if report.against is not None:
+        if as_json:
+            save_and_print(report, None, as_json)
+        elif report.against is not None:
             print_report(report.against)
-        print_written(written)
-        designs = shaped is None and not names_code(what[0])
-        print_plain("\n" + next_command(report, what[0], settings, designs, place))
+        print_written([] if as_json else written)
+        if report.verdicts[0].name in DESIGNED:
+            print_next(context, "design", what=str(Path(what[0]) / "config.json") if report.exists else what[0])
+        elif not report.trained and gradients:
+            print_next(context, "rate", optimizer="adamw")
         untrained = not (fail_on and report.trained)
         require(untrained, f"--fail-on: {report.name} is trained, so that no verdict on its initialisation is given.")
         if report.failed(fail_on):
             raise typer.Exit(FAILED)
+
+
+def named_optimizer(text: str) -> Any:
+    """Read a function FILE.py:NAME, or NAME,KEY=NUMBER,… as the options of an optimiser."""
+    if names_code(text):
+        return user_object(text, "--optimizer")
+    name, *pairs = text.split(",")
+    return {"name": name, **assignments(pairs, "--optimizer")}
 
 
 def shaping_options(text: str | None) -> dict[str, Any] | None:
@@ -205,8 +246,9 @@ def variants(pairs: list[str] | None) -> list[dict[str, Any]]:
 
 
 def check_several(
-    what: list[str], settings: list[dict[str, Any]], given: Any, options: dict[str, Any], place: Path | None
-) -> "Comparison":
+    what: list[str], settings: list[dict[str, Any]], given: Any, options: dict[str, Any], place: Path | None,
+    as_json: bool,
+) -> "Comparison":  # fmt: skip
     """Check each network with each of the settings; print and save one comparison."""
     from limitformer.checking import Comparison
     from limitformer.checking import check as run_check
@@ -221,5 +263,5 @@ def check_several(
                 report = run_check(one, given, settings=common | changes, **options)
             reports[distinct(report.name, reports)] = report
     result = Comparison(reports)
-    save_and_print(result, place)
+    save_and_print(result, place, as_json)
     return result

@@ -20,7 +20,7 @@ from limitformer.cli.options import (
     require_readable,
     separated,
 )
-from limitformer.cli.report import errors_in_one_line, print_plain, print_written
+from limitformer.cli.report import errors_in_one_line, print_next, print_plain, print_written
 from limitformer.subjects.user_code import names_code
 
 USUAL = ("initializer_range", "output", "gamma", "tau0")  # without --knobs
@@ -29,6 +29,7 @@ Asked = Annotated[str | None, typer.Option(metavar="LOW,HIGH", help="Band to ask
 
 
 def design(
+    context: typer.Context,
     what: Annotated[
         str,
         typer.Argument(
@@ -104,6 +105,13 @@ def design(
         print_plain(str(result))
         print_plain(f"\n{result.python()}")
         print_written(written)
+        fields = result.patch()["settings"].items()
+        if result.found and result.chosen is result.present:
+            print_next(context, "rate", optimizer="adamw")
+        elif result.found and names_code(what):
+            print_next(context, "check", what=f"{what.rpartition(':')[0]}:new_build", settings=None)
+        elif result.found and result.kind == "configuration" and not result.changes["weights"]:
+            print_next(context, "check", settings=[f"{name}={value}" for name, value in fields])
 
 
 def knobs_of(text: str) -> list[str]:

@@ -51,13 +51,8 @@ Clip = Annotated[float | None, typer.Option(help="Largest norm of all gradients 
 Warmup = Annotated[int, typer.Option(help="Steps over which the rate rises linearly.")]
 Text = Annotated[Path | None, typer.Option(help="File whose words are the tokens.", show_default="unrelated tokens")]
 Tokens = Annotated[int, typer.Option(help="Number of tokens, of each sequence.")]
-Sequences = Annotated[
-    int | None,
-    typer.Option(
-        help="Sequences of a batch: of random tokens, cut from --text, or the first of --inputs.",
-        show_default="as given",
-    ),
-]
+SEQUENCES = "Sequences of a batch: of random tokens, cut from --text, or the first of --inputs."
+Sequences = Annotated[int | None, typer.Option(help=SEQUENCES, show_default="as given")]
 InputsOption = Annotated[
     str | None,
     typer.Option(
@@ -87,6 +82,7 @@ WitnessOption = Annotated[
         help="auto, full or no: compare a sample with your own module in plain PyTorch; full at any size.",
     ),
 ]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON alone, for scripts.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option(

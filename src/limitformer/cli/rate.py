@@ -1,19 +1,18 @@
 """`limitformer rate`: the largest learning rate that nine of ten networks bear."""
 
 import math
-import shlex
-import sys
 from typing import Annotated, Any
 
 import typer
 
-from limitformer.base.errors import require, require_count
+from limitformer.base.errors import InputError, require, require_count
 from limitformer.base.progress import suggest_quicker
 from limitformer.cli.endings import INTERRUPTED, begin_work
 from limitformer.cli.options import (
     AfterGroups,
     Clip,
     InputsOption,
+    Json,
     LossOption,
     Optimizer,
     Sequences,
@@ -33,11 +32,14 @@ from limitformer.cli.options import (
     user_object,
     witness_of,
 )
-from limitformer.cli.report import errors_in_one_line, print_interrupted, print_plain, save_and_print
+from limitformer.cli.report import errors_in_one_line, is_given, print_interrupted, print_next, save_and_print
 from limitformer.cli.steps import optimizer_of
+
+FOR_A_SEARCH = ("steps", "minutes", "warmup", "witness")  # options that --equivalent-to does not have
 
 
 def rate(
+    context: typer.Context,
     what: What,
     optimizer: Optimizer,
     after_groups: AfterGroups = None,
@@ -65,6 +67,7 @@ def rate(
     seed: Annotated[int, typer.Option(help="Seed; the same seed gives the same networks.")] = 0,
     trust_remote_code: TrustRemoteCode = False,
     witness: WitnessOption = "auto",
+    as_json: Json = False,
 ) -> None:
     """Search the largest learning rate that nine of ten networks bear, and the range to tune in.
 
@@ -90,6 +93,11 @@ def rate(
         require(0 < minutes < math.inf, f"--minutes must be above 0 and finite; got {minutes:g}.")
         require(clip is None or 0 < clip < math.inf, f"--clip must be above 0 and finite; got {clip}.")
         require_count("--tokens", tokens, least=2)
+        unused = [f"--{name}" for name in FOR_A_SEARCH if is_given(context, name)]
+        require(
+            equivalent_to is None or not unused,
+            f"{' and '.join(unused)}: --equivalent-to compares the first step alone, and has no such option.",
+        )
         changes = assignments(settings, "--set")
         rule = optimizer_of(optimizer, {})
         other = None if equivalent_to is None else optimizer_of(equivalent_to, {}, "--equivalent-to")
@@ -112,33 +120,35 @@ def rate(
         subject, batch = subject_and_batch(what, changes, trust_remote_code, text, inputs, tokens, sequences)
         try:
             if other is not None:
-                known = {key: options[key] for key in ("clip", "loss", "seed", "networks", "sequences")}
+                known = {key: options[key] for key in ("after_groups", "clip", "loss", "seed", "networks", "sequences")}
                 with suggest_quicker(f"{largest} networks; --networks 2 takes less."):
                     equal = equivalent_rates(subject, batch, optimizer=rule, other=other, rate=at, **known)
-                save_and_print(equal, place)
+                save_and_print(equal, place, as_json)
                 return
             with suggest_quicker(f"at most {largest} networks; it ends as soon as the interval decides."):
                 report = run_rate(subject, batch, optimizer=rule, **options)
         except RateInterrupted as interrupt:
-            save_and_print(interrupt.report, place)
+            save_and_print(interrupt.report, place, as_json)
             print_interrupted(interrupt.report.networks)
             raise typer.Exit(INTERRUPTED) from interrupt
-        save_and_print(report, place)
+        save_and_print(report, place, as_json)
         if not report.decided and not report.unusual():
             more, seconds = report.missing
             longer = (float(report.data["seconds"].sum()) + 1.3 * seconds) / 60
             enough = max(largest, report.networks + more), math.ceil(max(minutes, longer))
-            print_plain(f"Next: {more_of(sys.argv[1:], *enough)}")
+            print_next(context, "rate", networks=enough[0], minutes=enough[1])
+        width = width_of(what, changes) if report.decided else None
+        if width is not None:
+            sizes = {"widths": f"{width},{2 * width}", "target": 4 * width}
+            print_next(context, "transfer", rate=f"{math.sqrt(math.prod(report.tune)):.2g}", **sizes)
 
 
-def more_of(arguments: list[str], networks: int, minutes: int) -> str:
-    """Return the command with more networks and more time.
+def width_of(what: str, changes: dict[str, Any]) -> int | None:
+    """Return the width of a model that has other widths; None for others."""
+    from limitformer.scaling.sizes import WIDTH, present_size
+    from limitformer.subjects.subject import model_of
 
-    >>> more_of(["rate", "gpt2", "--networks", "2", "--minutes=1", "--optimizer", "adamw"], 40, 12)
-    'limitformer rate gpt2 --optimizer adamw --networks 40 --minutes 12'
-    """
-    kept, replaced = list[str](), ("--networks", "--minutes")
-    for each, before in zip(arguments, ["", *arguments], strict=False):
-        if each.partition("=")[0] not in replaced and before not in replaced:
-            kept.append(each)
-    return f"limitformer {shlex.join(kept)} --networks {networks} --minutes {minutes}"
+    try:
+        return present_size(model_of(what, changes), WIDTH)
+    except InputError:
+        return None

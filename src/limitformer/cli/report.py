@@ -1,13 +1,14 @@
 """Printing and exit codes, shared by the commands."""
 
 import errno
+import json
 import os
 import shlex
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import typer
 from rich.text import Text
@@ -24,9 +25,6 @@ from limitformer.cli.endings import (
     check_folder,
     code_of,
 )
-
-if TYPE_CHECKING:
-    from limitformer.checking import Report
 
 
 class Screen(Terminal):
@@ -68,9 +66,12 @@ def print_plain(text: str) -> None:
     screen.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def save_and_print(report: Any, place: Path | None) -> None:
+def save_and_print(report: Any, place: Path | None, as_json: bool = False) -> None:
     """Save a report if there is a folder, then print it, so that a failing output loses no file."""
     written = [] if place is None else report.save(place)
+    if as_json:
+        print_plain(json.dumps(report.record(), ensure_ascii=False))
+        return
     print_report(report)
     print_written(written)
 
@@ -138,7 +139,9 @@ def errors_in_one_line() -> Iterator[None]:
 
 
 COLOURS = {"✓": "bold green", "!": "bold yellow", "✗": "bold red", "·": "bold cyan", "≠": "bold yellow"}
-DESIGNED = ("collapsed", "grows", "dies", "frozen", "uniform", "vanishing")  # verdicts that `design` may fix
+# Options without which a command would ask another network or optimiser.
+NEEDED = {"after_groups", "betas", "inputs", "loss", "momentum", "shaped", "trust_remote_code", "warmup"}
+NEEDED |= {"weight_decay"}
 
 
 def print_report(report: object) -> None:
@@ -152,12 +155,30 @@ def print_report(report: object) -> None:
     screen.print(text, soft_wrap=True, end="")
 
 
-def next_command(report: "Report", what: str, settings: list[str] | None, designs: bool, out: Path | None) -> str:
-    """Return the line that suggests the next command; `designs`: whether `limitformer design` takes the subject."""
-    if designs and report.verdicts[0].name in DESIGNED:
-        source = str(Path(what) / "config.json") if report.exists else what
-        changes = [word for setting in settings or [] for word in ("--set", setting)]
-        return f"Next: {shlex.join(['limitformer', 'design', source, *changes])}  (what to set)"
-    if out is None:
-        return f"Next: {shlex.join(['limitformer', 'check', what, '--out', 'report'])}  (a page with every curve)"
-    return f"Next: open {out / 'check.html'}"
+def print_next(context: typer.Context, command: str, **changes: Any) -> None:
+    """Print the command that follows, on the same subject, with the user's own options that it has, and `changes`.
+
+    Nothing is printed for a script that reads JSON, or if it has no option for one that the subject or its optimiser
+    needs.
+    """
+    if context.params.get("as_json"):
+        return
+    from limitformer.cli.app import command_of
+
+    takes = {each.name: each for each in command_of(command).params}
+    skips = changes.keys() | ({"samples"} if command != context.info_name else set())  # of another meaning
+    own = {name: value for name, value in context.params.items() if name not in skips and is_given(context, name)}
+    if NEEDED & own.keys() - takes.keys():
+        return
+    words, values = ["limitformer", command], own | changes
+    for name, parameter in takes.items():
+        option = parameter.opts[:1] if parameter.param_type_name == "option" else []
+        value = values.get(name)
+        for each in value if isinstance(value, list | tuple) else [] if value is None else [value]:
+            words += option if each is True else [*option, str(each)]
+    print_plain(f"\nNext: {shlex.join(words)}")
+
+
+def is_given(context: typer.Context, name: str) -> bool:
+    """Whether the user gave an option or argument."""
+    return getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"

@@ -9,13 +9,14 @@ from limitformer.base.errors import InputError, about, require, require_count
 from limitformer.base.progress import suggest_quicker
 from limitformer.cli.endings import INTERRUPTED, begin_work
 from limitformer.cli.options import (
+    SEQUENCES,
     AfterGroups,
     Blocks,
     Clip,
     InputsOption,
+    Json,
     LossOption,
     Optimizer,
-    Sequences,
     Settings,
     Text,
     Tokens,
@@ -35,11 +36,10 @@ from limitformer.cli.options import (
     user_object,
     witness_of,
 )
-from limitformer.cli.report import errors_in_one_line, print_interrupted, save_and_print
+from limitformer.cli.report import errors_in_one_line, print_interrupted, print_next, save_and_print
 from limitformer.stepping.updates import OPTIMIZERS
 
 FAILED = 1
-BATCHES = ("same", "fresh")
 MOST_RATES = 100
 
 
@@ -50,6 +50,7 @@ def with_option(key: str) -> str:
 
 
 def steps(
+    context: typer.Context,
     what: What,
     optimizer: Optimizer,
     after_groups: AfterGroups = None,
@@ -64,7 +65,12 @@ def steps(
     steps: Annotated[int, typer.Option(help="Number of steps.")] = 3,
     samples: Annotated[int, typer.Option(help="Networks; 35 can show that a loss falls in nine of ten.")] = 8,
     tokens: Tokens = 32,
-    sequences: Sequences = None,
+    sequences: Annotated[
+        str | None,
+        typer.Option(
+            metavar="B[,fresh]", help=f"{SEQUENCES} fresh: other random ones at every step.", show_default="as given"
+        ),
+    ] = None,
     text: Text = None,
     inputs: InputsOption = None,
     settings: Settings = None,
@@ -81,7 +87,6 @@ def steps(
         float | None, typer.Option(help=f"Of {with_option('momentum')}.", show_default="the optimiser's own")
     ] = None,
     warmup: Warmup = 0,
-    batches: Annotated[str, typer.Option(help="same, or fresh for random tokens at every step.")] = "same",
     fail_on: Annotated[
         str | None,
         typer.Option(metavar="NAMES", help="Verdicts that end with exit code 1: rate,still, or broken, watch, any."),
@@ -91,6 +96,7 @@ def steps(
     blocks: Blocks = None,
     trust_remote_code: TrustRemoteCode = False,
     witness: WitnessOption = "auto",
+    as_json: Json = False,
 ) -> None:
     """Compute the first training steps in law: which learning rates a network takes, and what moves.
 
@@ -104,14 +110,15 @@ def steps(
         with about("--fail-on"):
             failing(fail_on, STEP_VERDICTS)
         every = rates_of(rates)
+        count, fresh = sequences_of(sequences)
         options: dict[str, Any] = {
             "rates": every,
             "steps": require_count("--steps", steps),
             "samples": require_count("--samples", samples),
-            "sequences": None if sequences is None else require_count("--sequences", sequences),
+            "sequences": count,
             "clip": clip,
             "warmup": require_count("--warmup", warmup, least=0),
-            "batches": batches,
+            "batches": "fresh" if fresh else "same",
             "seed": seed,
             "blocks": blocks or None,
             "witness": witness_of(witness),
@@ -119,7 +126,6 @@ def steps(
         changes = assignments(settings, "--set")
         fits = clip is None or 0 < clip < math.inf
         require(fits, f"--clip must be above 0 and finite; got {clip}.")
-        one_of(batches, BATCHES, "--batches has no")
         require_count("--tokens", tokens, least=2)
         rule = optimizer_of(optimizer, {"weight_decay": weight_decay, "betas": betas, "momentum": momentum})
         require_known(what)
@@ -134,17 +140,19 @@ def steps(
         if isinstance(rule, str):
             rule = user_object(rule, "--optimizer")
         options["after_groups"] = user_object(after_groups, "--after-groups") if after_groups else None
-        subject, batch = subject_and_batch(what, changes, trust_remote_code, text, inputs, tokens, sequences)
+        subject, batch = subject_and_batch(what, changes, trust_remote_code, text, inputs, tokens, count)
         name_and_rates = f"{samples} networks at {len(every)} rates" if every else f"{samples} networks"
         quicker = f"{name_and_rates}; --samples {samples // 2} takes about half." if samples > 1 else name_and_rates
         try:
             with suggest_quicker(quicker):
                 report = run_steps(subject, batch, optimizer=rule, **options)
         except StepsInterrupted as interrupt:
-            save_and_print(interrupt.report, place)
+            save_and_print(interrupt.report, place, as_json)
             print_interrupted(interrupt.report.data.sizes["sample"])
             raise typer.Exit(INTERRUPTED) from interrupt
-        save_and_print(report, place)
+        save_and_print(report, place, as_json)
+        if any(each.said.startswith("not decided") for each in report.verdicts):
+            print_next(context, "rate", sequences=count)
         if report.failed(fail_on):
             raise typer.Exit(FAILED)
 
@@ -176,6 +184,19 @@ def rates_of(text: str | None) -> list[float] | None:
         result = [float(f"{low * math.exp(k * factor):.6g}") for k in range(count)]
     require(len(result) <= MOST_RATES, f"--rates takes at most {MOST_RATES} rates; got {len(result)}.")
     return result
+
+
+def sequences_of(text: str | None) -> tuple[int | None, bool]:
+    """Read B, fresh, or both: the number of sequences, and whether other tokens are drawn at every step.
+
+    >>> sequences_of("16"), sequences_of("fresh"), sequences_of("16,fresh")
+    ((16, False), (None, True), (16, True))
+    """
+    takes, words = "--sequences takes B, fresh, or B,fresh, such as 16,fresh", [] if text is None else text.split(",")
+    numbers = [each for each in words if each != "fresh"]
+    require(len(numbers) < 2, f"{takes}; got {text!r}.")
+    count = separated(numbers[0], takes, int)[0] if numbers else None
+    return count if count is None else require_count("--sequences", count), len(words) > len(numbers)
 
 
 def checked_rates(text: str) -> list[float]:

@@ -32,11 +32,11 @@ from limitformer.weightless.network import Weightless
 
 FIELDS = ("initializer_range", "initializer_factor", "init_std")  # names in families
 OUTPUT = re.compile(
-    r"(^|\.)(o_proj|out_proj|c_proj|down_proj|dense_4h_to_h|fc2|fc_out|w2|Wo|wo|o|out_lin|lin2|linear2|"
-    r"output\.dense|(attention|self_attn|self_attention)\.dense)(\.weight)?$"
+    r"(^|\.)(o_proj|out_proj|c_proj|proj|down_proj|w_down|down|dense_4h_to_h|fc2|fc_out|w2|Wo|wo|w_o|o|out_lin|lin2|"
+    r"linear2|output\.dense|(attention|self_attn|self_attention)\.dense)(\.weight)?$"
 )
-QUERY = re.compile(r"\.(q_proj|q|query|q_lin)\.weight$")
-KEY = re.compile(r"\.(k_proj|k|key|k_lin)\.weight$")
+QUERY = re.compile(r"\.(q_proj|wq|q|query|q_lin)\.weight$")
+KEY = re.compile(r"\.(k_proj|wk|k|key|k_lin)\.weight$")
 
 STEPS = (1 / 16, 1 / 4, 1.0, 4.0, 16.0)  # of a grid, times the present setting
 GAMMAS = (0.1, 0.1778, 0.3162, 0.5623, 1.0)

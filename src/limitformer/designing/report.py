@@ -173,9 +173,8 @@ class Design(AnyReport):
         fields = [f'    "{name}": {value!r},' for name, value in self.patch()["settings"].items()]
         rows = self.changes["weights"].items()
         weights = [f'    "{name}": {factor!r},  # std {a:.4g} to {b:.4g}' for name, (factor, a, b) in rows]
-        return PYTHON.format(
-            fields=block("FIELDS", fields), factors=block("FACTORS", weights), setter=SETTERS[self.kind]
-        )
+        setter = SETTERS[self.kind].format(name=self.name.partition(" with ")[0])
+        return PYTHON.format(fields=block("FIELDS", fields), factors=block("FACTORS", weights), setter=setter)
 
     def __str__(self) -> str:
         """Return one screen of text, what to set first."""
@@ -272,7 +271,16 @@ def change_fields(config):
     """Set the fields, before the model is made."""
     for name, value in FIELDS.items():
         setattr(config, name, value)''',
-    "function": "# The model is made with these arguments: build(**FIELDS).",
+    "function": '''\
+from functools import partial, wraps
+
+
+@wraps(partial({name}, **FIELDS))
+def new_build(*args, **options):
+    """Make the model with these arguments, and scale its weights."""
+    model = {name}(*args, **{{**FIELDS, **options}})
+    scale_weights(model)
+    return model''',
 }
 
 

@@ -43,6 +43,7 @@ KERNEL_SOURCES = (
     "sphere/**/*.py",
     "weightless/numbers.py",
     "stepping/entrywise.py",
+    "formats/tally.py",
 )
 
 

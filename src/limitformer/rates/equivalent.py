@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 from scipy import stats
 
-from limitformer.base.errors import require_count
+from limitformer.base.errors import require, require_count
 from limitformer.base.progress import advance, progress_bar
 from limitformer.rates.kinds import ALL, kinds_of, stream_change
 from limitformer.rates.rate import RateInterrupted
@@ -18,7 +18,7 @@ from limitformer.reports.figures import number
 from limitformer.reports.page import Facts, Page, Section, TextTable
 from limitformer.reports.report import AnyReport, csv_of, finite_values
 from limitformer.reports.verdict import aligned, titled, wrapped
-from limitformer.stepping.optimizers import NotUnderstoodError
+from limitformer.stepping.optimizers import NotUnderstoodError, with_groups
 from limitformer.stepping.rules import MOST_RATE, in_words
 from limitformer.stepping.simulate import Training, training_of
 from limitformer.subjects.inputs import inputs_of
@@ -28,6 +28,7 @@ from limitformer.weightless.simulate import named_errors, provenance
 
 CLOSE = 0.01  # relative difference of two changes that count as equal
 TRIALS = 12
+SMALLER = "Nearest: a smaller rate, or a loss that is finite before the first step."
 LEVEL = 0.95
 
 
@@ -155,6 +156,7 @@ def equivalent_rates(
     *,
     optimizer: Any,
     other: Any,
+    after_groups: Any = None,
     rate: float | None = None,
     seed: int,
     networks: int = 4,
@@ -174,6 +176,7 @@ def equivalent_rates(
             `limitformer.steps`.
         optimizer: whose rate is known, as for `limitformer.steps`.
         other: the optimiser whose rate is wanted; rates of its groups keep their ratios.
+        after_groups: as for `limitformer.steps`, of those of the two optimisers that are functions.
         rate: the learning rate of `optimizer`; None: its own.
         seed: the same seed gives the same networks.
         networks: the number of networks, at least two.
@@ -190,6 +193,9 @@ def equivalent_rates(
     sgd at 0.02 moves the stream as sgd at 0.02 does (0.02 to 0.02, 2 networks).
     """
     require_count("networks", networks, least=2)
+    of_user = [each for each in (optimizer, other) if callable(each)]
+    require(after_groups is None or bool(of_user), "after_groups needs a function for an optimiser; got two names.")
+    optimizer, other = (with_groups(each, after_groups if each in of_user else None) for each in (optimizer, other))
     subject = resolve(model, settings, trust_remote_code=trust_remote_code)
     batch = inputs_of(inputs, subject, sequences)
     two = [
@@ -223,6 +229,9 @@ def equivalent_rates(
             for k, (kind, names) in enumerate(kinds.items()):
                 call = partial(equal_rate, two, sample, names, starts.get(kind))
                 change[k, sample], equal[k, sample] = _, same = named_errors(call, subject, batch)
+                require(
+                    math.isfinite(change[k, sample]), f"the step of {two[0].rules[0].name} is not finite. {SMALLER}"
+                )
                 starts |= {kind: same} if math.isfinite(same) else {}
                 advance(bar, sample * len(kinds) + k + 1)
     except KeyboardInterrupt as interrupt:

@@ -239,6 +239,7 @@ def verdict_card(verdict: Verdict, exists: bool) -> Card:
     facts = {
         "value": number(verdict.value),
         "threshold": "" if np.isnan(verdict.threshold) else f"{verdict.threshold:g}: {verdict.source}",
+        "known models, 128 tokens": verdict.known,
         "layer": "" if verdict.layer is None else str(verdict.layer),
         "rate": "" if np.isnan(verdict.rate) else number(verdict.rate),
         "samples": "" if exists else f"{verdict.share:.0%} of them",

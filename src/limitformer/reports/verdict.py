@@ -34,6 +34,7 @@ class Verdict:
         mends: what usually mends it.
         severe: whether it is past the threshold for broken.
         rate: the learning rate that it refers to; NaN for a verdict without one.
+        known: the values of well-known models at 128 tokens.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Verdict:
     mends: str = ""
     severe: bool = False
     rate: float = math.nan
+    known: str = ""
 
     @property
     def sign(self) -> str:

@@ -24,6 +24,7 @@ from limitformer.scaling.exponents import (
 )
 from limitformer.scaling.lines import Lines
 from limitformer.scaling.roles import kind_of
+from limitformer.scaling.rules import RULES
 from limitformer.scaling.sizes import DEPTH, WIDTH
 from limitformer.witness import Witness
 
@@ -34,6 +35,10 @@ DECIDING = (EFFECT, STREAM, START, LOGITS)  # the names of measures of the verdi
 MOST_NETWORKS = 1000  # that the number of networks that decide is sought among
 FALL = "fall of the loss"
 STANDARD = "standard"  # the rule
+HINTS = {
+    "mup": " muP divides the head's output and the rates of hidden matrices by the width (rule mup).",
+    "completep": " CompleteP divides the branches by the depth (rule completep).",
+}
 LEAST_NETWORKS = 4  # at each size, for a verdict; a choice of limitformer's
 GROWS, FREE = 0.2, 0.25  # |exponent| of effects beyond which a rate does not transfer, and within which it does
 ROUNDING = 100  # epsilons of the floating type: a stream that changes by less at every size counts as unchanged
@@ -163,6 +168,8 @@ class MeasuredSizes:
                 f"{count} of {self.data[size].sizes['sample']} networks at {self.over} {size}"
                 for size, count in self.not_finite.items()
             )
+            if not all(np.isfinite(each["loss"].isel(step=0)).all() for each in self.data.values()):
+                return f"The loss or the stream is not finite in {counts}, in some before the first step."
             return (
                 f"At this rate the loss or the stream is not finite after the steps in {counts}: nothing can be "
                 "said of its transfer. Nearest: a smaller rate."
@@ -189,12 +196,17 @@ class MeasuredSizes:
         if others:
             several = f"{len(others)} other measures" if len(others) > 1 else "one other measure"
             more = f", and {several} of the verdict depend{'s' * (len(others) == 1)} on the {self.over}"
-        hints = {
-            WIDTH: " muP divides the head's output and the rates of hidden matrices by the width (rule mup).",
-            DEPTH: " CompleteP divides the branches by the depth (rule completep).",
-        }
-        hint = hints.get(self.over, "") if each.value > 1 and self.rule == STANDARD else ""
-        return f"{sentence}{more}. The learning rate does not transfer.{hint}"
+        return f"{sentence}{more}. The learning rate does not transfer.{HINTS.get(self.nearest_rule, '')}"
+
+    @property
+    def nearest_rule(self) -> str:
+        """The rule under which these measures may not grow; empty if none has entries for the optimisers."""
+        name = {WIDTH: "mup", DEPTH: "completep"}.get(self.over, "")
+        if not name or self.rule != STANDARD or self.transfers is not False:
+            return ""
+        kinds = {each["optimizer"].lower() for each in json.loads(self.data[self.sizes[0]].attrs["groups"])}
+        grows = next(iter(self.depending().values())).value > 1
+        return name if grows and kinds and kinds <= RULES[name].steps.keys() else ""
 
     @property
     def heading(self) -> str:

@@ -37,6 +37,9 @@ class Inputs:
     proposed: bool = False  # whether they come from a proposal
     free: bool = False  # whether a number of tokens stood for ids, so that others serve as well
 
+    def __post_init__(self) -> None:
+        require(self.rows > 0, "the inputs must have at least one sequence; got none. Nearest: a number of tokens.")
+
     @property
     def counted(self) -> Tensor | None:
         """The tokens (B, M) that are not padding; None without an attention_mask."""
@@ -119,7 +122,6 @@ class Inputs:
         """
         if sequences is None:
             return self
-        require_count("sequences", sequences)
         require(self.tokens is None, "sequences needs a network that reads ids; this one draws its tokens itself.")
         if self.free:
             return self.part(slice(0, 1)).repeated(sequences)
@@ -159,6 +161,8 @@ def inputs_of(inputs: Any, subject: Subject, sequences: int | None = None) -> In
     Raises:
         InputError: it does not fit the model.
     """
+    if sequences is not None:
+        require_count("sequences", sequences)
     if isinstance(inputs, Inputs):
         return inputs
     count = isinstance(inputs, int) and not isinstance(inputs, bool)
@@ -314,7 +318,9 @@ def inputs_of_factory(inputs: Any) -> Inputs:
     texts = isinstance(inputs, list | tuple) and any(isinstance(each, str | Path) for each in inputs)
     if texts or isinstance(inputs, int | str | Path):
         inputs = ids_of(inputs, None)[0]
-    tensor = torch.as_tensor(inputs)
+    tensor = tensor_of(inputs)
+    if tensor is None:
+        raise InputError(f"inputs must be a number of tokens, texts or an array; got {inputs!r:.60}.")
     if tensor.dim() == 1 and not tensor.is_floating_point():
         tensor = tensor[None]  # ids of one sequence
     return Inputs({"": tensor}, {}, len(tensor))

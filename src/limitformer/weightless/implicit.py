@@ -30,6 +30,7 @@ from limitformer.weightless.interpreter import paused
 from limitformer.weightless.laws import ORTHOGONAL
 from limitformer.weightless.maps import NeverDrawnMap, RedrawnMap
 from limitformer.weightless.numbers import normals
+from limitformer.weightless.ops import ENTRIES
 from limitformer.weightless.orthogonal import OrthogonalMap, has_room
 from limitformer.weightless.products import RepeatedMap, RepeatedUse
 from limitformer.weightless.run import (
@@ -95,7 +96,7 @@ class Implicit(torch.Tensor):
         note_operation((args, kwargs), name)
         with paused():
             drawn = with_entries(args), with_entries(kwargs)
-        tell(func, (args, kwargs), drawn)
+        tell(func, (args, kwargs), drawn, ENTRIES)
         return func(*drawn[0], **drawn[1])
 
     @classmethod
@@ -106,11 +107,11 @@ class Implicit(torch.Tensor):
         return func(*with_entries(args), **with_entries(kwargs or {}))
 
 
-def tell(func: Any, values: Any, out: Any) -> None:
+def tell(func: Any, values: Any, out: Any, kind: str = "") -> None:
     """Tell the observers of the pass, if there are any, of an answer without entries, or of entries that were drawn."""
     weight = next(each for each in tensors_in(values) if isinstance(each, Implicit)).weight
     if weight.run.interpreter is not None and getattr(func, "__name__", "") not in METADATA:
-        weight.run.interpreter.tell(func, values, out)
+        weight.run.interpreter.tell(func, values, out, kind)
 
 
 def require_followed(tensor: Implicit) -> None:
@@ -226,7 +227,9 @@ def entries_of(tensor: Implicit) -> Tensor:
 
 def apply(x: Tensor, tensor: Implicit, turned: bool) -> Tensor:
     """Return x W (…, p), in the dtype of x; the stored matrix is p × n if `turned`."""
+    rounds = tensor.weight.run.rounds
     dtype, x = x.dtype, x.to(tensor.weight.run.dtype)  # of casts of x and W, that of x is rounded
+    x = x if rounds is None else rounds(x, False)
     z = tensor.weight.run.by_sample(x)
     columns = tensor.shape[0] if turned else tensor.shape[-1]
     if z.shape[-1] * columns != tensor.shape.numel():  # a map without entries would not fail
@@ -241,6 +244,7 @@ def apply(x: Tensor, tensor: Implicit, turned: bool) -> Tensor:
     else:
         numbers = WeightNumbers(tensor, turned)
         out = apply_once(x, z, numbers, columns) if entries is None else z @ as_matrix(entries, turned)
+    out = out if rounds is None else rounds(out, True)
     return out.reshape(*x.shape[:-1], columns).to(dtype)
 
 
@@ -381,7 +385,7 @@ def embedding(
     if padding_idx is not None:
         padding = (input == padding_idx % weight.shape[0])[..., None]
         rows = torch.where(padding, rows.detach(), rows)
-    return rows
+    return rows.to(weight.dtype)
 
 
 def convolution(

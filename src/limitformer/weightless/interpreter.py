@@ -5,7 +5,7 @@ a product with a weight that has no entries is answered (`implicit`), the interp
 answer as one operation.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -27,13 +27,18 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Op:
-    """One operation; `kind` is empty for those that are not in the table, and for answers of weights."""
+    """One operation; `kind` is empty for those that are not in the table, and for answers of weights.
+
+    An answer has the weights without entries that it used, as Python functions see them, and its results may have a
+    gradient.
+    """
 
     kind: str
     func: Any
     args: Any
     kwargs: Any
     out: Any
+    weights: Sequence[Any] = ()
 
 
 class Observer:
@@ -130,16 +135,17 @@ class Interpreter(TorchDispatchMode):
                 )
             )  # fmt: skip
 
-    def tell(self, func: Any, values: Any, out: Any) -> None:
+    def tell(self, func: Any, values: Any, out: Any, kind: str) -> None:
         """Tell the observers of an operation that ran while the interpreter was off."""
         tensors = tensors_in(values)
         self.note_reads(func, tensors)
         inputs, outputs = (
             [each for each in some if not hasattr(each, "weight")] for some in (tensors, tensors_in(out))
         )
+        weights = [each for each in tensors if hasattr(each, "weight")]
         with paused():
             for observer in self.observers:
-                observer.see(Op("", func, inputs, {}, outputs))
+                observer.see(Op(kind, func, inputs, {}, outputs, weights))
 
     def note_reads(self, func: Any, values: Iterable[Any]) -> None:
         """Add the parameters among the values to `read`.

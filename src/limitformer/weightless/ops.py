@@ -12,6 +12,8 @@ PAIRS = "products of pairs"  # of stacked matrices, such as queries and keys
 PRODUCT, CONVOLUTION, LOOKUP = "product", "convolution", "lookup"  # in which one tensor is mostly a weight
 LARGEST, CHOICE = "largest", "choice"
 FUSED = "fused attention"
+COPY = "copy"  # of numbers that exist
+ENTRIES = "entries"  # of a weight, which were drawn for another operation
 
 KINDS: dict[str, str] = {}
 FUSED_MASKS: dict[str, tuple[int | str, int]] = {  # the arguments that are the mask, and whether it is causal
@@ -44,6 +46,7 @@ register(LOOKUP, "embedding")
 register(LARGEST, "argmax", "max")
 register(CHOICE, "topk")
 register(FUSED, *FUSED_MASKS)
+register(COPY, "clone", "_to_copy", "copy_", "cat", "stack", "repeat", "_unsafe_view", "index", "index_select", "roll")
 
 
 @cache

@@ -98,6 +98,7 @@ class WeightlessRun:
     products: dict[tuple[str, int | None], dict[bool, tuple[Tensor, Tensor]]] | None = None  # for a witness, if it asks
 
     interpreter: Any = None  # while a pass is looked at
+    rounds: Any = None  # a function of a factor of products with weights, and whether it is that of the backward pass
 
     trains: ClassVar[bool] = False  # whether the weights change from pass to pass (`steps`)
 

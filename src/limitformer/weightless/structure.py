@@ -42,6 +42,7 @@ class Structure:
         self.axes: tuple[Inputs, dict[int, int]] | None = None  # by block, the dimension with these inputs' sequences
         self.opaque: set[str] = set()  # operations of the last pass whose parts are not seen
         self.recorded: tuple[Any, dict[str, list[Call]]] = None, {}  # the last inputs that were tried, and the calls
+        self.more: Callable[[Streams], Observer] | None = None  # makes one more observer of each pass
 
     def measure(self, samples: int, inputs: Inputs, used: set[Any]) -> Streams:
         """Return an observer of the stream; `used` are the parameters that the pass reads."""
@@ -54,7 +55,8 @@ class Structure:
 
     def observers(self, stream: Streams) -> list[Observer]:
         """Return all observers of a pass that is measured."""
-        return [stream, Experts(stream), Heads(stream, self.module, self.heads_first)]
+        more = [] if self.more is None else [self.more(stream)]
+        return [stream, Experts(stream), Heads(stream, self.module, self.heads_first), *more]
 
     def until_clear(self, inputs: Inputs, call: Callable[[], T], observed: Callable[..., Any]) -> T:
         """Return what `call` returns; it begins again after passes that show what it could not see.

@@ -8,6 +8,7 @@ import xarray as xr
 
 from limitformer.checking.curves import ARTANH, BY_HEAD, CURVES, inside, layer_numbers, over_heads, typical
 from limitformer.checking.network import CheckedNetwork, stack_like
+from limitformer.checking.page.formats import format_parts
 from limitformer.checking.thresholds import Threshold
 from limitformer.reports.figures import HeatMap, Line, Panel, evenly, number
 from limitformer.reports.page import Facts, Figures, Heading, Menu, Page, Part, Section, TextTable, verdict_card
@@ -47,6 +48,7 @@ def contents(network: CheckedNetwork, against: CheckedNetwork | None, thresholds
         Section("Gradient by kind of weight", [gradients(network, against)]),
         Section("Correlation of tokens, at a depth", [matrices(networks), FIRST]),
         Section("Heads by block", heads(networks)),
+        Section("Number formats", format_parts(network.formats, network.rounding)),
         *map(recipe_section, networks),
         Section("Initialisation, weight by weight", [part for each in networks for part in findings(each)]),
         Section("Law of the weights", [part for each in networks for part in laws(each)]),
