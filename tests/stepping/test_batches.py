@@ -95,12 +95,14 @@ def test_each_network_has_its_own_batch_and_a_larger_one_begins_with_a_smaller_o
 
 
 class Sequence(nn.Module):
-    """Two hidden layers that mix tokens; its weights are made by the caller."""
+    """Two hidden layers that mix tokens, whose matrices are Gaussian: they stay undrawn."""
 
     def __init__(self, width=24, vocabulary=20):
         super().__init__()
         self.table, self.mix = nn.Embedding(vocabulary, width), nn.Linear(width, width, bias=False)
         self.out, self.head = nn.Linear(width, width, bias=False), nn.Linear(width, vocabulary, bias=False)
+        for each in (self.mix.weight, self.out.weight, self.head.weight):
+            nn.init.normal_(each, 0, 0.12)
 
     def forward(self, ids):
         x = self.table(ids)
@@ -131,6 +133,11 @@ def trained_by_torch(optimizer, sequences, networks, seed):
         start = {name: each.detach().clone() for name, each in network.named_parameters()}
         ids = torch.randint(0, 20, (sequences, 64))
         made = optimizer(network)
+        made = made if isinstance(made, list) else [made]
+        groups = [group for each in made for group in each.param_groups]
+        kept = {
+            id(each): (1 - group["lr"] * group["weight_decay"]) ** 2 for group in groups for each in group["params"]
+        }
         row = {}
         for step in range(2):
             network.zero_grad()
@@ -139,10 +146,11 @@ def trained_by_torch(optimizer, sequences, networks, seed):
             row[f"loss {step}"] = loss.item()
             for name, each in network.named_parameters() if step == 0 else ():
                 row[f"gradient of {name}"] = each.grad.norm().item()
-            for each in made if isinstance(made, list) else [made]:
+            for each in made:
                 each.step()
         row["loss 2"] = loss_of(network, ids).item()
-        row |= {f"update of {name}": (each - start[name]).norm().item() for name, each in network.named_parameters()}
+        for name, each in network.named_parameters():
+            row[f"update of {name}"] = (each - kept[id(each)] * start[name]).norm().item()
         rows.append(row)
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
