@@ -95,7 +95,7 @@ def changes_of_torch(make, networks):
 
 
 @pytest.mark.parametrize("make", [sgd, adamw, muon])
-def test_what_the_update_does_at_a_batch_and_at_four_times_it_is_that_of_torch(make):
+def test_effects_of_updates_at_four_times_the_batch_are_those_of_torch(make):
     """The twin does 1.3 times as much at the larger batch."""
     ours = np.log(over_batch(optimizer=make, samples=16).measures["output change"])
     torchs = changes_of_torch(make, 200)
