@@ -1,4 +1,4 @@
-"""What the counts of numbers say of each format: verdicts with their causes and cures, and a table."""
+"""The verdicts on each format from the counts of its numbers, with causes and cures, and a table."""
 
 import math
 from collections.abc import Mapping, Sequence
