@@ -272,5 +272,51 @@ def test_options_that_need_formats(options):
         lf.check(SMALL, **QUICK, **options)
 
 
+class PerSequence(Model):
+    """A head for each sequence, which takes one vector."""
+
+    def forward(self, ids):
+        x = self.table(ids)
+        for block in self.blocks:
+            x = block(x)
+        return torch.stack([self.head(each[0]) for each in self.norm(x)])
+
+
+def test_products_of_vectors_and_tensors_of_zeros():
+    report = lf.check(PerSequence, tokens=8, samples=1, formats="e4m3", loss=lambda out, _: out.square().mean(1))
+    assert float(report.formats["amax"].sel(direction="weight gradient", tensor="head.weight")) > 0
+    assert not named(report)
+
+
+def test_hooks_leave_the_module_when_a_check_fails():
+    module = Model()
+    with pytest.raises(InputError, match="the loss cannot be computed"):
+        lf.check(module, tokens=8, formats="fp16", loss=lambda out, _: out.missing)
+    assert not any(one._backward_hooks for one in module.parameters())
+
+
+def test_coarse_logits_of_an_encoder_are_seen():
+    config = {
+        "model_type": "t5",
+        "d_model": 32,
+        "d_kv": 8,
+        "d_ff": 48,
+        "num_layers": 2,
+        "num_heads": 4,
+        "vocab_size": 40,
+    }
+    overrides = {"encoder.*.SelfAttention.q.weight": 30.0}
+    report = lf.check(config, tokens=8, samples=1, formats="bf16", overrides=overrides, progress=False)
+    assert "coarse" in named(report)
+    assert not any("largest logit" in one.said for one in report.verdicts)
+
+
+def test_without_gradients_there_is_no_loss_scale():
+    report = lf.check(SMALL, **QUICK, formats="fp16", gradients=False)
+    assert "none" not in str(report)
+    with pytest.raises(InputError, match="optimizer needs gradients"):
+        lf.check(SMALL, **QUICK, formats="fp16", gradients=False, optimizer="adamw")
+
+
 def test_every_verdict_has_words():
     assert set(WHY) == set(FORMAT_VERDICTS)

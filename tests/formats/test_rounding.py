@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+import limitformer as lf
+from limitformer.base.errors import InputError
 from limitformer.checking.check import weightless_of
 from limitformer.formats.rounding import rounding, to_eight_bits
 from limitformer.formats.table import FORMATS
@@ -113,3 +115,83 @@ def test_eight_bits_with_a_scale():
     assert torch.equal(to_eight_bits(which, x), scaled(x, which.dtype))
     assert float((to_eight_bits(which, x) - x).norm() / x.norm()) == pytest.approx(0.026, abs=0.004)
     assert torch.equal(to_eight_bits(which, torch.zeros(3)), torch.zeros(3))
+
+
+class Block(torch.nn.Module):
+    """A block with random biases, whose norm computes in float32 if it `lifts` its input."""
+
+    def __init__(self, lifts, norm):
+        super().__init__()
+        self.inward, self.out = torch.nn.Linear(32, 64), torch.nn.Linear(64, 32)
+        self.norm, self.lifts = torch.nn.LayerNorm(32) if norm else torch.nn.Identity(), lifts
+
+    def forward(self, x):
+        x = x.float() if self.lifts else x
+        return x + self.out(torch.relu(self.inward(self.norm(x))))
+
+
+class Biased(torch.nn.Module):
+    def __init__(self, lifts=False, norm=True):
+        super().__init__()
+        self.table, self.head = torch.nn.Embedding(40, 32), torch.nn.Linear(32, 40)
+        self.blocks = torch.nn.ModuleList(Block(lifts, norm) for _ in range(3))
+
+    def forward(self, ids):
+        x = self.table(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def biased_loss(out, _):
+    return out.float().square().mean((1, 2))
+
+
+def test_networks_with_random_biases_keep_their_type():
+    ids = torch.randint(0, 40, (1, 10), generator=torch.Generator().manual_seed(2))
+    mine = [
+        lf.check(Biased, ids, samples=1, seed=seed, loss=biased_loss, formats="bf16", rounding=True, progress=False)
+        .rounding["stream"].values[0, 0]
+        for seed in range(6)
+    ]  # fmt: skip
+    theirs = []
+    for seed in range(12):
+        torch.manual_seed(seed)
+        module = Biased().eval()
+        for one in module.parameters():
+            one.data = one.data.bfloat16().float()
+        kept = [[], []]
+        for network, streams in zip((module, deepcopy(module).bfloat16()), kept, strict=True):
+            for block in network.blocks:
+                block.register_forward_hook(lambda part, args, out, streams=streams: streams.append(out.float()))
+            with torch.no_grad():
+                network(ids)
+        theirs.append([float((b - a).norm() / a.norm()) for a, b in zip(*kept, strict=True)])
+    assert np.mean(mine, 0)[1:] == pytest.approx(np.mean(theirs, 0), rel=0.12)
+
+
+def test_types_that_plain_torch_refuses_are_refused():
+    for norm, says in ((True, "cannot run in bf16: mixed dtype"), (False, "which plain PyTorch refuses")):
+        with pytest.raises(InputError, match=says):
+            lf.check(lambda norm=norm: Biased(True, norm), 8, samples=1, formats="bf16", rounding=True, progress=False)
+
+
+class Entries(Biased):
+    """A head that is not a linear map of torch's."""
+
+    def forward(self, ids):
+        x = self.table(ids)
+        for block in self.blocks:
+            x = block(x)
+        return torch.einsum("bnd,fd->bnf", x, self.head.weight)
+
+
+def test_eight_bits_have_no_answer_where_entries_are_used():
+    report = lf.check(Entries, 8, samples=1, formats="bf16,e4m3", rounding=True, progress=False)
+    known = np.isfinite(report.rounding["stream"]).all(("sample", "layer"))
+    assert known.values.tolist() == [True, False]
+
+
+def test_rounding_is_of_a_new_network():
+    with pytest.raises(InputError, match="rounding runs a new network"):
+        lf.check(Biased(), 8, formats="bf16", rounding=True)

@@ -32,6 +32,7 @@ from limitformer.initialisation.report import InitialisationReport
 from limitformer.initialisation.weight_by_weight import check_initialisation
 from limitformer.nn.drawn.simulate import resolve_device
 from limitformer.reports.verdict import FINE, GRADES, NOTE, TRAINED, Verdict, titled
+from limitformer.simulation.simulate import Interrupted
 from limitformer.stepping.optimizers import read_optimizer
 from limitformer.stepping.simulate import rules_of as rules_of_network
 from limitformer.stepping.updates import UpdateRule
@@ -165,7 +166,7 @@ def check(
             full size, whatever its memory. If they differ, the module's own code draws the networks.
         formats: number formats, of "bf16", "fp16", "e4m3" and "e5m2", whose range every tensor of one network is held
             against (`Report.formats`); their verdicts take the place of `range`.
-        rounding: whether that network also runs in each format, with the weights that it has in float32
+        rounding: whether that network, a new one, also runs in each format with the weights that it has in float32
             (`Report.rounding`). It draws all weights.
         optimizer: as in `limitformer.steps`: with formats, whether its first step changes weights that are kept in
             two bytes alone.
@@ -178,12 +179,15 @@ def check(
     require_count("samples", samples)
     limits = thresholds_with(thresholds)
     require(witness in (True, False, FULL), f"witness must be True, False or {FULL!r}; got {witness!r}.")
+    require(optimizer is None or gradients, "optimizer needs gradients. Nearest: gradients=True.")
     published = None if recipe is None else recipe_of(recipe)
     chosen = () if formats is None else formats_of(formats)
     useless = "rounding" * rounding or "optimizer" * (optimizer is not None)
     require(bool(chosen) or not useless, f'{useless} needs formats. Nearest: formats=["bf16"].')
     subject = resolve(what, settings, shaping=shaping, trust_remote_code=trust_remote_code, loads=True)
     other = None if against is None else resolve(against, trust_remote_code=trust_remote_code, loads=True)
+    existing = "rounding runs a new network; got one that exists. Nearest: its configuration, or what builds it."
+    require(not rounding or subject.module is None, existing)
     options = Options(
         text=text,
         tokens=tokens,
@@ -206,7 +210,7 @@ def check(
     report = replace(report, name=titled(report.name, settings))
     if other is None:
         return report
-    options = replace(options, overrides=None, optimizer=None)
+    options = replace(options, overrides=None, optimizer=None, rounding=rounding and other.module is None)
     second = summarise(other, measure(other, options))
     second = with_verdicts(second, limits, other.shaped)
     if second.name == report.name:
@@ -228,9 +232,13 @@ def measure(subject: Subject, options: Options) -> Measured:
     if module is not None:
         inputs = settle_module(module, inputs, own_loss, options.blocks)
         counting = Counting(options.formats, rules_of(module, options.optimizer)) if options.formats else None
-        result.module = measure_module(module, inputs, loss, options.blocks, counting)
-        if counting is not None:
-            result.formats = counting.result(module, None)
+        try:
+            result.module = measure_module(module, inputs, loss, options.blocks, counting)
+            if counting is not None:
+                result.formats = counting.result(module, None)
+        finally:
+            if counting is not None:
+                counting.finish()  # its hooks on the user's parameters
         result.about |= zeros_of_module(module, result.module, inputs, loss, options)
         result.agreement = agreement(
             inputs, subject.config, lambda each: measure_module(module, each, None, options.blocks)
@@ -255,10 +263,13 @@ def measure(subject: Subject, options: Options) -> Measured:
             if result.witness is not None and result.witness.status == DRAWN and not network.drawn:
                 network.draw_whole({"its code": result.witness.reason})
         result.law = run_passes(network, inputs, loss, options.samples, options.seed, progress=options.progress)
-        if options.formats and module is None:
-            result.formats = count_numbers(network, inputs, loss, options)
-        if options.rounding:
-            result.rounding = rounded_network(subject, network, inputs, loss, options)
+        try:
+            if options.formats and module is None:
+                result.formats = count_numbers(network, inputs, loss, options)
+            if options.rounding:
+                result.rounding = rounded_network(subject, network, inputs, loss, options)
+        except KeyboardInterrupt as interrupt:
+            raise Interrupted(result.law) from interrupt
         if module is None:
             result.about |= zeros_of_law(network, result.law, inputs, loss, options)
             result.agreement = agreement(
@@ -371,9 +382,11 @@ def band_of(law: xr.Dataset | None) -> xr.Dataset | None:
 
 def with_verdicts(report: Report, limits: Mapping[str, Any], shaped: bool) -> Report:
     """Return the report with its verdicts; those of other stacks begin with the stack's name."""
-    stacks = tuple(replace(each, verdicts=verdicts(each.curves, limits)) for each in report.stacks)
+    skip = ("range",) * (report.formats is not None)  # verdicts on formats are more exact
+    stacks = tuple(replace(each, verdicts=verdicts(each.curves, limits, skip)) for each in report.stacks)
     own = judge(report, limits, shaped)
-    if report.formats is not None and (found := format_verdicts(report.formats, report.curves)):
+    every = [report.curves, *(each.curves for each in report.stacks)]
+    if report.formats is not None and (found := format_verdicts(report.formats, every)):
         alarms = any(one.grade != NOTE for one in found)
         own = sorted([*(one for one in own if one.grade != FINE or report.trained or not alarms), *found], key=rank)
     if not report.trained:
@@ -399,7 +412,7 @@ def judge(report: Report, limits: Mapping[str, Any], shaped: bool) -> list[Verdi
         )
         broken = [one for one in verdicts(report.curves, limits) if one.name == "not finite"]  # at any age
         return [*broken, Verdict(TRAINED, FINE, sentence)]
-    # The softmax of shaped attention is uniform by design; verdicts on formats are more exact than `range`.
+    # The softmax of shaped attention is uniform by design.
     skip = ("uniform",) * shaped + ("range",) * (report.formats is not None)
     return verdicts(report.curves, limits, skip)
 

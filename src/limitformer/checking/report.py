@@ -101,7 +101,7 @@ class Report(CheckedNetwork, AnyReport):
             "initialisation": None if self.initialisation is None else str(self.initialisation),
             "witness": None if self.witness is None else self.witness.record(),
             "recipe": None if self.recipe is None else self.recipe.record(),
-            "formats": None if self.formats is None else format_record(self.formats),
+            "formats": None if self.formats is None else format_record(self.formats, self.rounding),
             "thresholds": {name: asdict(each) for name, each in self.thresholds.items()},
             "about": finite_values(self.about),
             "stacks": {each.name: [finite_values(asdict(one)) for one in each.verdicts] for each in self.stacks},

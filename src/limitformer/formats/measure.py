@@ -8,13 +8,15 @@ import numpy as np
 import xarray as xr
 from torch import nn
 
-from limitformer.formats.observer import BACKWARD, DIRECTIONS, FORWARD, GRADIENT, UPDATE, WEIGHT, NumberCounts, Tallies
+from limitformer.formats.observer import BACKWARD, DIRECTIONS, GRADIENT, UPDATE, WEIGHT, NumberCounts, Tallies
 from limitformer.formats.table import NumberFormat
-from limitformer.formats.tally import Tally, tally_of_law, unchanged
+from limitformer.formats.tally import Tally, tally_of_law
 from limitformer.stepping.updates import UpdateRule
 from limitformer.weightless.laws import Law
+from limitformer.weightless.layout import Layout
 from limitformer.weightless.observers.stream import Streams
 
+LARGEST_SCALE = 126.0  # whose power of two float32 holds
 FLUSHED = 0.1  # the share of a kind's gradients that may round to zero with a loss scale that works
 
 
@@ -41,7 +43,9 @@ class Counting:
         weights = count_weights(module, laws, self.formats)
         matrices = {name for name, one in module.named_parameters() if one.dim() > 1}
         decay = max((r.lr * r.weight_decay for r in self.rules.values() if r.decoupled), default=0.0)
-        return dataset(self.observer.tallies | weights, self.formats, matrices).assign_attrs(decay=decay)
+        data = dataset(self.observer.tallies | weights, self.formats, matrices, self.observer.stream.layout)
+        silent = [name in self.observer.silent for name in data["tensor"].values.tolist()]
+        return data.assign_coords(silent=("tensor", silent)).assign_attrs(decay=decay)
 
 
 def count_weights(module: nn.Module, laws: Mapping[str, Law] | None, formats: Sequence[NumberFormat]) -> Tallies:
@@ -71,13 +75,14 @@ def kind_of(name: str) -> str:
     return re.sub(r"(?<![^.])\d+(?=[. ]|$)", "*", name)
 
 
-def block_of(name: str) -> int:
-    """Return the number of the block of a tensor, from 0; -1 outside blocks."""
-    found = re.search(r"(?<![^.])\d+(?=[. ]|$)", name)
-    return int(found[0]) if found else -1
+def block_of(name: str, layout: Layout) -> int:
+    """Return the number of the block of a tensor, from 1; 0 outside blocks."""
+    module = name.split()[0] + "."
+    places = [k for k, block in enumerate(layout.blocks, 1) if any(module.startswith(f"{m}.") for m in block.members)]
+    return places[0] if places else 0
 
 
-def dataset(tallies: Tallies, formats: Sequence[NumberFormat], matrices: Collection[str]) -> xr.Dataset:
+def dataset(tallies: Tallies, formats: Sequence[NumberFormat], matrices: Collection[str], layout: Layout) -> xr.Dataset:
     """Return what the counts say of each format.
 
     Args:
@@ -91,9 +96,9 @@ def dataset(tallies: Tallies, formats: Sequence[NumberFormat], matrices: Collect
         normal number; `scale`, the exponent of the largest power of two that keeps all numbers in the format, and
         `zero_scaled` and `subnormal_scaled`, the shares with this scale. By format and tensor `lost`, the share of
         numbers that change nothing where they are added to the stream, and `unchanged`, the share of a weight's entries
-        that their update leaves as they are, if neither is zero; both for formats of two bytes. `loss_scale`: the
-        exponents of the least and the largest power of two for the loss that work, NaN if none does. The gradient of a
-        weight that is used several times counts by use, as of a table that is also the head.
+        that their update leaves as they are, unless it is zero; both for formats of two bytes. `loss_scale`: the
+        exponents of the least and the largest power of two for the loss that work, NaN if none does. `block` is the
+        number of a tensor's block, from 1, and 0 outside blocks.
     """
     names = list(dict.fromkeys(name for _, name in tallies))
     shape = (len(DIRECTIONS), len(names))
@@ -116,10 +121,8 @@ def dataset(tallies: Tallies, formats: Sequence[NumberFormat], matrices: Collect
             for key, value in zip(shares, values, strict=True):
                 by_format[key][k, *at] = value / tally.count
             added = tally.lost.get(which.name, (0.0, 0.0))
-            if direction == FORWARD and added[1]:
-                of_sums["lost"][k, at[1]] = added[0] / added[1]
-            if direction == UPDATE and which.dtype.itemsize == 2 and (WEIGHT, name) in tallies:
-                of_sums["unchanged"][k, at[1]] = unchanged(tallies[WEIGHT, name], tally, which)
+            if added[1]:
+                of_sums["unchanged" if direction == UPDATE else "lost"][k, at[1]] = added[0] / added[1]
     dims = "direction", "tensor"
     return xr.Dataset(
         {
@@ -134,7 +137,7 @@ def dataset(tallies: Tallies, formats: Sequence[NumberFormat], matrices: Collect
             "tensor": names,
             "end": ["least", "most"],
             "kind": ("tensor", [kind_of(name) for name in names]),
-            "block": ("tensor", [block_of(name) for name in names]),
+            "block": ("tensor", [block_of(name, layout) for name in names]),
             "matrix": ("tensor", [name in matrices for name in names]),
         },
     )
@@ -147,7 +150,7 @@ def loss_scales(tallies: Tallies, which: NumberFormat, matrices: Collection[str]
     is beyond the largest number.
     """
     kinds: dict[str, Tally] = {}
-    rooms = [math.inf]
+    rooms = [LARGEST_SCALE]
     for (direction, name), tally in tallies.items():
         if direction in (BACKWARD, GRADIENT) and tally.count:
             rooms.append(tally.room(which))

@@ -12,6 +12,7 @@ back from the inputs and outputs of each module finds them.
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
@@ -22,6 +23,8 @@ from limitformer.formats.table import NumberFormat
 from limitformer.formats.tally import Tally
 from limitformer.stepping.updates import CoreUpdate, TensorUpdate, UpdateRule
 from limitformer.weightless.interpreter import Observer, Op
+from limitformer.weightless.laws import ORTHOGONAL, normal
+from limitformer.weightless.numbers import entries
 from limitformer.weightless.observers.stream import Streams
 from limitformer.weightless.ops import COPY, ENTRIES, SUM, kind_of
 from limitformer.weightless.run import RandomWeight
@@ -30,6 +33,7 @@ from limitformer.weightless.tensors import storage, tensors_in
 FORWARD, BACKWARD, WEIGHT, GRADIENT, UPDATE = DIRECTIONS = (
     *("forward", "backward", "weight", "weight gradient", "update"),
 )
+ROOT = "root"  # the module itself, in names
 MOST_COUNTED = 2**18  # entries of the gradient of a product; of larger matrices evenly spaced rows are counted
 PRODUCTS = ("linear", "matmul", "mm", "__matmul__", "bmm", "addmm")  # of `implicit.ANSWERS`
 OWN_FUNCTIONS = r"^(NeverDrawnMap|RedrawnMap|RepeatedUse|OrthogonalMap|TrainedMap)$"
@@ -53,8 +57,9 @@ class NumberCounts(Observer):
         self.silent: set[str] = set()  # tensors of which every number is zero
         self.running: list[str] = []
         self.nodes: dict[int, Any] = {}  # of torch's graph that have an owner, kept so that no other has their id
+        self.uses: dict[tuple[str, int | None], Uses] = {}
         self.handles = [
-            one.register_hook(partial(self.add_gradient, name, whole=True))
+            one.register_hook(partial(self.add_whole, name, one))
             for name, one in module.named_parameters()
             if one.requires_grad and not hasattr(one, "weight")
         ]
@@ -65,12 +70,12 @@ class NumberCounts(Observer):
             return
         tally = self.tallies.setdefault((direction, name), Tally(self.formats))
         tally.add(x)
-        if direction == FORWARD and not tally.count:
+        if direction == FORWARD and not tally.count and not bool(x.any()):
             self.silent.add(name)
 
     def enter(self, name: str, part: nn.Module, args: Any, kwargs: Any) -> None:
         if self.running:
-            self.own_nodes(self.running[-1], tensors_in((args, kwargs)))
+            self.own_nodes(self.running[-1] or ROOT, tensors_in((args, kwargs)))
         self.running.append(name)
 
     def leave(self, name: str, part: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
@@ -85,7 +90,7 @@ class NumberCounts(Observer):
                     self.own(each.grad_fn, name)
             self.own_nodes("", outputs)
         else:
-            self.own_nodes(name, outputs)
+            self.own_nodes(name or ROOT, outputs)
 
     def see(self, op: Op) -> None:
         for weight in op.weights:
@@ -93,7 +98,7 @@ class NumberCounts(Observer):
         whole = not self.running or self.running[-1] in self.whole
         if whole or op.kind in (COPY, ENTRIES) or getattr(op.func, "is_view", False):
             return
-        name = f"{self.running[-1]} {name_of(op.func)}".strip()
+        name = f"{self.running[-1] or ROOT} {name_of(op.func)}"
         for each in tensors_in(op.out):
             self.add(FORWARD, name, each)
         tensors = len(op.args) > 1 and all(isinstance(each, Tensor) for each in op.args[:2])
@@ -144,50 +149,131 @@ class NumberCounts(Observer):
 
     def note_use(self, op: Op, weight: Any) -> None:
         """Wait for the gradient of a weight without entries, or of its entries if they were drawn."""
-        name, function = weight.weight.name, getattr(op.func, "__name__", "")
+        function = getattr(op.func, "__name__", "")
         every = [each for each in op.out if each.requires_grad]
         if weight.frozen or not every:
             return
         if op.kind == ENTRIES:
             for each in every:
                 if each.shape == weight.shape and all(each is not one for one in op.args):
-                    each.register_hook(partial(self.add_gradient, name, whole=True))
-        elif function in PRODUCTS:
-            factors = [each for each in op.args if each.dim() > 1 and each.shape[:-1] == every[0].shape[:-1]]
-            rows_are_outputs = (function == "linear") != weight.turned
-            every[0].register_hook(partial(self.add_product, weight.weight, rows_are_outputs, factors[0].detach()))
+                    each.register_hook(partial(self.add_whole, weight.weight.name, each.detach()))
+            return
+        uses = self.uses.setdefault((weight.weight.name, weight.part), Uses(weight.weight))
+        if function in PRODUCTS:
+            out, inputs = every[0], weight.shape[-1 if function == "linear" else -2]
+            factors = [x for x in op.args if x.shape[:-1] == out.shape[:-1] and x.shape[-1:] == (inputs,)]
+            if factors:
+                uses.waiting += 1
+                rows_are_outputs = (function == "linear") != weight.turned
+                out.register_hook(partial(self.add_product, uses, rows_are_outputs, factors[0].detach()))
         elif function == "embedding":
-            every[0].register_hook(partial(self.add_rows, name, op.args[0].detach()))
+            uses.waiting += 1
+            every[0].register_hook(partial(self.add_lookup, uses, op.args[0].detach()))
 
-    def add_product(self, weight: RandomWeight, rows_are_outputs: bool, x: Tensor, d: Tensor) -> None:
-        """Count rows of the gradient of a product of x, which has the gradient d, and of the update."""
+    def add_product(self, uses: "Uses", rows_are_outputs: bool, x: Tensor, d: Tensor) -> None:
+        """Add the factors of the gradient of a product of x, which has the gradient d."""
         d, x = d.detach(), x.to(d.dtype)
-        stacked = len(weight.shape) > 2
-        left, right = (each if stacked else each.flatten(0, -2) for each in ((d, x) if rows_are_outputs else (x, d)))
-        rows = min(left.shape[-1], max(1, MOST_COUNTED // right.shape[-1] // math.prod(right.shape[:-2])))
-        chosen = torch.linspace(0, left.shape[-1] - 1, rows, dtype=torch.float64).round().long().to(d.device)
-        self.add_gradient(weight.name, left[..., chosen].mT @ right)
-        rule = self.rules.get(weight.name)
-        if rule is not None and rule.of_matrices and not stacked:
-            self.add(UPDATE, weight.name, matrix_update(rule, left, right, chosen))
+        if x.dim() < 3 or len(uses.weight.shape) < 3:
+            d, x = (each.reshape(-1, each.shape[-1]) for each in (d, x))
+        uses.products.append((d, x) if rows_are_outputs else (x, d))
+        self.settle(uses)
 
-    def add_rows(self, name: str, ids: Tensor, d: Tensor) -> None:
-        """Count the gradient of the rows of a table that were looked up, and their update."""
-        distinct, place = torch.unique(ids, return_inverse=True)
-        sums = d.new_zeros(len(distinct), d.shape[-1]).index_add_(0, place.flatten(), d.detach().flatten(0, -2))
-        self.add_gradient(name, sums)
+    def add_lookup(self, uses: "Uses", ids: Tensor, d: Tensor) -> None:
+        """Add the gradient of rows of a table that were looked up."""
+        uses.lookups.append((ids.flatten(), d.detach().reshape(-1, d.shape[-1])))
+        self.settle(uses)
 
-    def add_gradient(self, name: str, gradient: Tensor, whole: bool = False) -> None:
-        """Count a gradient, and its update unless the rule needs the `whole` matrix."""
+    def settle(self, uses: "Uses") -> None:
+        """Count the gradient and the update of a weight after the gradient of its last use."""
+        uses.waiting -= 1
+        if uses.waiting == 0:
+            weight, rule = uses.weight, self.rules.get(uses.weight.name)
+            rows, gradient = uses.gradient()
+            self.add(GRADIENT, weight.name, gradient)
+            change = None
+            if rule is not None and rule.of_matrices:
+                if len(weight.shape) > 2 or not uses.products:
+                    rule = None  # only a whole matrix shows its update
+                else:
+                    change = -matrix_update(rule, *uses.factors(), rows)
+            if rule is not None:
+                self.add_update(weight.name, rule, gradient, sample_of(weight, gradient.shape), change)
+            uses.products, uses.lookups = [], []
+
+    def add_whole(self, name: str, values: Tensor, gradient: Tensor) -> None:
+        """Count a whole gradient, and the update of the weight, whose entries are `values`."""
+        gradient = gradient.detach()
         self.add(GRADIENT, name, gradient)
-        rule, gradient = self.rules.get(name), gradient.detach()
-        if rule is not None and (whole or not rule.of_matrices):
-            self.add(UPDATE, name, TensorUpdate(rule).step(torch.zeros_like(gradient), gradient, 1.0))
+        if name in self.rules:
+            self.add_update(name, self.rules[name], gradient, values.detach(), None)
+
+    def add_update(
+        self, name: str, rule: UpdateRule, gradient: Tensor, values: Tensor, change: Tensor | None
+    ) -> None:  # fmt: skip
+        """Count what a step subtracts from the weight, and which of its entries stay as they are once rounded.
+
+        The decay of the weight itself is rounded first, as in torch.
+        """
+        if change is None:
+            change = -TensorUpdate(rule).step(torch.zeros_like(gradient), gradient, 1.0)
+        self.add(UPDATE, name, change)
+        for which in self.formats if (UPDATE, name) in self.tallies else ():
+            if which.dtype.itemsize == 2:
+                start = values.to(which.dtype)
+                if rule.decoupled or rule.of_matrices:
+                    after = ((1 - rule.lr * rule.weight_decay) * start.float()).to(which.dtype) - change
+                else:
+                    after = TensorUpdate(rule).step(start.to(gradient.dtype), gradient, 1.0)
+                some = self.tallies[UPDATE, name].lost.setdefault(which.name, [0.0, 0.0])
+                some[0] += float(((after.to(which.dtype) == start) & (change != 0)).sum())
+                some[1] += float((change != 0).sum())
 
     def finish(self) -> None:
+        """Count what is left of weights of which some use has no gradient, and let the module go."""
+        for uses in self.uses.values():
+            if uses.products or uses.lookups:
+                uses.waiting = 1
+                self.settle(uses)
         for each in self.handles:
             each.remove()
         self.nodes.clear()
+
+
+@dataclass(eq=False)
+class Uses:
+    """The uses of a weight in one pass, by products and lookups; `waiting` of them have had no gradient so far."""
+
+    weight: RandomWeight
+    waiting: int = 0
+    products: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # factors of the gradient leftᵀ right
+    lookups: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # ids, and the gradients of their rows
+
+    def factors(self) -> tuple[Tensor, Tensor]:
+        left, right = zip(*self.products, strict=True)
+        return torch.cat(left, -2), torch.cat(right, -2)
+
+    def gradient(self) -> tuple[Tensor, Tensor]:
+        """Return numbers of rows, and these rows of the gradient: evenly spaced ones, or those that were looked up."""
+        rows = torch.unique(torch.cat([ids for ids, _ in self.lookups])) if self.lookups else torch.zeros(0)
+        if not self.products:
+            gradient = self.lookups[0][1].new_zeros(len(rows), self.weight.shape[-1])
+        else:
+            left, right = self.factors()
+            count = min(left.shape[-1], max(1, MOST_COUNTED // right.shape[-1] // math.prod(right.shape[:-2])))
+            rows = torch.linspace(0, left.shape[-1] - 1, count, dtype=torch.float64).round().long().to(left.device)
+            gradient = left[..., rows].mT @ right
+        for ids, d in self.lookups:
+            place = torch.searchsorted(rows, ids).clamp(max=len(rows) - 1)
+            known = rows[place] == ids
+            gradient.index_add_(0, place[known], d[known])
+        return rows, gradient
+
+
+def sample_of(weight: RandomWeight, shape: tuple[int, ...]) -> Tensor:
+    """Return entries by the law of a weight (of an orthogonal matrix: nearly normal ones)."""
+    law = normal(weight.law.std) if weight.law.kind == ORTHOGONAL else weight.law
+    drawn = entries(law, 0, f"{weight.name}: formats", range(1), range(math.prod(shape[:-1])), shape[-1], torch.float32)
+    return drawn.reshape(shape)
 
 
 def matrix_update(rule: UpdateRule, left: Tensor, right: Tensor, rows: Tensor) -> Tensor:

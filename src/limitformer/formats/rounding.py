@@ -3,8 +3,9 @@ r"""The stream of a network in a number format against the same network in float
 A pass runs in the format's type: the module's code casts as it always does, torch rounds each result, and products with
 weights are summed in float32, then rounded. Both passes draw the same weights, in float32. In eight bits the type is
 bfloat16, and what a product with a weight takes, forward and backward, is rounded to eight bits with a power of two for
-each tensor. Not modelled: the order of sums inside a kernel, kernels that keep float32 inside, and rounded weights,
-whose law differs by the format's relative spacing.
+each tensor; there is no answer for a network that uses entries of its matrices in other operations. Not modelled: the
+order of sums inside a kernel, kernels that keep float32 inside, and rounded weights, whose law differs by the format's
+relative spacing.
 """
 
 import math
@@ -17,6 +18,7 @@ import torch
 import xarray as xr
 from torch import Tensor, nn
 
+from limitformer.base.errors import InputError, first_line
 from limitformer.formats.table import NumberFormat
 from limitformer.subjects.inputs import Inputs
 from limitformer.subjects.losses import Loss
@@ -68,7 +70,8 @@ def rounding(
 
     Args:
         make: returns the network, each time a new one.
-        layout: of its blocks.
+        layout: of its blocks, which follow each other along `layer` if there are several stacks: `block` names the one
+            that the stream enters.
     """
     count = len(formats)
     result = {key: np.full((count, samples, len(layout.blocks) + 1), np.nan) for key in ("stream", "gradient")}
@@ -78,12 +81,15 @@ def rounding(
         one = exact(seed, sample)
         for k in range(count):
             other = rounded[k](seed, sample)
+            if other is None:
+                continue
             for layer, (a, b) in enumerate(zip(one.streams, other.streams, strict=True)):
                 result["stream"][k, sample, layer] = distance(a, b)
                 if layer in one.gradients and layer in other.gradients:
                     result["gradient"][k, sample, layer] = distance(one.gradients[layer], other.gradients[layer])
     dims = "format", "sample", "layer"
-    coordinates = {"format": [each.name for each in formats], "layer": np.arange(len(layout.blocks) + 1)}
+    names = [*(each.members[0] for each in layout.blocks), "end"]
+    coordinates = {"format": [each.name for each in formats], "layer": np.arange(len(names)), "block": ("layer", names)}
     return xr.Dataset({key: (dims, each) for key, each in result.items()}, coordinates)
 
 
@@ -93,15 +99,19 @@ def distance(exact: Tensor, rounded: Tensor) -> float:
 
 def layers_of(
     network: Weightless, layout: Any, inputs: Inputs, loss: Loss | None, which: NumberFormat | None
-) -> Callable[[int, int], Layers]:
-    """Return a function of seed and sample that returns the streams and gradients in a format, or in float32."""
+) -> Callable[[int, int], Any]:
+    """Return a function of seed and sample that returns the streams and gradients in a format, or in float32.
+
+    It returns None where eight bits have no answer.
+    """
     network.layout = layout
 
-    def call(run: WeightlessRun) -> Layers:
+    def call(run: WeightlessRun) -> Layers | None:
         layers = Layers(network)
         if which is not None:
             dtype = which.dtype if which.dtype.itemsize == 2 else torch.bfloat16
-            to_type(network.module, dtype)
+            to_type(network.module, dtype, every_buffer=network.foreign)
+            run.in_format = True
             run.rounds = partial(EightBits.apply, which) if which.dtype.itemsize == 1 else None
         arguments = network.arguments(run, inputs)
         if which is not None:
@@ -110,17 +120,32 @@ def layers_of(
             out = network.call(arguments)
         if loss is not None:
             network.backward(out, arguments, loss, run)
-        return layers
+        matrices = {weight.name for weight in network.weights if len(weight.shape) > 1}
+        unseen = bool(network.drawn) or bool(matrices & run.operations.keys())
+        return None if run.rounds is not None and unseen else layers
 
-    return lambda seed, sample: network.until_it_runs(seed, range(sample, sample + 1), inputs, ALWAYS, loss, call)
+    def of_sample(seed: int, sample: int) -> Any:
+        try:
+            return network.until_it_runs(seed, range(sample, sample + 1), inputs, ALWAYS, loss, call)
+        except (RuntimeError, TypeError) as error:  # of the module's own code
+            name = "float32" if which is None else which.name
+            nearest = "the casts that plain PyTorch needs, too"
+            raise InputError(
+                f"{network.subject.name} cannot run in {name}: {first_line(error)}. Nearest: {nearest}."
+            ) from error
+
+    return of_sample
 
 
 def in_type(value: Any, dtype: torch.dtype) -> Any:
     return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
-def to_type(module: nn.Module, dtype: torch.dtype) -> None:
-    """Give a module the type, as `module.to(dtype)`; buffers that are not stored, such as frequencies, stay."""
+def to_type(module: nn.Module, dtype: torch.dtype, every_buffer: bool) -> None:
+    """Give a module the type, as `module.to(dtype)`.
+
+    Transformers load models in a type and leave buffers that are not stored, such as frequencies, in float32.
+    """
     new = dict[int, Any]()
     for one in module.parameters():
         if isinstance(one, Implicit):
@@ -130,7 +155,7 @@ def to_type(module: nn.Module, dtype: torch.dtype) -> None:
     put_parameters(module, new)
     for part in module.modules():
         for name, buffer in part._buffers.items():
-            if buffer is not None and name not in part._non_persistent_buffers_set:
+            if buffer is not None and (every_buffer or name not in part._non_persistent_buffers_set):
                 part._buffers[name] = in_type(buffer, dtype)
 
 

@@ -63,10 +63,11 @@ def formats_of(names: Sequence[str] | str) -> tuple[NumberFormat, ...]:
     Raises:
         InputError: a name is not in the table, or none is given.
     """
-    every = [names] if isinstance(names, str) else list(names)
-    require(bool(every), f"formats must name one of {', '.join(FORMATS)} or several; got none.")
-    for name in every:
-        known = isinstance(name, str) and name in FORMATS
-        hint = nearest(name, FORMATS) if isinstance(name, str) else ""
-        require(known, f"there is no number format {name!r}; there are {', '.join(FORMATS)}.{hint}")
-    return tuple(FORMATS[name] for name in dict.fromkeys(every))
+    every = names.split(",") if isinstance(names, str) else names
+    several = isinstance(every, list | tuple) and bool(every) and all(isinstance(each, str) for each in every)
+    require(several, f"formats must name one of {', '.join(FORMATS)} or several; got {names!r}.")
+    known = [each.strip().lower() for each in every]
+    for name in known:
+        hint = nearest(name, FORMATS)
+        require(name in FORMATS, f"there is no number format {name!r}; there are {', '.join(FORMATS)}.{hint}")
+    return tuple(FORMATS[name] for name in dict.fromkeys(known))

@@ -36,7 +36,7 @@ class Tally:
         powers: by k, how many |x| are 2^(k − 127).
         over: how many round beyond each of the formats.
         largest: the largest |x|.
-        lost: by format, how many numbers that a sum adds change nothing, and how many it adds.
+        lost: by format, how many numbers change nothing where they are added, and how many are added.
     """
 
     formats: Sequence[NumberFormat]
@@ -148,28 +148,3 @@ def sizes_below(law: Law, sizes: NDArray[Any]) -> NDArray[Any]:
 
     assert law.kind in (NORMAL, UNIFORM, TRUNCATED, ORTHOGONAL)
     return np.asarray(cumulative(sizes) - cumulative(-sizes))
-
-
-def unchanged(weight: Tally, update: Tally, which: NumberFormat) -> float:
-    """Return the share of entries that an update leaves as they are, if only the rounded weight is kept.
-
-    An update of less than half the distance between the numbers around the weight changes nothing; one of exactly half
-    changes every second number, and no power of two, which have other distances above and below. Weight and update are
-    taken for independent, and the density of weights for even between two powers of two.
-    """
-    if not update.count or not weight.count:
-        return math.nan
-
-    def stays(exponent: int, even: float = 0.5) -> float:
-        half = which.spacing(exponent) - 1
-        return (update.at_most(half) - (1 - even) * float(update.powers[max(half + BIAS, 0)])) / update.count
-
-    share, rounded = 0.0, 2.0 ** -(which.digits + 1)  # the part next to each end that rounds to a power of two
-    inside = weight.within.copy()
-    inside[:-1] -= weight.powers[1:]
-    for k in range(1, EXPONENTS - 1):
-        power = weight.powers[k] + rounded * (inside[k] + inside[k - 1])
-        if inside[k] or power:
-            both = stays(k - BIAS, even=1.0) + stays(k - 1 - BIAS, even=1.0)
-            share += inside[k] * (1 - 2 * rounded) * stays(k - BIAS) + power * both / 2
-    return share / weight.count

@@ -45,18 +45,18 @@ WHY = {
 }
 
 
-def verdicts(data: xr.Dataset, curves: xr.Dataset) -> list[Verdict]:
+def verdicts(data: xr.Dataset, stacks: Sequence[xr.Dataset]) -> list[Verdict]:
     """Return the verdicts of all formats.
 
     Args:
         data: of `measure.dataset`.
-        curves: of a check, whose largest visible logits show the rounding of attention.
+        stacks: the curves of each stack of a check, whose largest visible logits show the rounding of attention.
     """
     result = []
     for name in data["format"].values:
         which, numbers = FORMATS[str(name)], data.sel(format=name)
         found = [no_room(which, numbers), scales(which, numbers), sums(which, numbers), updates(which, numbers)]
-        found += [coarse(which, curves)] if which.dtype.itemsize == 2 else []
+        found += [coarse(which, curves) for curves in stacks] if which.dtype.itemsize == 2 else []
         result += [each for each in found if each is not None]
     return result
 
@@ -65,7 +65,7 @@ def verdict(name: str, grade: str, said: str, value: float, limit: str = "", lay
     threshold, source = LIMITS.get(limit or name, (math.nan, ""))
     why, mends = WHY[name]
     return Verdict(
-        name, grade, said, value, threshold, source, None if layer < 0 else layer, why=why, mends=mends,
+        name, grade, said, value, threshold, source, None if layer < 1 else layer, why=why, mends=mends,
         severe=grade == BROKEN,
     )  # fmt: skip
 
@@ -109,8 +109,7 @@ def scales(which: NumberFormat, numbers: xr.Dataset) -> Verdict | None:
             kind, share, block, count = found
             said = f"{which.name}: {share:.0%} of {kind} round to zero with one scale for it{others(count)}"
             return verdict("swallowed", WATCH, said, share, layer=block)
-        silent = numbers["amax"].sel(direction=FORWARD)
-        silent = silent[(silent == 0).values & single(silent)]
+        silent = numbers["silent"][numbers["silent"].values & single(numbers["silent"])]
         if silent.size:
             said = f"{which.name}: {silent['kind'].values[0]} is all zeros{others(len(set(silent['kind'].values)))}"
             return verdict("no scale", NOTE, said, 0.0, layer=int(silent["block"][0]))
@@ -149,7 +148,7 @@ def coarse(which: NumberFormat, curves: xr.Dataset) -> Verdict | None:
     error = 2.0 ** (which.spacing(math.floor(math.log2(max(largest, 2.0**-20)))) - 1)
     if error < LIMITS["coarse"][0]:
         return None
-    block = int(np.nanargmax(by_block.values))
+    block = int(np.nanargmax(by_block.values)) + 1
     said = f"{which.name}: attention logits of {number_text(largest)} are rounded by up to {number_text(error)}"
     return verdict("coarse", WATCH, said, error, layer=block)
 
@@ -162,7 +161,7 @@ def updates(which: NumberFormat, numbers: xr.Dataset) -> Verdict | None:
     stuck = 0 < numbers.attrs["decay"] <= 2.0 ** -(which.digits + 2)
     said = f"{which.name} weights alone: the first step leaves {share:.0%} of {kind} as it is{others(count)}"
     matrices = numbers["unchanged"].where(numbers["matrix"])
-    if not kind.endswith(str(matrices["kind"].values[np.nan_to_num(matrices.values, nan=-1.0).argmax()])):
+    if float(matrices.max()) < share:
         said += f"; of matrices at most {float(matrices.max()):.0%}"
     said += "; weight decay changes nothing" if stuck else ""
     return verdict("unchanged", WATCH, said, share, layer=block)
@@ -172,7 +171,6 @@ def table(data: xr.Dataset) -> list[str]:
     """Return a line for each format: what it needs, and the largest shares of all kinds."""
     head = ("format", "beyond", "to zero", "so, scaled", "lost in sums", "unchanged", "loss scale")
     rows: list[Sequence[str]] = [head]
-    vectors = (data["direction"] == GRADIENT) & ~data["matrix"]  # which may be zero but for rounding
 
     def share(values: xr.DataArray) -> str:
         return "" if not np.isfinite(values).any() else f"{float(values.max()):.2g}"
@@ -180,12 +178,18 @@ def table(data: xr.Dataset) -> list[str]:
     for name in data["format"].values:
         each = data.sel(format=name)
         ends = each["loss_scale"].values
-        window = f"2^{ends[0]:.0f} to 2^{ends[1]:.0f}" if np.isfinite(ends[0]) else "none"
+        gradients = bool(np.isfinite(each["amax"].sel(direction=GRADIENT)).any())
+        window = f"2^{ends[0]:.0f} to 2^{ends[1]:.0f}" if np.isfinite(ends[0]) else "none" * gradients
         wide = FORMATS[str(name)].dtype.itemsize == 2
-        shares = [share(each[key].where(~vectors)) for key in ("beyond", "zero", "zero_scaled")]
+        shares = [share(each[key].where(~vectors_of(data))) for key in ("beyond", "zero", "zero_scaled")]
         shares += [share(each[key]) for key in ("lost", "unchanged")]
-        rows.append((str(name), *shares, window if wide else "by tensor"))
+        rows.append((str(name), *shares, window if wide else "by tensor" * gradients))
     return aligned(rows)
+
+
+def vectors_of(data: xr.Dataset) -> xr.DataArray:
+    """Return where numbers are gradients of vectors, which may be zero but for rounding, as of the biases of keys."""
+    return (data["direction"] == GRADIENT) & ~data["matrix"]
 
 
 def rounding_table(data: xr.Dataset) -> list[str]:
@@ -201,13 +205,18 @@ def rounding_table(data: xr.Dataset) -> list[str]:
     return aligned(rows)
 
 
-def record(data: xr.Dataset) -> dict[str, dict[str, float | None]]:
-    """Return the largest shares of each format, and its loss scales, as JSON holds them."""
+def record(data: xr.Dataset, rounding: xr.Dataset | None) -> dict[str, dict[str, float | None]]:
+    """Return the largest shares of each format, its loss scales, and rounding in the last layer, as JSON holds them."""
     result = {}
     for name in data["format"].values:
         each = data.sel(format=name)
-        keys = ("beyond", "zero", "subnormal", "zero_scaled", "lost", "unchanged")
-        ends = dict(zip(("least_loss_scale", "largest_loss_scale"), each["loss_scale"].values, strict=True))
-        numbers = {key: float(each[key].max()) for key in keys} | {key: float(end) for key, end in ends.items()}
+        keys = ("beyond", "zero", "subnormal", "zero_scaled")
+        numbers = {key: float(each[key].where(~vectors_of(data)).max()) for key in keys}
+        numbers |= {key: float(each[key].max()) for key in ("lost", "unchanged")}
+        ends = zip(("least_loss_scale", "largest_loss_scale"), each["loss_scale"].values, strict=True)
+        numbers |= {key: float(end) for key, end in ends}
+        if rounding is not None:
+            for key, layer in (("stream", -1), ("gradient", 0)):
+                numbers[f"rounded_{key}"] = float(rounding[key].sel(format=name).isel(layer=layer).mean())
         result[str(name)] = {key: value if math.isfinite(value) else None for key, value in numbers.items()}
     return result

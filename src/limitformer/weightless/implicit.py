@@ -225,9 +225,18 @@ def entries_of(tensor: Implicit) -> Tensor:
     return (values.transpose(-2, -1) if tensor.turned else values).to(tensor.dtype)
 
 
-def apply(x: Tensor, tensor: Implicit, turned: bool) -> Tensor:
-    """Return x W (…, p), in the dtype of x; the stored matrix is p × n if `turned`."""
+def apply(x: Tensor, tensor: Implicit, turned: bool, bias: Tensor | None = None) -> Tensor:
+    """Return x W + b (…, p), in the dtype of x; the stored matrix is p × n if `turned`.
+
+    Raises:
+        InputError: in a pass in a number format, x has another type, which plain PyTorch refuses.
+    """
     rounds = tensor.weight.run.rounds
+    if tensor.weight.run.in_format and x.dtype != tensor.dtype:
+        raise InputError(
+            f"{tensor.weight.name} is {tensor.dtype} and takes {x.dtype} here, which plain PyTorch refuses. Nearest: "
+            f"a cast of its input."
+        )
     dtype, x = x.dtype, x.to(tensor.weight.run.dtype)  # of casts of x and W, that of x is rounded
     x = x if rounds is None else rounds(x, False)
     z = tensor.weight.run.by_sample(x)
@@ -245,7 +254,8 @@ def apply(x: Tensor, tensor: Implicit, turned: bool) -> Tensor:
         numbers = WeightNumbers(tensor, turned)
         out = apply_once(x, z, numbers, columns) if entries is None else z @ as_matrix(entries, turned)
     out = out if rounds is None else rounds(out, True)
-    return out.reshape(*x.shape[:-1], columns).to(dtype)
+    out = out.reshape(*x.shape[:-1], columns)
+    return (out if bias is None else add_bias(out, bias)).to(dtype)  # rounded once, as a kernel does
 
 
 def kept_entries(tensor: Implicit) -> Tensor | None:
@@ -330,8 +340,7 @@ def never_drawn(tokens: int, inputs: int, columns: int, numbers: WeightNumbers) 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     if not isinstance(weight, Implicit) or len(weight.shape) != 2:
         return NotImplemented
-    out = apply(input, weight, turned=True)
-    return out if bias is None else add_bias(out, bias)
+    return apply(input, weight, turned=True, bias=bias)
 
 
 def add_bias(out: Tensor, bias: Tensor) -> Tensor:
@@ -344,12 +353,12 @@ def add_bias(out: Tensor, bias: Tensor) -> Tensor:
     return (run.by_sample(out) + values[:, None]).reshape(out.shape)
 
 
-def matmul(input: Tensor, other: Tensor, **options: Any) -> Any:
-    if len(other.shape) == 3:
+def matmul(input: Tensor, other: Tensor, bias: Tensor | None = None, **options: Any) -> Any:
+    if len(other.shape) == 3 and bias is None:
         return batched(input, other, **options)
     if isinstance(input, Implicit) or not isinstance(other, Implicit) or len(other.shape) != 2 or options:
         return NotImplemented
-    return apply(input, other, turned=False)
+    return apply(input, other, turned=False, bias=bias)
 
 
 def batched(input: Tensor, mat2: Tensor, **options: Any) -> Any:
@@ -363,8 +372,7 @@ def batched(input: Tensor, mat2: Tensor, **options: Any) -> Any:
 
 
 def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, **options: Any) -> Any:
-    out = matmul(mat1, mat2, **options)
-    return out if out is NotImplemented else add_bias(out, input)
+    return matmul(mat1, mat2, bias=input, **options)
 
 
 def embedding(

@@ -99,6 +99,7 @@ class WeightlessRun:
 
     interpreter: Any = None  # while a pass is looked at
     rounds: Any = None  # a function of a factor of products with weights, and whether it is that of the backward pass
+    in_format: bool = False  # whether the module has the type of a number format
 
     trains: ClassVar[bool] = False  # whether the weights change from pass to pass (`steps`)
 

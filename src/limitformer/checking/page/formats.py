@@ -32,11 +32,14 @@ def format_parts(data: xr.Dataset | None, rounding: xr.Dataset | None) -> list[P
 def sizes(data: xr.Dataset, direction: str) -> Panel:
     """Return the panel of one direction: the largest number of each block, and its smallest median."""
     part = data.sel(direction=direction)
-    blocks = np.unique(part["block"].values[part["block"].values >= 0])
+    blocks = np.unique(part["block"].values[part["block"].values > 0])
     inside = [part.isel(tensor=np.flatnonzero(part["block"].values == block)) for block in blocks]
     largest = np.array([float(each["amax"].max()) for each in inside])
     median = np.array([2.0 ** -float(each["centre"].max()) for each in inside])
-    lines = (Line("law", SIZES[0][1], blocks + 1.0, largest), Line("other", SIZES[1][1], blocks + 1.0, median))
+    lines = (
+        Line("law", SIZES[0][1], blocks.astype(float), largest),
+        Line("other", SIZES[1][1], blocks.astype(float), median),
+    )
     return Panel(f"Numbers, {direction}", "", "block", lines if len(blocks) else ())
 
 
