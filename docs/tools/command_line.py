@@ -12,9 +12,17 @@ from typing import Any
 PAGE = Path(__file__).resolve().parents[1] / "api" / "command-line.md"
 OPENING = """# Command line
 
-`limitformer COMMAND --help` says the same. Exit codes: 0 done, 1 a check that fails, 2 bad input (one line that says
-what came, what was needed, and the nearest repair), 74 where standard output cannot be written (files are saved first),
-75 where `--minutes` ended a training that the same command resumes, 130 after Ctrl-C, 141 where a pipe was closed.
+`limitformer COMMAND --help` says the same.
+
+| exit code | meaning |
+|---|---|
+| 0 | done |
+| 1 | a check that fails |
+| 2 | bad input: one line says what came, what was needed, and the nearest repair |
+| 74 | standard output cannot be written; files are saved first |
+| 75 | `--minutes` ended a training that the same command resumes |
+| 130 | Ctrl-C |
+| 141 | a pipe was closed |
 """
 
 

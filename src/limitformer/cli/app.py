@@ -190,7 +190,11 @@ def options(
         typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
-    """What a Transformer does at depth, before you train it."""
+    """What a Transformer does at depth, before you train it.
+
+    Will it collapse? check. What to set? design. Which learning rate? rate. Does it hold at width? transfer.
+    Which number format? check --number-format. Is this change better? compare. Figures of the papers? figure.
+    """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
