@@ -19,7 +19,7 @@ SECTIONS = {
 OPENING = """# Gallery
 
 Every figure of the two papers that can be made here, and a few beyond them. A card shows what the figure claims,
-whether the numbers support it, its command, its time and its data; its page has the caption, all parameters and
+whether the numbers support it, its command, its time and its data; its page has all parameters and
 differences from the paper. *Holds* counts the statements of the paper that were tested; the record has other numbers.
 
 [ST, Table 2] has no card: it needs data and pretraining that this project does not have. Its

@@ -22,7 +22,7 @@ from limitformer_papers.common.picture import Picture
 
 SCALES = ("paper", "quick")
 BEGIN, END = "<!-- claims -->", "<!-- end of claims -->"
-MARKS = {True: "yes", False: "**no**", None: ""}
+MARKS = {True: "yes", False: "**no**"}
 NEED_TRAINING = ("st-fig2", "foretells", "foretells-rate", *RUN_FIGURES)  # figures that need the extra `train`
 
 
@@ -135,12 +135,15 @@ def json_number(value: float) -> float | str:
 
 
 def table(record: dict[str, Any]) -> str:
-    """Return the claims of a record, as in NAME.json, as a Markdown table."""
+    """Return the claims of a record that hold or do not, as a Markdown table, and where its other numbers are."""
     rows = []
     for one in record["claims"]:
-        value = one["value"] if isinstance(one["value"], str) else f"{one['value']:.4g}"
-        rows.append(f"| {one['name'].replace('|', chr(92) + '|')} | {value} | {MARKS[one['holds']]} |")
-    return "\n".join(["| claim | value | holds |", "|---|---|---|", *rows])
+        if one["holds"] is not None:
+            value = one["value"] if isinstance(one["value"], str) else f"{one['value']:.4g}"
+            rows.append(f"| {one['name'].replace('|', chr(92) + '|')} | {value} | {MARKS[one['holds']]} |")
+    others, name = len(record["claims"]) - len(rows), f"{record['figure']}.json"
+    header = ["| claim | value | holds |", "|---|---|---|"]
+    return "\n".join([*header, *rows, *(["", f"Other numbers: {others}, in [{name}]({name})."] if others else [])])
 
 
 def with_table(text: str, record: dict[str, Any]) -> str:

@@ -297,11 +297,12 @@ def test_page_describes_its_picture(name):
 # Updating a page.
 
 RECORD = {
+    "figure": "st-fig1",
     "claims": [
         {"name": "mean |ρ|", "value": 0.123456, "holds": True},
         {"name": "lifetime", "value": "inf", "holds": False},
         {"name": "share", "value": 5e-9, "holds": None},
-    ]
+    ],
 }
 
 
@@ -309,8 +310,10 @@ def test_table_of_a_record():
     assert table(RECORD).splitlines()[2:] == [
         r"| mean \|ρ\| | 0.1235 | yes |",
         "| lifetime | inf | **no** |",
-        "| share | 5e-09 |  |",
+        "",
+        "Other numbers: 1, in [st-fig1.json](st-fig1.json).",
     ]
+    assert table(RECORD | {"claims": RECORD["claims"][:2]}).splitlines()[-1] == "| lifetime | inf | **no** |"
 
 
 def test_page_is_updated_between_its_marks(tmp_path):
