@@ -10,7 +10,7 @@ from limitformer.reports.verdict import number_text
 
 SHARES = {"beyond": "beyond", "zero": "to zero", "zero_scaled": "to zero, scaled", "lost": "lost", "unchanged": "same"}
 ONLY = {"lost": "forward", "unchanged": "update"}  # the direction of shares that have one
-SIZES = [("law", "largest |x|"), ("other", "a median |x|, the smallest of all tensors")]
+SIZES = [("law", "largest |x|"), ("other", "median |x| of the tensor where it is smallest, to a factor √2")]
 
 
 def format_parts(data: xr.Dataset | None, rounding: xr.Dataset | None) -> list[Part]:
@@ -35,7 +35,7 @@ def sizes(data: xr.Dataset, direction: str) -> Panel:
     blocks = np.unique(part["block"].values[part["block"].values > 0])
     inside = [part.isel(tensor=np.flatnonzero(part["block"].values == block)) for block in blocks]
     largest = np.array([float(each["amax"].max()) for each in inside])
-    median = np.array([2.0 ** -float(each["centre"].max()) for each in inside])
+    median = np.array([2.0 ** -(float(each["centre"].max()) + 0.5) for each in inside])
     lines = (
         Line("law", SIZES[0][1], blocks.astype(float), largest),
         Line("other", SIZES[1][1], blocks.astype(float), median),
