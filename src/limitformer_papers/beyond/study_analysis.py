@@ -50,8 +50,9 @@ def auroc_interval(area: float, many: int, few: int) -> tuple[float, float]:
         variance = a * (1 - a) * (1 + more * (1 - a) / (2 - a) + more * a / (1 + a)) / (many * few)
         return float((area - a) ** 2 - z**2 * variance)
 
-    low = optimize.brentq(excess, 0.0, area) if area > 0 and excess(0.0) > 0 else 0.0
-    high = optimize.brentq(excess, area, 1.0) if area < 1 and excess(1.0) > 0 else 1.0
+    inside = min(max(area, 1e-9), 1 - 1e-9)  # at 0 and 1 the variance is 0
+    low = optimize.brentq(excess, 0.0, inside) if area > 0 else 0.0
+    high = optimize.brentq(excess, inside, 1.0) if area < 1 else 1.0
     return float(low), float(high)
 
 

@@ -84,10 +84,10 @@ def append(path: Path, row: Row) -> None:
         file.write((json.dumps(row, allow_nan=False) + "\n").encode())
 
 
-def checked(one: Network) -> Report:
+def checked(one: Network, witness: bool = False) -> Report:
     """Return the report of `check` on two sequences of the training text."""
-    ids = batch_of(one, -1)[:2, :-1]
-    return lf.check(builder_of(one), ids, loss="next-token", samples=4, seed=one.seed, progress=False)
+    options: Any = {"loss": "next-token", "samples": 4, "seed": one.seed, "witness": witness, "progress": False}
+    return lf.check(builder_of(one), batch_of(one, -1)[:2, :-1], **options)
 
 
 def names_in(report: Report) -> list[str]:
@@ -140,8 +140,9 @@ def mended(one: Network, report: Report) -> Row:
 
 def foretold(study: int, one: Network) -> Row:
     if study == 1:
-        report = checked(one)
-        return {"numbers": numbers_of(one, report), "names": names_in(report), **mended(one, report)}
+        report = checked(one, witness=True)
+        about = {"names": names_in(report), "witness": report.witness and report.witness.status}
+        return {"numbers": numbers_of(one, report), **about, **mended(one, report)}
     found = lf.rate(builder_of(one), batch_of(one, -1)[:, :-1], optimizer=nets.adamw, loss="next-token", clip=1.0,
                     seed=one.seed, networks=4, witness=False, progress=False)  # fmt: skip
     return {"low": finite(found.tune[0]), "high": finite(found.tune[1]), "borne": finite(found.rate)}
