@@ -35,9 +35,11 @@ class Block(nn.Module):
         return self.skip * x + self.outer(torch.relu(self.inner(x)))
 
 class Network(nn.Module):
-    def __init__(self, width=32, depth=6, skip=1.0, scale=1.0):
+    def __init__(self, width=32, depth=6, skip=1.0, scale=1.0, uniform=False):
         super().__init__()
         self.embed = nn.Embedding(30, width)
+        if uniform:
+            nn.init.uniform_(self.embed.weight, -1, 1)
         self.blocks = nn.ModuleList(Block(width, skip, scale) for _ in range(depth))
 
     def forward(self, ids):
@@ -168,13 +170,16 @@ def test_new_verdict_is_worse_and_one_less_is_better():
     assert paired(dying, steady, samples=2).answer.startswith("better: dies: watch → fine")
 
 
-def test_other_shapes_share_no_numbers():
+def test_other_shapes_and_laws_share_no_numbers():
     result = paired(Network, partial(Network, width=48))
     assert (
-        "share the numbers of 0 of 25 weights; pairing gains nothing, because names or shapes differ" in result.pairing
+        "share the numbers of 0 of 25 weights; pairing gains nothing, because names, shapes or laws differ"
+        in result.pairing
     )
     for each in result.differences():
         assert each.half > each.unpaired / 2
+    uniform = paired(Network, partial(Network, uniform=True), samples=2)
+    assert "share the numbers of 24 of 25 weights" in uniform.pairing
 
 
 def test_shaped_attention_is_uniform_on_purpose():
@@ -223,6 +228,7 @@ def test_command_fails_on_a_worse_model(files):
     assert worse.exit_code == 1, worse.output
     assert worse.output.startswith("✗ worse: collapsed: fine → watch")
     assert len(worse.output.splitlines()) <= 24
+    assert f"Next: limitformer check {files[1]} --tokens 5 --against {files[0]}" in worse.output
     page = Path("report/paired.html").read_text(encoding="utf-8")
     assert page.index("Is the change better?") < page.index("Table of networks")
     better = run.invoke(app, ["compare", *reversed(files), *small, "--json"])

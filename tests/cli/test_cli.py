@@ -280,3 +280,26 @@ def test_python_m_limitformer_refuses_in_one_line(process, model_file):
     code, out, err = process([*COMMAND, "simulate", model_file, "--set", "gamma=1.5"])
     assert (code, out) == (2, "")
     assert re.fullmatch(r"Error: .*model\.toml: gamma must lie in \[0, 1\]; got 1\.5\..*\n", err)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["check", "MODEL"],
+        ["check", "MODEL", "MODEL"],
+        ["compare", "MODEL", "MODEL"],
+        ["steps", "MODEL", "--optimizer", "adamw"],
+        ["transfer", "MODEL", "--optimizer", "adamw", "--widths", "32,64", "--rate", "1e-3"],
+    ],
+    ids=lambda words: f"{words[0]} {len(words)}",
+)
+def test_json_alone_is_printed_for_scripts(run, tmp_path, words):
+    """One document, with nothing before or after it."""
+    model = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 50, "n_positions": 32}
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps(model))
+    samples = "4" if words[0] == "transfer" else "2"
+    arguments = [str(path) if word == "MODEL" else word for word in words]
+    result = run(*arguments, "--tokens", 8, "--samples", samples, "--json")
+    assert result.exit_code == 0, result.output
+    assert isinstance(json.loads(result.stdout), dict)

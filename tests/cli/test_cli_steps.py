@@ -62,7 +62,7 @@ def test_steps_prints_verdicts_table_and_caveat(steps):
     assert "\nsmall.json: SGD (" in result.stdout
     assert "SGD (momentum 0, dampening 0, weight_decay 0), 3 rates, 1 step, 2 networks, 6 tokens, same batches" in words
     assert "the loss of the batch falls within 1 step up to a rate of 0.1, in 2 of 2 networks" in words
-    assert [line.split()[0] for line in result.stdout.splitlines()[-6:-3]] == ["0.01", "0.1", "100"]
+    assert [line.split()[0] for line in result.stdout.splitlines()[-8:-5]] == ["0.01", "0.1", "100"]
     assert "nothing is said about later steps" in words
 
 
@@ -70,7 +70,7 @@ def test_steps_of_the_command_are_those_of_the_function(steps, folder):
     result = steps("--rates", "0.1", "--seed", 3, "--clip", 0.5, "--set", "n_layer=2", "--out", "new/out")
     assert result.exit_code == 0, result.output
     names = ["steps.html", "steps.csv", "steps.json", "steps.nc"]
-    assert result.stdout.splitlines()[-1] == "Wrote " + ", ".join(f"new/out/{name}" for name in names)
+    assert result.stdout.splitlines()[-3] == "Wrote " + ", ".join(f"new/out/{name}" for name in names)
     data = lf.load(folder / "new" / "out" / "steps.nc")
     options = {
         "optimizer": user_object("mine.py:sgd", "--optimizer"),

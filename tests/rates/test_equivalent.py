@@ -122,3 +122,11 @@ def test_functions_of_the_loop_change_the_groups_of_both_optimizers():
     assert plain.rate()[0] == pytest.approx(0.3, rel=1e-4)
     with pytest.raises(InputError, match="needs a function"):
         lf.equivalent_rates(Small, IDS, optimizer="sgd", other="adam", after_groups=scale, **options)
+
+
+def test_step_that_is_not_finite_has_no_equal():
+    def broken(out, inputs):
+        return out.flatten(1).sum(1) * np.nan
+
+    with pytest.raises(InputError, match="the step of SGD is not finite"):
+        lf.equivalent_rates(Small, IDS, optimizer=sgd, other=adam, networks=2, seed=0, progress=False, loss=broken)

@@ -296,3 +296,6 @@ def test_networks_that_are_not_finite_do_not_transfer():
     assert "not finite after the steps in 3 of 3 networks at width 16, 3 of 3" in result.conclusion
     assert " nan" not in str(result)
     assert lf.transfer(Cubic, {"width": [16, 32]}, ids, rate=1e-6, **options).not_finite == {}
+    nowhere = options | {"loss": lambda out, inputs: square(out, inputs) * np.nan}
+    before = lf.transfer(Cubic, {"width": [16, 32]}, ids, rate=1e-6, **nowhere).conclusion
+    assert before.endswith("3 of 3 networks at width 32, in some before the first step.")

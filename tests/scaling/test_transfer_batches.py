@@ -63,6 +63,49 @@ def test_exponents_over_the_batch_are_those_of_torch_and_their_rule_that_of_the_
     assert "speak for one rate at every batch" in twin.notes[0]
 
 
+def sgd(module):
+    return torch.optim.SGD(module.parameters(), lr=0.1)
+
+
+def adamw(module):
+    return torch.optim.AdamW(module.parameters(), lr=1e-2)
+
+
+def muon(module):
+    rest = [each for name, each in module.named_parameters() if name != "hidden.weight"]
+    return [torch.optim.Muon([module.hidden.weight], lr=0.1), torch.optim.AdamW(rest, lr=1e-3)]
+
+
+def changes_of_torch(make, networks):
+    """Return the root mean square of what the first step adds to the output for the batch's first sequence."""
+    result = np.zeros((networks, len(BATCHES)))
+    for k in range(networks):
+        torch.manual_seed(1000 + k)
+        start, ids = Small().state_dict(), torch.randint(0, 20, (BATCHES[-1], 8))
+        for j, size in enumerate(BATCHES):
+            network = Small()
+            network.load_state_dict(start)
+            made = make(network)
+            before = network(ids[:1]).detach()
+            next_token(network(ids[:size]), {"": ids[:size]}).mean().backward()
+            for each in made if isinstance(made, list) else [made]:
+                each.step()
+            result[k, j] = float((network(ids[:1]) - before).square().mean().sqrt().detach())
+    return np.log(result)
+
+
+@pytest.mark.parametrize("make", [sgd, adamw, muon])
+def test_effect_of_an_update_at_a_batch_and_at_four_times_its_size_is_that_of_torch(make):
+    """The twin does 1.3 times as much at the larger batch."""
+    ours = np.log(over_batch(optimizer=make, samples=16).measures["output change"])
+    torchs = changes_of_torch(make, 200)
+    for k in (0, 1):
+        mine, theirs = (each[:, k + 1] - each[:, k] for each in (ours, torchs))
+        error = np.sqrt(mine.var(ddof=1) / len(mine) + theirs.var(ddof=1) / len(theirs))
+        assert abs(mine.mean() - theirs.mean()) < 4 * error
+        assert abs(mine.mean() + np.log(1.3) - theirs.mean()) > 4 * error
+
+
 def steps_like(gradient, update):
     """Return datasets with these norms (samples, sizes) of gradients and of updates, at 4, 16, … sequences."""
     return {

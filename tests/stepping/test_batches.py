@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+import transformers
 from scipy import stats
 from torch import nn
 from torch.nn import functional
@@ -55,6 +56,24 @@ def test_gradients_of_pieces_add_up_to_the_step_of_the_whole_batch(name, model):
     assert int(pieces.weight_noise.notnull().any(["sample", "weight"]).sum()) == 1  # later weights have seen the batch
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_pieces_with_as_many_sequences_as_heads_keep_them_apart(own):
+    """The piece is measured as the batch of these four sequences is; the twin has the heads of another order."""
+    config = CONFIGS["gpt2"]()
+    config.n_head = 4
+    model = (lambda: transformers.GPT2LMHeadModel(config)) if own else config
+    ids = torch.randint(1, 30, (32, 5), generator=torch.Generator().manual_seed(1))
+    options = {"draw": "always", "dtype": torch.float64, "steps": 1}
+    options |= {"loss": lambda out, inputs: next_token(out.logits, inputs)} if own else {}
+    pieces, four = (simulate(model, each, sequences=len(each), **options) for each in (ids, ids[:4]))
+    one = simulate(model, ids[:4], **options).entropy.isel(step=0)
+    assert pieces.entropy.sizes["head"] == 4
+    np.testing.assert_allclose(pieces.entropy.isel(step=0), one, rtol=1e-9)
+    assert four.entropy.isel(step=0).shape == one.shape
+    with pytest.raises(AssertionError):
+        np.testing.assert_allclose(pieces.entropy.isel(step=0, head=slice(None, None, -1)), one, rtol=1e-9)
+
+
 def test_each_network_has_its_own_batch_and_a_larger_one_begins_with_a_smaller_one(monkeypatch):
     seen = []
     run = lf.stepping.trajectory.Trajectory.run
@@ -76,12 +95,14 @@ def test_each_network_has_its_own_batch_and_a_larger_one_begins_with_a_smaller_o
 
 
 class Sequence(nn.Module):
-    """Two hidden layers that mix tokens; its weights are made by the caller."""
+    """Two hidden layers that mix tokens, whose matrices are Gaussian: they stay undrawn."""
 
     def __init__(self, width=24, vocabulary=20):
         super().__init__()
         self.table, self.mix = nn.Embedding(vocabulary, width), nn.Linear(width, width, bias=False)
         self.out, self.head = nn.Linear(width, width, bias=False), nn.Linear(width, vocabulary, bias=False)
+        for each in (self.mix.weight, self.out.weight, self.head.weight):
+            nn.init.normal_(each, 0, 0.12)
 
     def forward(self, ids):
         x = self.table(ids)
@@ -112,6 +133,11 @@ def trained_by_torch(optimizer, sequences, networks, seed):
         start = {name: each.detach().clone() for name, each in network.named_parameters()}
         ids = torch.randint(0, 20, (sequences, 64))
         made = optimizer(network)
+        made = made if isinstance(made, list) else [made]
+        groups = [group for each in made for group in each.param_groups]
+        kept = {
+            id(each): (1 - group["lr"] * group["weight_decay"]) ** 2 for group in groups for each in group["params"]
+        }
         row = {}
         for step in range(2):
             network.zero_grad()
@@ -120,10 +146,11 @@ def trained_by_torch(optimizer, sequences, networks, seed):
             row[f"loss {step}"] = loss.item()
             for name, each in network.named_parameters() if step == 0 else ():
                 row[f"gradient of {name}"] = each.grad.norm().item()
-            for each in made if isinstance(made, list) else [made]:
+            for each in made:
                 each.step()
         row["loss 2"] = loss_of(network, ids).item()
-        row |= {f"update of {name}": (each - start[name]).norm().item() for name, each in network.named_parameters()}
+        for name, each in network.named_parameters():
+            row[f"update of {name}"] = (each - kept[id(each)] * start[name]).norm().item()
         rows.append(row)
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 

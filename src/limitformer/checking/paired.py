@@ -1,7 +1,7 @@
 r"""Is a change better? Two networks, before and after, pair by pair: the difference of each number behind a verdict.
 
-Both have one seed, and the random numbers of a weight follow from seed, network and name. So where name and shape stay,
-network k of one and network k of the other have the same random numbers. With the differences d₁ … d_n of n pairs,
+Both have one seed, and the random numbers of a weight follow from seed, network and name. So where name, shape and kind
+of law stay, network k of one and network k of the other have the same numbers. With the differences d₁ … d_n of pairs,
 
   d̄ ± t_{n−1}(0.975) s/√n
 
@@ -86,13 +86,14 @@ class PairedComparison(Comparison):
             require(samples > 1, f"samples must be at least 2, because a change has an interval; got {samples}.")
 
     def verdicts(self) -> dict[str, tuple[str, str]]:
-        """Return the grades of each verdict in base and head but `waits for zeros`; fine where it is not given."""
+        """Return the grades in base and head of verdicts that warn, fine where one is not given."""
 
         def grade(report: Report, name: str) -> str:
             return max((each.grade for each in report.verdicts if each.name == name), key=GRADES.index, default=FINE)
 
         base, head = self.reports.values()
-        names = dict.fromkeys(each.name for each in (*base.verdicts, *head.verdicts) if each.name not in (FINE, WAITS))
+        every = [each for each in (*base.verdicts, *head.verdicts) if each.grade in (WATCH, BROKEN)]
+        names = dict.fromkeys(each.name for each in every if each.name != WAITS)
         return {name: (grade(base, name), grade(head, name)) for name in names}
 
     def differences(self) -> list[PairedDifference]:
@@ -129,11 +130,12 @@ class PairedComparison(Comparison):
     def pairing(self) -> str:
         """One sentence on the numbers that pairs share, and how much narrower intervals are for it, in the median."""
         base, head = self.reports.values()
-        old, new = (report.laws.shapes if report.laws is not None else {} for report in (base, head))
-        alike, every = sum(new.get(name) == shape for name, shape in old.items()), len(old | new)
+        tables = [report.laws for report in (base, head) if report.laws is not None]
+        old, new = ({name: (shape, each.laws[name].kind) for name, shape in each.shapes.items()} for each in tables)
+        alike, every = len(old.items() & new.items()), len(old | new)
         gains = [each.unpaired / each.half for each in self.differences() if each.half > 0]
         gain = float(np.median(gains)) if gains else 1.0
-        why = "" if alike == every else ", because names or shapes differ"
+        why = "" if alike == every else ", because names, shapes or laws differ"
         effect = f"makes intervals {number_text(gain)} times narrower" if gain >= GAIN else f"gains nothing{why}"
         pairs = f"{base.curves.sizes['sample']} pairs, seed {base.about['seed']}"
         return f"{pairs}, share the numbers of {alike} of {every} weights" + (f"; pairing {effect}" if gains else "")

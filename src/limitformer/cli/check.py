@@ -12,6 +12,7 @@ from limitformer.cli.endings import begin_work
 from limitformer.cli.options import (
     Blocks,
     InputsOption,
+    Json,
     LossOption,
     Settings,
     Text,
@@ -121,6 +122,7 @@ def check(
             "FILE.py:NAME.",
         ),
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Tell whether a Transformer collapses, explodes or freezes: the exact law at initialisation, or a checkpoint.
 
@@ -173,18 +175,21 @@ def check(
             options["witness"] = witness_of(witness)
             options["optimizer"] = None if optimizer is None else named_optimizer(optimizer)
             if several or len(what) > 1:
-                comparison = check_several(what, several, batch, options, place)
+                comparison = check_several(what, several, batch, options, place, as_json)
                 if fail_on and comparison.failed(fail_on):
                     raise typer.Exit(FAILED)
                 return
             report = run_check(what[0], batch, against=against, **options)
         written = [] if place is None else report.save(place)
-        print_report(report)
+        if not as_json:
+            print_report(report)
         blind = {"frozen", "uniform"} & set(names) if fail_on != "any" and "logit_std" not in report.curves else ()
         require(not blind, f"--fail-on {', '.join(blind)}: no attention was seen in {report.name}.")
-        if report.against is not None:
+        if as_json:
+            save_and_print(report, None, as_json)
+        elif report.against is not None:
             print_report(report.against)
-        print_written(written)
+        print_written([] if as_json else written)
         if report.verdicts[0].name in DESIGNED:
             print_next(context, "design", what=str(Path(what[0]) / "config.json") if report.exists else what[0])
         elif not report.trained and gradients:
@@ -241,8 +246,9 @@ def variants(pairs: list[str] | None) -> list[dict[str, Any]]:
 
 
 def check_several(
-    what: list[str], settings: list[dict[str, Any]], given: Any, options: dict[str, Any], place: Path | None
-) -> "Comparison":
+    what: list[str], settings: list[dict[str, Any]], given: Any, options: dict[str, Any], place: Path | None,
+    as_json: bool,
+) -> "Comparison":  # fmt: skip
     """Check each network with each of the settings; print and save one comparison."""
     from limitformer.checking import Comparison
     from limitformer.checking import check as run_check
@@ -257,5 +263,5 @@ def check_several(
                 report = run_check(one, given, settings=common | changes, **options)
             reports[distinct(report.name, reports)] = report
     result = Comparison(reports)
-    save_and_print(result, place)
+    save_and_print(result, place, as_json)
     return result

@@ -1,6 +1,5 @@
 """`limitformer compare BASE HEAD`: is a model better or worse after a change?"""
 
-import json
 from typing import Annotated, Any
 
 import typer
@@ -10,6 +9,7 @@ from limitformer.base.progress import suggest_quicker
 from limitformer.cli.endings import begin_work
 from limitformer.cli.options import (
     InputsOption,
+    Json,
     LossOption,
     Tokens,
     TrustRemoteCode,
@@ -21,12 +21,13 @@ from limitformer.cli.options import (
     user_inputs,
     user_loss,
 )
-from limitformer.cli.report import errors_in_one_line, print_plain, print_report, print_written
+from limitformer.cli.report import errors_in_one_line, print_next, save_and_print
 
 FAILED, WORSE = 1, "worse"
 
 
 def compare(
+    context: typer.Context,
     base: Annotated[str, typer.Argument(metavar="BASE", help="The model before the change, as 'check' takes it.")],
     head: Annotated[str, typer.Argument(metavar="HEAD", help="The model after it.")],
     inputs: InputsOption = None,
@@ -37,7 +38,7 @@ def compare(
     threshold: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Another threshold, such as collapse=0.99.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
     out: Annotated[str | None, typer.Option(metavar="PATH", help="Folder for paired.html, .json and .nc.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of both.")] = 0,
     trust_remote_code: TrustRemoteCode = False,
@@ -67,11 +68,8 @@ def compare(
             batch = None if inputs is None else user_inputs(inputs)
             both = run_compare({f"base: {base}": base, f"head: {head}": head}, batch, **options)
         result = PairedComparison(both.reports)
-        written = [] if place is None else result.save(place)
-        if as_json:
-            print_plain(json.dumps(result.record(), ensure_ascii=False))
-        else:
-            print_report(result)
-            print_written(written)
+        save_and_print(result, place, as_json)
+        if result.worse():
+            print_next(context, "check", what=[head], against=base, fail_on=None)
         if fail_on and result.worse():
             raise typer.Exit(FAILED)

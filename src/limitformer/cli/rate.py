@@ -12,6 +12,7 @@ from limitformer.cli.options import (
     AfterGroups,
     Clip,
     InputsOption,
+    Json,
     LossOption,
     Optimizer,
     Sequences,
@@ -66,6 +67,7 @@ def rate(
     seed: Annotated[int, typer.Option(help="Seed; the same seed gives the same networks.")] = 0,
     trust_remote_code: TrustRemoteCode = False,
     witness: WitnessOption = "auto",
+    as_json: Json = False,
 ) -> None:
     """Search the largest learning rate that nine of ten networks bear, and the range to tune in.
 
@@ -121,15 +123,15 @@ def rate(
                 known = {key: options[key] for key in ("after_groups", "clip", "loss", "seed", "networks", "sequences")}
                 with suggest_quicker(f"{largest} networks; --networks 2 takes less."):
                     equal = equivalent_rates(subject, batch, optimizer=rule, other=other, rate=at, **known)
-                save_and_print(equal, place)
+                save_and_print(equal, place, as_json)
                 return
             with suggest_quicker(f"at most {largest} networks; it ends as soon as the interval decides."):
                 report = run_rate(subject, batch, optimizer=rule, **options)
         except RateInterrupted as interrupt:
-            save_and_print(interrupt.report, place)
+            save_and_print(interrupt.report, place, as_json)
             print_interrupted(interrupt.report.networks)
             raise typer.Exit(INTERRUPTED) from interrupt
-        save_and_print(report, place)
+        save_and_print(report, place, as_json)
         if not report.decided and not report.unusual():
             more, seconds = report.missing
             longer = (float(report.data["seconds"].sum()) + 1.3 * seconds) / 60

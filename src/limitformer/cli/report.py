@@ -1,6 +1,7 @@
 """Printing and exit codes, shared by the commands."""
 
 import errno
+import json
 import os
 import shlex
 import traceback
@@ -65,9 +66,12 @@ def print_plain(text: str) -> None:
     screen.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def save_and_print(report: Any, place: Path | None) -> None:
+def save_and_print(report: Any, place: Path | None, as_json: bool = False) -> None:
     """Save a report if there is a folder, then print it, so that a failing output loses no file."""
     written = [] if place is None else report.save(place)
+    if as_json:
+        print_plain(json.dumps(report.record(), ensure_ascii=False))
+        return
     print_report(report)
     print_written(written)
 
@@ -154,8 +158,11 @@ def print_report(report: object) -> None:
 def print_next(context: typer.Context, command: str, **changes: Any) -> None:
     """Print the command that follows, on the same subject, with the user's own options that it has, and `changes`.
 
-    Nothing is printed if it has no option for one that the subject or its optimiser needs.
+    Nothing is printed for a script that reads JSON, or if it has no option for one that the subject or its optimiser
+    needs.
     """
+    if context.params.get("as_json"):
+        return
     from limitformer.cli.app import command_of
 
     takes = {each.name: each for each in command_of(command).params}

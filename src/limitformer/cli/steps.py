@@ -14,6 +14,7 @@ from limitformer.cli.options import (
     Blocks,
     Clip,
     InputsOption,
+    Json,
     LossOption,
     Optimizer,
     Settings,
@@ -95,6 +96,7 @@ def steps(
     blocks: Blocks = None,
     trust_remote_code: TrustRemoteCode = False,
     witness: WitnessOption = "auto",
+    as_json: Json = False,
 ) -> None:
     """Compute the first training steps in law: which learning rates a network takes, and what moves.
 
@@ -145,10 +147,10 @@ def steps(
             with suggest_quicker(quicker):
                 report = run_steps(subject, batch, optimizer=rule, **options)
         except StepsInterrupted as interrupt:
-            save_and_print(interrupt.report, place)
+            save_and_print(interrupt.report, place, as_json)
             print_interrupted(interrupt.report.data.sizes["sample"])
             raise typer.Exit(INTERRUPTED) from interrupt
-        save_and_print(report, place)
+        save_and_print(report, place, as_json)
         if any(each.said.startswith("not decided") for each in report.verdicts):
             print_next(context, "rate", sequences=count)
         if report.failed(fail_on):

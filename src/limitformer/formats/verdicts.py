@@ -1,4 +1,4 @@
-"""What the counts of numbers say of each format: verdicts with their causes and cures, and a table."""
+"""Verdicts on number formats, with their causes and cures, and the tables of a check."""
 
 import math
 from collections.abc import Mapping, Sequence

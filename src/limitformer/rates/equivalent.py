@@ -28,6 +28,7 @@ from limitformer.weightless.simulate import named_errors, provenance
 
 CLOSE = 0.01  # relative difference of two changes that count as equal
 TRIALS = 12
+SMALLER = "Nearest: a smaller rate, or a loss that is finite before the first step."
 LEVEL = 0.95
 
 
@@ -228,6 +229,9 @@ def equivalent_rates(
             for k, (kind, names) in enumerate(kinds.items()):
                 call = partial(equal_rate, two, sample, names, starts.get(kind))
                 change[k, sample], equal[k, sample] = _, same = named_errors(call, subject, batch)
+                require(
+                    math.isfinite(change[k, sample]), f"the step of {two[0].rules[0].name} is not finite. {SMALLER}"
+                )
                 starts |= {kind: same} if math.isfinite(same) else {}
                 advance(bar, sample * len(kinds) + k + 1)
     except KeyboardInterrupt as interrupt:

@@ -26,6 +26,7 @@ from limitformer.scaling.lines import Lines
 from limitformer.scaling.roles import kind_of
 from limitformer.scaling.rules import RULES
 from limitformer.scaling.sizes import DEPTH, WIDTH
+from limitformer.stepping.updates import OPTIMIZERS
 from limitformer.witness import Witness
 
 STREAM, OUTPUT, EFFECT = "stream change at the end", "output change", "effect of "
@@ -168,6 +169,8 @@ class MeasuredSizes:
                 f"{count} of {self.data[size].sizes['sample']} networks at {self.over} {size}"
                 for size, count in self.not_finite.items()
             )
+            if not all(np.isfinite(each["loss"].isel(step=0)).all() for each in self.data.values()):
+                return f"The loss or the stream is not finite in {counts}, in some before the first step."
             return (
                 f"At this rate the loss or the stream is not finite after the steps in {counts}: nothing can be "
                 "said of its transfer. Nearest: a smaller rate."
@@ -202,7 +205,8 @@ class MeasuredSizes:
         name = {WIDTH: "mup", DEPTH: "completep"}.get(self.over, "")
         if not name or self.rule != STANDARD or self.transfers is not False:
             return ""
-        kinds = {each["optimizer"].lower() for each in json.loads(self.data[self.sizes[0]].attrs["groups"])}
+        groups = json.loads(self.data[self.sizes[0]].attrs["groups"])
+        kinds = {OPTIMIZERS[each["optimizer"].lower()].column for each in groups}
         grows = next(iter(self.depending().values())).value > 1
         return name if grows and kinds and kinds <= RULES[name].steps.keys() else ""
 

@@ -236,10 +236,12 @@ def training_of(
     first = first.with_sequences(sequences)
     pieces = pieces_of(first, NOISE_PIECES if sequences else 1)
     few = first.part(slice(0, 1 + network.foreign)) if len(pieces) > 1 else first  # two may influence each other
-    named_errors(
-        lambda: network.first(seed, few, AUTO) if network.foreign else network.run(seed, range(1), few, AUTO, None),
-        subject, few,
-    )  # fmt: skip
+
+    def begin(inputs: Inputs) -> None:
+        own = partial(network.first, seed, inputs, AUTO) if network.foreign else None
+        named_errors(own or partial(network.run, seed, range(1), inputs, AUTO, None), subject, inputs)
+
+    begin(few)
     known = tables(network)
     widths = {columns for _, columns in known} | {size.width for size in network.stacks.values()}
     by_shapes = loss_of_shapes(subject.name, {rows for rows, _ in known}, widths, batch_dim)
@@ -254,6 +256,8 @@ def training_of(
         named_errors(trial.trajectory(every[0], 0).losses, subject, two)
         whole = function.numbers != two.rows
     pieces = [first] if whole else pieces
+    if pieces[0].rows > few.rows:  # as many heads as sequences may be mistaken for each other
+        begin(pieces[0])
     of_network = partial(batches_of, first, batches, unseen, network, steps, seed, batch_dim, whole)
     own = sequences is not None and first.free
     prepared = of_network(sample=0 if own else None)
