@@ -62,7 +62,7 @@ def test_search_of_study_3_brackets_the_best_rate_and_ends_at_the_first_that_div
 
 
 def test_training_has_the_same_bits_again_and_a_huge_rate_diverges():
-    one = nets.Network("llama", 1, 0.05, seed=900)
+    one = nets.StudyNetwork("llama", 1, 0.05, seed=900)
     first, again = (nets.train(one, 1e-3, 3, 1) | {"seconds": 0} for _ in range(2))
     assert first == again
     assert first["choose"] < 5.7
@@ -72,7 +72,7 @@ def test_training_has_the_same_bits_again_and_a_huge_rate_diverges():
 
 @pytest.mark.parametrize("family", nets.FAMILIES)
 def test_networks_run_in_law_and_the_law_is_that_of_the_module(family):
-    one = nets.Network(family, 2, 0.05, logits=4.0, output=0.5, seed=900)
+    one = nets.StudyNetwork(family, 2, 0.05, logits=4.0, output=0.5, seed=900)
     report = runs.checked(one)
     torch.manual_seed(0)
     block = nets.Decoder(one, one.std).blocks[0]
@@ -149,7 +149,7 @@ def synthetic(twin):
     return json.loads(json.dumps([foretold, made]))
 
 
-def test_analysis_finds_what_is_there_and_the_twin_has_nothing():
+def test_analysis_finds_built_in_relations_and_wrong_twin_has_none():
     there, twin = ("\n".join(analysis.analysis(*synthetic(each), UNIGRAMS)) for each in (False, True))
     assert "H1a: distance, ρ 1.00 held out" in there
     assert "H1a: distance" in twin

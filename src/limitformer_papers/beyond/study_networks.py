@@ -40,7 +40,7 @@ KNOB_OF = {
 
 
 @dataclass(frozen=True)
-class Network:
+class StudyNetwork:
     """A network of the studies. `place` moves its family's norms; the knobs are factors on standard deviations."""
 
     family: str
@@ -60,10 +60,10 @@ class Network:
         return float(factor**0.5 if matrix in ("q_proj", "k_proj") else factor)
 
 
-class Block(nn.Module):
+class StudyBlock(nn.Module):
     """Causal attention and a feed-forward network, with the norms of the family."""
 
-    def __init__(self, one: Network) -> None:
+    def __init__(self, one: StudyNetwork) -> None:
         super().__init__()
         norm, place, self.gated = FAMILIES[one.family]
         self.place, linear = one.place or place, partial(nn.Linear, bias=False)
@@ -108,14 +108,14 @@ def rotate(x: Tensor) -> Tensor:
 class Decoder(nn.Module):
     """The language model; its weights are drawn when it is built."""
 
-    def __init__(self, one: Network, initializer_range: float) -> None:
+    def __init__(self, one: StudyNetwork, initializer_range: float) -> None:
         super().__init__()
         norm, place, gated = FAMILIES[one.family]
         post = (one.place or place) == "post"
         self.table = nn.Embedding(WORDS, WIDTH)
         self.places = None if gated else nn.Embedding(TOKENS, WIDTH)
         self.start, self.norm = (norm(WIDTH) if wanted else nn.Identity() for wanted in (post, not post))
-        self.blocks = nn.ModuleList(Block(one) for _ in range(one.depth))
+        self.blocks = nn.ModuleList(StudyBlock(one) for _ in range(one.depth))
         self.head = nn.Linear(WIDTH, WORDS, bias=False)
         for name, each in self.named_modules():
             if isinstance(each, nn.Linear | nn.Embedding):
@@ -129,7 +129,7 @@ class Decoder(nn.Module):
         return self.head(self.norm(x))
 
 
-def builder_of(one: Network) -> Callable[..., Decoder]:
+def builder_of(one: StudyNetwork) -> Callable[..., Decoder]:
     """Return a function that builds the network, as `check` and `rate` take it."""
     return lambda initializer_range=one.std: Decoder(one, initializer_range)
 
@@ -155,7 +155,7 @@ def batch(ids: Tensor, sequences: int, seed: int) -> Tensor:
     return torch.stack([ids[start : start + TOKENS + 1] for start in starts])
 
 
-def batch_of(one: Network, step: int) -> Tensor:
+def batch_of(one: StudyNetwork, step: int) -> Tensor:
     """Return the batch of a step of a network's training; that of step −1 is for what is foretold."""
     return batch(text()[0][0], SEQUENCES, 100_000 * (one.seed + 1) + step)
 
@@ -175,7 +175,7 @@ def adamw(module: nn.Module, rate: float = 1e-3) -> torch.optim.Optimizer:
     return torch.optim.AdamW(module.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.1)
 
 
-def train(one: Network, rate: float, steps: int, warmup: int) -> dict[str, Any]:
+def train(one: StudyNetwork, rate: float, steps: int, warmup: int) -> dict[str, Any]:
     """Train a network; its losses on the two held-out texts are None if it diverged.
 
     A run diverged if a loss is not finite, or if at a look the mean of the last losses is above both the first loss and
@@ -208,7 +208,7 @@ def finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def koopman(one: Network) -> tuple[float, float]:
+def koopman(one: StudyNetwork) -> tuple[float, float]:
     """Return RKSP's spectral radius, the largest of all blocks, and near-unit mass, the mean (formulas: protocol)."""
     torch.manual_seed(one.seed)
     module, streams = Decoder(one, one.std), list[NDArray[np.float64]]()

@@ -1,4 +1,4 @@
-"""What is foretold and what is trained in the studies of `docs/studies/protocol.md`: one JSON line each.
+"""The predictions and the training runs of the studies in `docs/studies/protocol.md`: one JSON line each.
 
     python -m limitformer_papers.beyond.study_runs foretell FORETOLD.jsonl
     python -m limitformer_papers.beyond.study_runs train RUNS.jsonl FORETOLD.jsonl --study 1 --half choosing
@@ -27,7 +27,7 @@ from limitformer.designing.objective import values_of
 from limitformer.reports.verdict import GRADES
 from limitformer_papers.beyond import study_networks as nets
 from limitformer_papers.beyond.ranks import generator
-from limitformer_papers.beyond.study_networks import KNOBS, Network, batch_of, builder_of, finite
+from limitformer_papers.beyond.study_networks import KNOBS, StudyNetwork, batch_of, builder_of, finite
 
 Row = dict[str, Any]
 CHOOSE, TEST = "choosing", "held-out"
@@ -48,25 +48,25 @@ RATE_FAMILIES, EACH = ("none", "sandwich", "llama", "qk"), 5  # of study 3
 GRID, MIDDLE, RATE_STEPS, RATE_WARMUP = [1e-4 * 2**k for k in range(14)], 4, 150, 30
 
 
-def networks(half: str) -> list[Network]:
+def networks(half: str) -> list[StudyNetwork]:
     """Return the networks of a half of study 1: each family with each setting; the depths take turns."""
     result = []
     for a, family in enumerate(FAMILIES_OF[half]):
         for b, (std, output, embedding) in enumerate(zip(STDS[half], OUTPUTS[half], EMBEDDINGS[half], strict=True)):
             depth = DEPTHS[(a + b) % len(DEPTHS)]
             seed = 1 + 8 * a + b + 100 * (half == TEST)
-            result.append(Network(family, depth, std, embedding, output=output or (2 * depth) ** -0.5, seed=seed))
+            result.append(StudyNetwork(family, depth, std, embedding, output=output or (2 * depth) ** -0.5, seed=seed))
     return result
 
 
-def rate_networks() -> list[Network]:
+def rate_networks() -> list[StudyNetwork]:
     """Return the networks of study 3: depths, stds and outputs are drawn."""
     random, result = generator(3), []
     for k in range(EACH * len(RATE_FAMILIES)):
         depth, log = int(random.integers(3, 13)), random.uniform(math.log(0.015), math.log(0.12))
         output = (2 * depth) ** -0.5 if random.random() < 0.5 else 1.0
         family = RATE_FAMILIES[k % len(RATE_FAMILIES)]
-        result.append(Network(family, depth, float(f"{math.exp(log):.2g}"), output=output, seed=301 + k))
+        result.append(StudyNetwork(family, depth, float(f"{math.exp(log):.2g}"), output=output, seed=301 + k))
     return result
 
 
@@ -84,7 +84,7 @@ def append(path: Path, row: Row) -> None:
         file.write((json.dumps(row, allow_nan=False) + "\n").encode())
 
 
-def checked(one: Network, witness: bool = False) -> Report:
+def checked(one: StudyNetwork, witness: bool = False) -> Report:
     """Return the report of `check` on two sequences of the training text."""
     options: Any = {"loss": "next-token", "samples": 4, "seed": one.seed, "witness": witness, "progress": False}
     return lf.check(builder_of(one), batch_of(one, -1)[:2, :-1], **options)
@@ -94,11 +94,11 @@ def names_in(report: Report) -> list[str]:
     return [each.name for each in report.verdicts]
 
 
-def changed(one: Network, change: Row) -> Network:
+def changed(one: StudyNetwork, change: Row) -> StudyNetwork:
     return replace(one, **{key: getattr(one, key) * each if key in KNOBS else each for key, each in change.items()})
 
 
-def numbers_of(one: Network, report: Report) -> Row:
+def numbers_of(one: StudyNetwork, report: Report) -> Row:
     """Return all predictors; the larger, the worse a network is said to be."""
     curves = report.curves
     values = values_of(curves, report.data)
@@ -118,7 +118,7 @@ def numbers_of(one: Network, report: Report) -> Row:
     return {name: finite(float(np.median(value))) for name, value in found.items()}
 
 
-def mended(one: Network, report: Report) -> Row:
+def mended(one: StudyNetwork, report: Report) -> Row:
     """Return the fix of the first verdict that has one, the smallest that ends it, and a placebo; or neither."""
     names = names_in(report)
     first = next((name for name in names if name in FIXES), None)
@@ -138,7 +138,7 @@ def mended(one: Network, report: Report) -> Row:
     return {"verdict": first, "fix": fix, "placebo": next(same, None)}
 
 
-def foretold(study: int, one: Network) -> Row:
+def foretold(study: int, one: StudyNetwork) -> Row:
     if study == 1:
         report = checked(one, witness=True)
         about = {"names": names_in(report), "witness": report.witness and report.witness.status}
@@ -234,7 +234,7 @@ def main(arguments: list[str] | None = None) -> None:
     for k, row in enumerate(ahead or work, 1):
         if time.monotonic() - began > 60 * given.minutes:
             break
-        one, start = Network(**{key: row[key] for key in Network.__dataclass_fields__}), time.process_time()
+        one, start = StudyNetwork(**{key: row[key] for key in StudyNetwork.__dataclass_fields__}), time.process_time()
         row |= nets.train(one, row["rate"], row["asked"], row["warmup"]) if trains else foretold(row["study"], one)
         spent.append(round(time.process_time() - start, 1))
         append(given.out, row | {"text": nets.text()[1], "seconds": spent[-1]})
