@@ -107,19 +107,25 @@ def verdicts_study(foretold: list[Row], ends: dict[tuple[str, int], Row], unigra
         rows = [r for r in foretold if r["study"] == 1 and r["family"] in FAMILIES_OF[half] and ("", r["seed"]) in ends]
         if not rows:
             continue
-        y = np.array([ends["", row["seed"]]["loss"] for row in rows])
+        y, trains, diverged = (
+            np.array([ends["", row["seed"]][key] for row in rows]) for key in ("loss", "trains", "diverged")
+        )
         numbers = {name: np.array([row["numbers"][name] for row in rows], float) for name in rows[0]["numbers"]}
         numbers |= {"depth": np.array([row["depth"] for row in rows], float)}
         families, clusters = np.array([r["family"] for r in rows]), [(r["family"], r["depth"]) for r in rows]
         halves[half] = numbers, y, families, clusters
         fails = y > unigrams - MARGIN
-        lines.append(f"study 1, {half}: {len(rows)} networks, {fails.sum()} fail; {'ρ':>30} {'AUROC':>22}")
+        lines.append(
+            f"study 1, {half}: {len(rows)} networks, {fails.sum()} fail, {(diverged > 0).sum()} diverge somewhere"
+        )
+        lines.append(f"  {'':24} {'ρ, loss':24} {'AUROC, fails':22} ρ, rates that do not train; AUROC, diverges")
         few = [len({c for c, f in zip(clusters, fails, strict=True) if f == wanted}) for wanted in (True, False)]
         for name, x in numbers.items():
             rho, area = within(x, y, families), auroc(x, fails)
             low, high = rho_interval(x, y, families, clusters)
             ends_of = "{:.2f} to {:.2f}".format(*auroc_interval(area, *few))
-            lines.append(f"  {name:24} {rho:6.2f} ({low:5.2f} to {high:5.2f})   {area:5.2f} ({ends_of})")
+            more = f"{within(x, -trains, families):5.2f}; {auroc(x, diverged > 0):.2f}"
+            lines.append(f"  {name:24} {rho:5.2f} ({low:5.2f} to {high:5.2f})  {area:5.2f} ({ends_of})  {more}")
     if len(halves) < 2:
         return lines
     numbers, y, families, _ = halves[CHOOSE]
