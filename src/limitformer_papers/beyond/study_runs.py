@@ -103,7 +103,7 @@ def numbers_of(one: StudyNetwork, report: Report) -> Row:
     curves = report.curves
     values = values_of(curves, report.data)
     parts = [curves[name].values for name in ("gradient", "outside_gradient")]
-    norm = np.sqrt(sum(np.nansum(each.reshape(len(each), -1) ** 2, 1) for each in parts))
+    norm = np.sqrt(sum((each.reshape(len(each), -1) ** 2).sum(1) for each in parts))
     with np.errstate(all="ignore"):
         apart, back = np.log(1 - curves["correlation"].values), 2 * np.log(curves["stream_gradient"].values)
         angle, gradient = (abs((each[:, -1] - each[:, 1]) / (each.shape[1] - 2)) for each in (apart, back))
