@@ -1,0 +1,162 @@
+"""The studies of docs/studies/protocol.md: halves without a leak, runs that resume, and numbers with a known answer."""
+
+import itertools
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from limitformer_papers.beyond import study_analysis as analysis
+from limitformer_papers.beyond import study_networks as nets
+from limitformer_papers.beyond import study_runs as runs
+from limitformer_papers.beyond.study_runs import CHOOSE, GRID, RATES, TEST
+
+UNIGRAMS = 3.0
+random = np.random.default_rng(5)
+
+
+def test_halves_share_no_architecture_knob_or_seed():
+    first, second = runs.networks(CHOOSE), runs.networks(TEST)
+    for what in (lambda n: n.family, lambda n: n.std, lambda n: (n.std, n.output, n.embedding), lambda n: n.seed):
+        assert not {what(n) for n in first} & {what(n) for n in second}
+    for half in (first, second):
+        assert sorted(n.depth for n in half) == [6] * 8 + [12] * 8 + [24] * 8
+        assert len({(n.family, n.depth) for n in half}) == 9
+    every = [n.seed for n in (*first, *second, *runs.rate_networks())]
+    assert len(set(every)) == len(every) == 68
+
+
+def fake(one, rate, steps, warmup):
+    """Return losses with their lowest at 8e-4, and none from 2e-2 on."""
+    loss = None if rate > 2e-2 else 2 + abs(math.log2(rate / 8e-4)) / 10
+    return {"first": 5.5, "choose": loss, "loss": loss, "steps": steps, "seconds": 0.0}
+
+
+@pytest.mark.parametrize("study", [1, 3])
+def test_runs_resume_after_a_kill_and_repeat_nothing(study, tmp_path, monkeypatch):
+    monkeypatch.setattr(nets, "train", fake)
+    whole, part = tmp_path / "whole.jsonl", tmp_path / "part.jsonl"
+    runs.main(["train", str(whole), "--study", str(study)])
+    lines = whole.read_text().splitlines()
+    part.write_text("\n".join(lines[:7]) + "\n" + lines[7][:20])  # killed while it wrote
+    runs.main(["train", str(part), "--study", str(study), "--minutes", "0"])
+    assert len(runs.rows_in(part)) == 7
+    runs.main(["train", str(part), "--study", str(study)])
+    own = [[r | {"seconds": 0} for r in runs.rows_in(path)] for path in (whole, part)]
+    assert own[0] == own[1]
+    assert len({runs.key_of(row) for row in own[0]}) == len(own[0]) == (96 if study == 1 else 280)
+
+
+def test_search_of_study_3_brackets_the_best_rate_and_ends_at_the_first_that_diverges():
+    own = {}
+    while (place := runs.next_place(own)) is not None:
+        own[place] = fake(None, GRID[place], 1, 0)
+    assert sorted(own) == [2, 3, 4, 5, 6, 7, 8]
+    assert runs.best_place(own) == 3
+    assert analysis.best_rate(own) == pytest.approx(8e-4)
+    assert [k for k in own if runs.diverges(own[k])] == [8]
+
+
+def test_training_has_the_same_bits_again_and_a_huge_rate_diverges():
+    one = nets.StudyNetwork("llama", 1, 0.05, seed=900)
+    first, again = (nets.train(one, 1e-3, 3, 1) | {"seconds": 0} for _ in range(2))
+    assert first == again
+    assert first["choose"] < 5.7
+    assert first["steps"] == 3
+    assert nets.train(replace(one, family="none"), 1e30, 5, 0)["choose"] is None
+
+
+@pytest.mark.parametrize("family", nets.FAMILIES)
+def test_networks_run_in_law_and_the_law_is_that_of_the_module(family):
+    one = nets.StudyNetwork(family, 2, 0.05, logits=4.0, output=0.5, seed=900)
+    report = runs.checked(one)
+    torch.manual_seed(0)
+    block = nets.Decoder(one, one.std).blocks[0]
+    spread = [float(getattr(block, name).weight.detach().std()) for name in ("q_proj", "v_proj", "o_proj")]
+    assert spread == pytest.approx([0.1, 0.05, 0.025], rel=0.05)
+    numbers = runs.numbers_of(one, report)
+    assert all(value is not None for value in numbers.values())
+    module = nets.Decoder(one, one.std)
+    loss = nets.loss_of(module, runs.batch_of(one, -1)[:2])
+    loss.backward()
+    norm = math.sqrt(sum(float(p.grad.square().sum()) for p in module.parameters()))
+    assert numbers["loss at the start"] == pytest.approx(loss.item(), rel=0.05)
+    assert numbers["gradient norm"] == pytest.approx(norm, rel=0.25)
+
+
+def test_whitened_map_has_the_eigenvalues_of_the_map_and_the_bare_covariance_has_not():
+    a = random.standard_normal((6, 6))
+    x = random.standard_normal((400, 6)) * [1, 2, 1, 2, 3, 1]
+    x -= x.mean(0)
+    found = np.sort(nets.eigenvalues(x, x @ a))
+    true = np.sort(np.abs(np.linalg.eigvals(a)))
+    assert found == pytest.approx(true, rel=0.05)
+    assert np.sort(np.abs(np.linalg.eigvals(x.T @ x @ a / 400))) != pytest.approx(true, rel=0.3)
+
+
+def test_auroc_counts_pairs_and_its_interval_is_open_where_walds_is_a_point():
+    x, fails = np.array([3.0, 1, 1, 2, 5, 1]), np.array([True, False, True, False, True, False])
+    pairs = [(a > b) + (a == b) / 2 for a in x[fails] for b in x[~fails]]
+    assert analysis.auroc(x, fails) == pytest.approx(np.mean(pairs))
+    assert analysis.auroc_interval(1.0, 5, 5)[0] < 0.85
+    assert analysis.auroc_interval(1.0, 5, 5)[1] == 1.0
+    low, high = analysis.auroc_interval(0.8, 6, 4)
+    for end in (low, high):
+        q1, q2 = end / (2 - end), 2 * end**2 / (1 + end)  # Hanley and McNeil, with (m + n)/2 − 1 for both
+        variance = (end * (1 - end) + 4 * ((q1 - end**2) + (q2 - end**2))) / 24
+        assert abs(0.8 - end) == pytest.approx(1.959964 * math.sqrt(variance), rel=1e-4)
+
+
+def test_jackknife_of_a_mean_is_students_interval_of_the_clusters():
+    x = random.standard_normal((6, 4)) + random.standard_normal((6, 1))
+    low, high = analysis.jackknife(lambda k: x.ravel()[k].mean(), np.repeat(range(6), 4))
+    means = x.mean(1)
+    assert (low, high) == pytest.approx(stats.t.interval(0.95, 5, means.mean(), stats.sem(means)))
+    twin = analysis.jackknife(lambda k: x.ravel()[k].mean(), range(24))
+    assert twin[1] - twin[0] < 0.8 * (high - low)
+
+
+def test_sign_flips_are_all_signs():
+    d = np.array([0.3, -0.1, 0.5, 0.2])
+    every = [abs(np.dot(signs, d)) >= d.sum() - 1e-12 for signs in itertools.product((-1, 1), repeat=4)]
+    assert analysis.sign_flips(d) == pytest.approx(np.mean(every)) == 0.25
+
+
+def synthetic(twin):
+    """Return files in which distance orders the losses, fixes gain 0.3 nats and 16 of 20 ranges hold; or none does."""
+    foretold, made = [], []
+    for half in (CHOOSE, TEST):
+        for k, one in enumerate(runs.networks(half)):
+            quality = random.random()
+            numbers = {name: random.random() for name in ("grade", "verdicts", "gradients' ratio", "RKSP radius")}
+            numbers["distance"] = random.random() if twin and half == TEST else quality
+            foretold.append({"study": 1, **runs.asdict(one), "numbers": numbers, "placebo": {"inner": 2.0}})
+            for kind in ("", "fix", "placebo") if k % 2 else ("",):
+                gain = 0.3 * (kind == "fix" and not twin)
+                for rate in RATES:
+                    loss = 2 + 2 * quality - gain + abs(math.log(rate / 1e-3)) / 10
+                    row = {"study": 2 if kind else 1, "kind": kind, "seed": one.seed, "rate": rate, "warmup": 20}
+                    made.append(row | {"choose": loss, "loss": loss, "first": 5.5})
+    for k, one in enumerate(runs.rate_networks()):
+        low = 1e-3 if k % 5 == 0 or twin else 4e-4
+        foretold.append({"study": 3, **runs.asdict(one), "low": low, "high": 1.6e-3, "borne": 0.02 + k / 1000})
+        places, row = range(2, 9), {"study": 3, "kind": "", "seed": one.seed, "warmup": 0}
+        made += [row | {"rate": GRID[p]} | fake(one, GRID[p], 1, 0) for p in places]
+    return json.loads(json.dumps([foretold, made]))
+
+
+def test_analysis_finds_built_in_relations_and_wrong_twin_has_none():
+    there, twin = ("\n".join(analysis.analysis(*synthetic(each), UNIGRAMS)) for each in (False, True))
+    assert "H1a: distance, ρ 1.00 held out" in there
+    assert "H1a: distance" in twin
+    assert there.count("holds") >= 2
+    assert "p 0.0001: holds" in there
+    assert ": fails" in twin.split("H1a")[1].split("\n")[0]
+    assert "fix − placebo: -0.300 (-0.300 to -0.300)" in there
+    assert "fix − placebo: 0.000" in twin
+    assert "of 16 of 20 networks (0.56 to 0.94)" in there
+    assert "of 0 of 20" in twin
