@@ -381,10 +381,6 @@ def test_design_of_a_function_is_that_of_its_configuration():
     by_function, by_field = (lf.design(model, ids, **options) for model in (build, small(initializer_range=0.2)))
     assert by_function.region["distance"].equals(by_field.region["distance"])
     assert by_function.changes["settings"] == by_field.changes["settings"]
-    space = {"build": build}
-    exec(by_function.python(), space)
-    for made, std in ((space["new_build"](), 0.05), (space["new_build"](initializer_range=0.1), 0.1)):
-        assert float(next(made.parameters()).detach().std()) == pytest.approx(std, rel=0.2)
     other = lf.design(lambda initializer_range=0.3: build(initializer_range), ids, **options)
     assert other.present.setting == {"initializer_range": 0.3}
     preset = lf.design(build, ids, settings={"initializer_range": 0.05}, **options)
@@ -392,6 +388,10 @@ def test_design_of_a_function_is_that_of_its_configuration():
     assert preset.region["distance"].equals(by_field.region["distance"])
     assert preset.name == "build with initializer_range=0.05"
     assert "initializer_range" in preset.patch()["settings"]
+    space = {"build": build}
+    exec(preset.python(), space)
+    for made, std in ((space["new_build"](), 0.05), (space["new_build"](initializer_range=0.1), 0.1)):
+        assert float(next(made.parameters()).detach().std()) == pytest.approx(std, rel=0.2)
     with pytest.raises(lf.InputError, match="the code of build may change between two calls"):
         lf.design(build, ids, store="cells", **options)
 

@@ -311,7 +311,7 @@ def test_coarse_logits_of_an_encoder_are_seen():
     assert not any("largest logit" in one.said for one in report.verdicts)
 
 
-def test_without_gradients_there_is_no_loss_scale():
+def test_loss_scales_need_gradients():
     report = lf.check(SMALL, **QUICK, formats="fp16", gradients=False)
     assert "none" not in str(report)
     with pytest.raises(InputError, match="optimizer needs gradients"):

@@ -182,9 +182,9 @@ def test_updates_of_undrawn_matrices_are_as_large_as_those_of_torch(rule):
 @pytest.mark.parametrize(
     "options",
     [
-        {"name": "adamw", "lr": 1e-3},
+        {"name": "adamw", "lr": 1e-4},
         {"name": "adamw", "lr": 1e-2, "weight_decay": 0.5},
-        {"name": "sgd", "lr": 0.5},
+        {"name": "sgd", "lr": 0.02},
         {"name": "sgd", "lr": 0.05, "weight_decay": 0.3},
     ],
     ids=lambda each: f"{each['name']} {each.get('weight_decay', '')}".strip(),

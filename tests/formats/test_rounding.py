@@ -158,8 +158,9 @@ def test_networks_with_random_biases_keep_their_type():
     for seed in range(12):
         torch.manual_seed(seed)
         module = Biased().eval()
-        for one in module.parameters():
-            one.data = one.data.bfloat16().float()
+        for name, one in module.named_parameters():
+            if name != "table.weight":  # whose rows are results, which are rounded
+                one.data = one.data.bfloat16().float()
         kept = [[], []]
         for network, streams in zip((module, deepcopy(module).bfloat16()), kept, strict=True):
             for block in network.blocks:
