@@ -388,9 +388,10 @@ def test_design_of_a_function_is_that_of_its_configuration():
     assert preset.region["distance"].equals(by_field.region["distance"])
     assert preset.name == "build with initializer_range=0.05"
     assert "initializer_range" in preset.patch()["settings"]
-    space = {"build": build}
+    space = {"build": lambda initializer_range=0.4: build(initializer_range)}  # another default than the design's
     exec(preset.python(), space)
-    for made, std in ((space["new_build"](), 0.05), (space["new_build"](initializer_range=0.1), 0.1)):
+    designed = preset.patch()["settings"]["initializer_range"]
+    for made, std in ((space["new_build"](), designed), (space["new_build"](initializer_range=0.1), 0.1)):
         assert float(next(made.parameters()).detach().std()) == pytest.approx(std, rel=0.2)
     with pytest.raises(lf.InputError, match="the code of build may change between two calls"):
         lf.design(build, ids, store="cells", **options)
