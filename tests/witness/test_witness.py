@@ -15,11 +15,17 @@ from cases.fresh.modules import IDS, Looped, lm_loss
 from cases.fresh_witness.modules import CASES
 from limitformer.nn.drawn.simulate import torch_seed
 from limitformer.stepping import trajectory
+from limitformer.subjects.inputs import inputs_for
+from limitformer.subjects.losses import chosen_loss
+from limitformer.subjects.subject import resolve
 from limitformer.weightless.building import drawn_module
+from limitformer.weightless.network import Weightless
+from limitformer.weightless.simulate import accepted_inputs
 from limitformer.witness import DRAWN, NOT_WITNESSED, WITNESSED
 from limitformer.witness import training as witness_training
 from limitformer.witness import witness as witness_module
 from limitformer.witness.complete import Known, completed, identity_error, solved
+from limitformer.witness.real import CastsAsCopies
 
 SMALL = {"vocab_size": 101, "bos_token_id": 1, "eos_token_id": 2}
 GPT2 = {"model_type": "gpt2", "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 32, **SMALL}
@@ -341,6 +347,18 @@ def test_factory_that_does_not_run_in_float64_is_compared_in_float32():
 
     found = lf.check(Single, torch.arange(8)[None], **QUIET).witness
     assert (found.status, found.number_format) == (WITNESSED, "float32")
+
+
+def test_casts_as_copies_draw_no_weights():
+    """Else the second comparison, which decides a small difference, would be of another form of the weights."""
+    config = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "vocab_size": 50, "n_positions": 16}
+    subject = resolve(config)
+    network = Weightless(subject, torch.float64, torch.device("cpu"))
+    inputs = accepted_inputs(inputs_for(subject, None, 8), network, 0, own_loss=False)
+    with CastsAsCopies(torch.float32):
+        network.run(1, range(1), inputs, "never", chosen_loss(None, subject.task))
+    assert not any("__eq__" in reason for reason in network.reasons.values()), network.reasons
+    assert network.uses["transformer.h.0.mlp.c_fc.weight"] == "never drawn"
 
 
 def test_every_mutant_is_in_the_source_once():

@@ -34,7 +34,8 @@ class CastsAsCopies(TorchFunctionMode):
         kwargs, name, x = kwargs or {}, getattr(func, "__name__", ""), args[0] if args else None
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.dtype.itemsize <= self.dtype.itemsize:
             return func(*args, **kwargs)
-        asked = self.dtype in (*args[1:], *kwargs.values())
+        # `in` would compare weights, whose entries would then be drawn.
+        asked = any(each is self.dtype for each in (*args[1:], *kwargs.values()))
         if name == CASTS[self.dtype] or (name in ("to", "type") and asked):
             return x if isinstance(x, Implicit) else x.clone()
         if asked:
