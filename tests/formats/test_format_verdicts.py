@@ -70,6 +70,13 @@ def with_adapters():
     return model
 
 
+def with_a_large_channel():
+    model = Model()
+    with torch.no_grad():
+        model.blocks[0].second.weight[0] = 1e7
+    return model
+
+
 def named(report):
     """Return the verdicts on formats by name."""
     return {one.name: one for one in report.verdicts if one.name in FORMAT_VERDICTS}
@@ -99,6 +106,9 @@ REPORTS = {  # public reports of trouble at the start: arguments of check, the v
     ),
     "pytorch/ao#3356: a scale of a tensor of zeros": (
         with_adapters, {"formats": "e4m3"}, "no scale", "note", "blocks.*.out.up is all zeros",
+    ),
+    "an output with one channel that is 10⁷ times as large": (
+        with_a_large_channel, {"formats": "e4m3"}, "swallowed", "watch", "with one scale for it",
     ),
     "a branch that the stream swallows": (
         lambda: Model(branch=1e-3, stream=1e2), {"formats": "bf16"}, "lost", "watch", "changes nothing there",
@@ -318,5 +328,5 @@ def test_loss_scales_need_gradients():
         lf.check(SMALL, **QUICK, formats="fp16", gradients=False, optimizer="adamw")
 
 
-def test_every_verdict_has_words():
-    assert set(WHY) == set(FORMAT_VERDICTS)
+def test_every_verdict_has_words_and_an_example():
+    assert set(WHY) == set(FORMAT_VERDICTS) == {name for *_, name, _, _ in REPORTS.values()} | {"coarse"}

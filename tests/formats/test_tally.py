@@ -61,7 +61,7 @@ def test_beyond_begins_where_casts_are_infinite():
 
 
 def test_masks_and_zeros_do_not_count():
-    x = torch.tensor([0.0, -0.0, float("-inf"), torch.finfo(torch.float32).min, 3.0, -5.0])
+    x = torch.tensor([0.0, -0.0, float("-inf"), torch.finfo(torch.float32).min, -(2.0**126), 3.0, -5.0])
     tally = counted(x)
     assert (tally.count, tally.largest, tally.over.sum()) == (2, 5.0, 0)
     assert tally.middle() == -2  # 3 · 2⁻² lies in (½, 1]

@@ -80,7 +80,7 @@ class CheckedNetwork:
 
     @property
     def grade(self) -> str | None:
-        """fine, watch or broken, the worst of all verdicts; None for a trained network, which has no grade."""
+        """fine, note (by a number format), watch or broken, the worst of all verdicts; None for a trained network."""
         return None if self.trained else grade_of(self.verdicts)
 
     def failed(self, names: str | None = "any") -> list[Verdict]:

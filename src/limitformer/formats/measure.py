@@ -61,15 +61,6 @@ def count_weights(module: nn.Module, laws: Mapping[str, Law] | None, formats: Se
     return result
 
 
-def merged(every: Sequence[Tallies]) -> Tallies:
-    """Return the counts of several passes together."""
-    result: Tallies = {}
-    for tallies in every:
-        for key, tally in tallies.items():
-            result.setdefault(key, Tally(tally.formats)).merge(tally)
-    return result
-
-
 def kind_of(name: str) -> str:
     """Return the name of a tensor with * for numbers of blocks."""
     return re.sub(r"(?<![^.])\d+(?=[. ]|$)", "*", name)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from limitformer.formats.table import NumberFormat
 from limitformer.formats.tally import Tally
 from limitformer.stepping.updates import CoreUpdate, TensorUpdate, UpdateRule
+from limitformer.weightless.implicit import ANSWERS, addmm, batched, linear, matmul
 from limitformer.weightless.interpreter import Observer, Op
 from limitformer.weightless.laws import ORTHOGONAL, normal
 from limitformer.weightless.numbers import entries
@@ -35,7 +36,7 @@ FORWARD, BACKWARD, WEIGHT, GRADIENT, UPDATE = DIRECTIONS = (
 )
 ROOT = "root"  # the module itself, in names
 MOST_COUNTED = 2**18  # entries of the gradient of a product; of larger matrices evenly spaced rows are counted
-PRODUCTS = ("linear", "matmul", "mm", "__matmul__", "bmm", "addmm")  # of `implicit.ANSWERS`
+PRODUCTS = {each.__name__ for each, answer in ANSWERS.items() if answer in (linear, matmul, batched, addmm)}
 OWN_FUNCTIONS = r"^(NeverDrawnMap|RedrawnMap|RepeatedUse|OrthogonalMap|TrainedMap)$"
 
 Tallies = dict[tuple[str, str], Tally]  # by direction and tensor
@@ -124,7 +125,7 @@ class NumberCounts(Observer):
     # Gradients
 
     def own_nodes(self, owner: str, tensors: Sequence[Tensor]) -> None:
-        """Give every node behind these tensors that has no owner this one; none is interested in those of "" ."""
+        """Give every node behind these tensors that has no owner this one; gradients of nodes of "" do not count."""
         waiting = [each.grad_fn for each in tensors if each.grad_fn is not None]
         while waiting:
             node = waiting.pop()
@@ -207,9 +208,7 @@ class NumberCounts(Observer):
         if name in self.rules:
             self.add_update(name, self.rules[name], gradient, values.detach(), None)
 
-    def add_update(
-        self, name: str, rule: UpdateRule, gradient: Tensor, values: Tensor, change: Tensor | None
-    ) -> None:  # fmt: skip
+    def add_update(self, name: str, rule: UpdateRule, gradient: Tensor, values: Tensor, change: Tensor | None) -> None:
         """Count what a step subtracts from the weight, and which of its entries stay as they are once rounded.
 
         The decay of the weight itself is rounded first, as in torch.
@@ -220,7 +219,7 @@ class NumberCounts(Observer):
         for which in self.formats if (UPDATE, name) in self.tallies else ():
             if which.dtype.itemsize == 2:
                 start = values.to(which.dtype)
-                if rule.decoupled or rule.of_matrices:
+                if rule.decoupled:
                     after = ((1 - rule.lr * rule.weight_decay) * start.float()).to(which.dtype) - change
                 else:
                     after = TensorUpdate(rule).step(start.to(gradient.dtype), gradient, 1.0)

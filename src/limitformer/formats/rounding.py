@@ -1,11 +1,11 @@
-r"""The stream of a network in a number format against the same network in float32, layer by layer, and its gradient.
+r"""How far a network in a number format is from the same network in float32: its stream and gradient, layer by layer.
 
 A pass runs in the format's type: the module's code casts as it always does, torch rounds each result, and products with
 weights are summed in float32, then rounded. Both passes draw the same weights, in float32. In eight bits the type is
-bfloat16, and what a product with a weight takes, forward and backward, is rounded to eight bits with a power of two for
-each tensor; there is no answer for a network that uses entries of its matrices in other operations. Not modelled: the
-order of sums inside a kernel, kernels that keep float32 inside, and rounded weights, whose law differs by the format's
-relative spacing.
+bfloat16, and the inputs of products with weights, and the gradients that come back to these products, are rounded to
+eight bits with a power of two for each tensor. A network that uses entries of its matrices in other operations has no
+answer there. Not modelled: the order of sums inside a kernel, kernels that keep float32 inside, and rounded weights,
+whose law differs by the format's relative spacing.
 """
 
 import math

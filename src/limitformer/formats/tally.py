@@ -1,6 +1,6 @@
 r"""`Tally`: how many numbers of a tensor have which exponent. From it follow the shares of every format.
 
-Numbers are float32. Zeros, and infinities and numbers above 2¹²⁶, by which models mask, are not counted.
+Numbers are float32. Zeros are not counted, nor infinities and numbers from 2¹²⁶ on, by which models mask.
 """
 
 import math
@@ -20,7 +20,7 @@ from limitformer.weightless.laws import CONSTANT, NORMAL, ORTHOGONAL, TRUNCATED,
 
 BIAS = 127  # of the exponents of float32
 EXPONENTS = 256
-LARGEST = BIAS + 126  # exponents above are those of masks
+MASKS = BIAS + 126  # the exponent from which on numbers are masks
 
 
 def zeros() -> NDArray[np.float64]:
@@ -101,7 +101,7 @@ def count(bits, within, powers, limits, over):
     for each in bits:
         size = each & 0x7FFFFFFF
         exponent = size >> 23
-        if size == 0 or exponent > 253:
+        if size == 0 or exponent >= MASKS:
             continue
         within[(size - 1) >> 23] += 1
         if size & 0x7FFFFF == 0:
