@@ -13,6 +13,7 @@ from torch.nn import functional
 import limitformer as lf
 from limitformer.base.errors import InputError
 from limitformer.stepping.noise import ALL, noise_of, noise_rows, noise_scale
+from limitformer.stepping.simulate import training_of
 from limitformer.stepping.trajectory import NOISE_PIECES, PIECE_TOKENS, pieces_of
 from limitformer.subjects.inputs import Inputs
 from statistics_checks import STANDARD_ERRORS, assert_same_law
@@ -333,3 +334,14 @@ def test_loss_that_is_not_a_mean_of_sequences_has_the_whole_batch_in_one_pass(ow
     parts = [slice(0, 6), slice(6, 11)]  # the twin
     twin = sum(len(ids[k]) / 11 * (module(ids[k], labels[k])[0] if own else total(module(ids[k]), None)) for k in parts)
     assert abs(twin.item() / value.item() - 1) > 0.01
+
+
+@pytest.mark.parametrize("tokens", [64, 300])
+def test_batches_are_divided_however_long_their_sequences_are(tokens):
+    """Two sequences of 300 tokens are more than one piece; the loss is one number for each all the same."""
+    config = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 30, "n_positions": 300}
+    training = training_of(config, tokens, optimizer="sgd", rates=None, steps=1, seed=0, sequences=12)
+    assert not training.batches.whole
+    one = training.trajectory(training.rules[0], 0)
+    pieces = one.pieces(training.batches.of_steps[0], one.least)
+    assert max(each.rows for each in pieces) * tokens <= max(tokens, PIECE_TOKENS)

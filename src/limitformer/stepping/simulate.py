@@ -251,7 +251,15 @@ def training_of(
     if len(pieces) > 1:  # a mean over all tokens that count is not that of the sequences' means
         two = first.part(slice(0, 2))
         trial = Training(
-            network, two, StepBatches([two], None), every, function, Forms(draw, 2, 1), seed, own_rates, user
+            network,
+            two,
+            StepBatches([two], None, whole=True),
+            every,
+            function,
+            Forms(draw, 2, 1),
+            seed,
+            own_rates,
+            user,
         )
         named_errors(trial.trajectory(every[0], 0).losses, subject, two)
         whole = function.numbers != two.rows
