@@ -35,6 +35,8 @@ from limitformer.subjects.inputs import Inputs, inputs_for, start_of
 from limitformer.subjects.losses import chosen_loss, readout
 from limitformer.subjects.subject import Subject, resolve
 from limitformer.weightless.arrays import Arrays, dataset, require_same_blocks
+from limitformer.weightless.laws import Law
+from limitformer.weightless.layout import Chosen
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.simulate import (
     accepted_inputs,
@@ -53,13 +55,16 @@ LEAST_EFFECT = 0.1  # relative change by half the standard deviation; the ε of 
 class StockTrials:
     """Trials of a configuration of transformers, or of a function that builds a module, by weightless networks."""
 
-    def __init__(self, subject: Subject, knobs: Any, text: Any, tokens: int, objective: Objective) -> None:
+    def __init__(
+        self, subject: Subject, knobs: Any, text: Any, tokens: int, objective: Objective, batch_dim: int = 0,
+        blocks: Chosen | None = None,
+    ) -> None:  # fmt: skip
         self.name, self.what, self.text, self.tokens = subject.name, subject, text, tokens
         self.kind = "function" if subject.config is None else "configuration"
-        self.inputs = inputs_for(subject, text, tokens)
+        self.inputs = inputs_for(subject, text, tokens).with_batch_dim(batch_dim)
         self.gradients = objective.gradient is not None
         self.built: dict[float | None, Weightless] = {}
-        first = weightless_of(subject)
+        first = weightless_of(subject, blocks=blocks)
         self.inputs = accepted_inputs(self.inputs, first, 0, own_loss=False)
         scale_laws(first, {})  # raises an error for laws that are not understood
         first_pass(first, self.inputs)  # shows the width of the stream
@@ -101,10 +106,13 @@ class StockTrials:
         """Raise `InputError` unless the results of that number of networks fit into memory."""
         require_recordings(next(iter(self.built.values())), self.inputs, samples)
 
-    def report(self, setting: Setting, seed: int) -> Report:
+    def laws(self, setting: Setting) -> dict[str, Law]:
+        """Return the laws of the weights that factors change."""
         network = self.network(setting)
-        factors = {name: factor for name, factor in factors_at(self.knobs, setting).items() if factor != 1}
-        laws = {name: network.laws[name].times(factor) for name, factor in factors.items()}
+        factors = factors_at(self.knobs, setting).items()
+        return {name: network.laws[name].times(factor) for name, factor in factors if factor != 1}
+
+    def report(self, setting: Setting, seed: int) -> Report:
         options: dict[str, Any] = {
             "tokens": self.tokens,
             "gradients": self.gradients,
@@ -112,7 +120,13 @@ class StockTrials:
             "progress": False,
         }
         report = check(
-            self.what, self.text, settings=self.fields(setting), overrides=laws, seed=seed, witness=False, **options
+            self.what,
+            self.text,
+            settings=self.fields(setting),
+            overrides=self.laws(setting),
+            seed=seed,
+            witness=False,
+            **options,
         )
         return replace(report, name=self.name)
 
