@@ -147,7 +147,9 @@ def check(
         several = variants(vary)
         require(not ((several or len(what) > 1) and against), "--against is for one network. Nearest: one more WHAT.")
         require(not (apply_fix and (several or len(what) > 1)), "--apply-fix is for one network. Nearest: one WHAT.")
-        require(not (apply_fix and against), "--apply-fix shows the network with its fix beside it, in place of --against.")
+        require(
+            not (apply_fix and against), "--apply-fix shows the network with its fix beside it, in place of --against."
+        )
         from limitformer.checking.thresholds import failing, thresholds_with
 
         with about("--fail-on"):
@@ -194,7 +196,11 @@ def check(
                 return
             report = run_check(what[0], batch, against=against, **options)
             if apply_fix:
-                report = fix(what[0], batch, report=report, **options)
+                try:
+                    report = fix(what[0], batch, report=report, **options)
+                except KeyboardInterrupt:
+                    save_and_print(report, place, as_json)
+                    raise
         written = [] if place is None else report.save(place)
         if not as_json:
             print_report(report)
@@ -207,12 +213,13 @@ def check(
         if apply_fix and not as_json:
             print_plain(f"\n{report.fix}\n\n{report.lines}".rstrip())
         print_written([] if as_json else written)
-        if not apply_fix and any(each.name in FIXES for each in report.verdicts) and not holds_weights(what[0]):
-            print_next(context, "check", label="Fix", apply_fix=True)
-        if report.verdicts[0].name in DESIGNED:
-            print_next(context, "design", what=str(Path(what[0]) / "config.json") if report.exists else what[0])
-        elif not report.trained and gradients:
-            print_next(context, "rate", optimizer="adamw")
+        if not report.lines:  # which come next
+            if not apply_fix and any(each.name in FIXES for each in report.verdicts) and not holds_weights(what[0]):
+                print_next(context, "check", label="Fix", apply_fix=True, against=None)
+            if report.verdicts[0].name in DESIGNED:
+                print_next(context, "design", what=str(Path(what[0]) / "config.json") if report.exists else what[0])
+            elif not report.trained and gradients:
+                print_next(context, "rate", optimizer="adamw")
         untrained = not (fail_on and report.trained)
         require(untrained, f"--fail-on: {report.name} is trained, so that no verdict on its initialisation is given.")
         if report.failed(fail_on):

@@ -175,7 +175,8 @@ def print_next(context: typer.Context, command: str, label: str = "Next", **chan
         option = parameter.opts[:1] if parameter.param_type_name == "option" else []
         value = values.get(name)
         for each in value if isinstance(value, list | tuple) else [] if value is None else [value]:
-            words += option if each is True else [*option, str(each)]
+            switch = option if each is True else parameter.secondary_opts[:1]
+            words += switch if isinstance(each, bool) else [*option, str(each)]
     print_plain(f"\n{label}: {shlex.join(words)}")
 
 

@@ -2,11 +2,13 @@
 
 A verdict names knobs (`knobs`) and the direction in which each is turned. All knobs that the network has are tried at a
 factor of 2, then 4, and so on to 64. A change is a fix if `check` no longer gives the verdict, nor any new one of its
-grade or a worse one. Nothing is called a fix that was not tried.
+grade or a worse one. Of several with one factor, the fix leaves the fewest verdicts. Nothing is called a fix that was
+not tried.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import groupby
 from math import exp, sqrt
 from types import SimpleNamespace
 from typing import Any
@@ -68,7 +70,7 @@ class Candidate:
     lines: Callable[[float], str]
 
     def value(self, power: int) -> float:
-        return float(f"{self.knob.present * 2.0 ** (self.sign * power):.4g}")
+        return float(f"{self.knob.present * 2.0 ** (self.sign * power):.6g}")
 
     def words(self, value: float) -> str:
         """Return the change in words, such as `initializer_range 0.1 → 0.0125`."""
@@ -117,10 +119,13 @@ def fix(what: Any, text: Any = None, *, report: Report | None = None, **options:
             candidates.append(candidate(name, sign, what, text, subject, report, options))
         except InputError as error:  # the family lacks this knob, or a norm takes its factor away
             missing = str(error)
-    tries = [(each, each.value(k)) for k in range(1, POWERS + 1) for each in candidates]
-    tries = [(each, value) for each, value in tries if value <= each.knob.most]
-    for each, value in track(tries, "fixes") if options.get("progress", True) else tries:
-        if ends(verdict, report, each.check(value, witness=False, progress=False)):
+    tries = [(k, each, each.value(k)) for k in range(1, POWERS + 1) for each in candidates]
+    tries = [(k, each, value) for k, each, value in tries if value <= each.knob.most]
+    steps = track(tries, "fixes") if options.get("progress", True) else iter(tries)
+    for _, group in groupby(steps, lambda step: step[0]):
+        reports = [(each.check(value, witness=False, progress=False), each, value) for _, each, value in group]
+        ended = [step for step in reports if ends(verdict, report, step[0])]
+        for _, each, value in sorted(ended, key=lambda step: len(step[0].verdicts)):
             after = each.check(value, progress=False)
             if ends(verdict, report, after):  # with the witness, too
                 words = f"{verdict.name} ends with {each.words(value)}"
