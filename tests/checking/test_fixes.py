@@ -97,7 +97,7 @@ def scaled(lines):
 
 
 def test_pasted_factors_give_the_network_that_was_checked(of_function):
-    """By torch's own draws, and by the law of a function that draws and then scales. The twin lacks one factor."""
+    """Compare torch's own draws, and the law of a function that draws and scales. The twin lacks one factor."""
     first = of_function.verdicts[0].name
     assert first in FIXES
     torch.manual_seed(1)
@@ -142,7 +142,7 @@ def test_head_that_is_too_large_is_scaled_alone():
 
 
 @pytest.mark.parametrize("kind", ["Llama", "Qwen3"])
-def test_factor_that_a_norm_takes_away_is_no_fix(kind):
+def test_fix_needs_a_factor_that_no_norm_takes_away(kind):
     """Queries and keys of Qwen 3 are normalised: their size has no effect."""
     sizes = {name: value for name, value in LLAMA.items() if name != "model_type"} | {"num_key_value_heads": 2}
     config = getattr(transformers, f"{kind}Config")(**sizes | {"initializer_range": 0.3, "head_dim": 16})
@@ -167,6 +167,8 @@ def test_sound_network_has_nothing_to_fix(of_function):
     result = lf.fix(scaled(of_function.lines), **FAST)
     assert result.verdicts[0].name == FINE
     assert result.fix.startswith("nothing to fix")
+    with pytest.raises(InputError, match="fix has no option overrides"):
+        lf.fix(LLAMA, overrides={"*": 0.1})
     assert (result.lines, result.against) == ("", None)
 
 
@@ -188,9 +190,3 @@ def test_new_verdict_of_the_same_grade_is_not_a_fix(of_config):
     assert not ends(frozen, before, with_verdicts(("uniform", WATCH)))
     assert not ends(frozen, before, with_verdicts(("loss", BROKEN)))
     assert not ends(frozen, before, with_verdicts(("frozen", BROKEN)))
-
-
-def test_fix_refuses_options_that_it_sets_itself():
-    for name, value in (("against", LLAMA), ("overrides", {"*": 0.1})):
-        with pytest.raises(InputError, match=f"fix has no option {name}"):
-            lf.fix(LLAMA, **FAST, **{name: value})

@@ -101,6 +101,9 @@ def fix(what: Any, text: Any = None, *, report: Report | None = None, **options:
     >>> small = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 99}
     >>> result = lf.fix(small, tokens=8, settings={"initializer_range": 0.5}, progress=False)
     >>> print(result.fix)
+    frozen ends with initializer_range 0.5 → 0.25
+    >>> print(result.lines.splitlines()[0])
+    config.initializer_range = 0.25
     """
     for name in ("against", "overrides"):
         require(options.get(name) is None, f"fix has no option {name}.")
@@ -121,7 +124,7 @@ def fix(what: Any, text: Any = None, *, report: Report | None = None, **options:
             missing = str(error)
     tries = [(k, each, each.value(k)) for k in range(1, POWERS + 1) for each in candidates]
     tries = [(k, each, value) for k, each, value in tries if value <= each.knob.most]
-    steps = track(tries, "fixes") if options.get("progress", True) else iter(tries)
+    steps = track(tries, "fixes to try, at most") if options.get("progress", True) else iter(tries)
     for _, group in groupby(steps, lambda step: step[0]):
         reports = [(each.check(value, witness=False, progress=False), each, value) for _, each, value in group]
         ended = [step for step in reports if ends(verdict, report, step[0])]
