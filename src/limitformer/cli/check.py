@@ -11,6 +11,7 @@ from limitformer.base.progress import suggest_quicker
 from limitformer.cli.endings import begin_work
 from limitformer.cli.options import (
     Blocks,
+    Full,
     InputsOption,
     Json,
     LossOption,
@@ -130,6 +131,7 @@ def check(
         ),
     ] = False,
     as_json: Json = False,
+    full: Full = False,
 ) -> None:
     """Tell whether a Transformer collapses, explodes or freezes: the exact law at initialisation, or a checkpoint.
 
@@ -199,17 +201,17 @@ def check(
                 try:
                     report = fix(what[0], batch, report=report, **options)
                 except KeyboardInterrupt:
-                    save_and_print(report, place, as_json)
+                    save_and_print(report, place, as_json, full)
                     raise
         written = [] if place is None else report.save(place)
         if not as_json:
-            print_report(report)
+            print_report(report, full)
         blind = {"frozen", "uniform"} & set(names) if fail_on != "any" and "logit_std" not in report.curves else ()
         require(not blind, f"--fail-on {', '.join(blind)}: no attention was seen in {report.name}.")
         if as_json:
             save_and_print(report, None, as_json)
         elif report.against is not None:
-            print_report(report.against)
+            print_report(report.against, full)
         if apply_fix and not as_json:
             print_plain(f"\n{report.fix}\n\n{report.lines}".rstrip())
         print_written([] if as_json else written)
