@@ -72,9 +72,8 @@ def of_function():
 
 
 def test_fields_of_a_configuration_end_the_verdict_when_pasted(of_config):
-    assert set(FIXES) <= set(VERDICTS)
-    assert of_config.grade == BROKEN
-    first = next(each.name for each in of_config.verdicts if each.name in FIXES)
+    assert (set(FIXES) <= set(VERDICTS), of_config.grade) == (True, BROKEN)
+    first = of_config.verdicts[0].name
     config = pasted(of_config.lines, config=transformers.LlamaConfig(**LLAMA))["config"]
     again = lf.check(config, **QUICK)
     assert first not in [each.name for each in again.verdicts]

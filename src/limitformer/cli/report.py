@@ -161,8 +161,8 @@ def print_report(report: Any, full: bool = True) -> None:
 def print_next(context: typer.Context, command: str, label: str = "Next", **changes: Any) -> None:
     """Print the command that follows, on the same subject, with the user's own options that it has, and `changes`.
 
-    `label` begins the line. Nothing is printed for a script that reads JSON, or if it has no option for one that the subject or its optimiser
-    needs.
+    `label` begins the line. Nothing is printed for a script that reads JSON, or if the command has no option for one
+    that the subject or its optimiser needs.
     """
     if context.params.get("as_json"):
         return
