@@ -25,13 +25,12 @@ from limitformer.designing.knobs import Knob, factor_knob, factors_at, patterns_
 from limitformer.designing.names import FIELD, SHAPED
 from limitformer.designing.objective import Objective
 from limitformer.designing.report import IMPORTS, SCALE, block, factor_lines, transformer_lines
-from limitformer.designing.trials import ShapedTrials, StockTrials
+from limitformer.designing.trials import ShapedTrials, StockTrials, writers_of
 from limitformer.formats.measure import kind_of
 from limitformer.reports.verdict import GRADES, Verdict
 from limitformer.subjects.checkpoints import holds_weights
 from limitformer.subjects.inputs import inputs_for
 from limitformer.subjects.subject import Subject, resolve
-from limitformer.weightless.arrays import sizes_of_stacks
 from limitformer.weightless.law import LawTable
 from limitformer.weightless.laws import normal
 from limitformer.weightless.threads import one_thread
@@ -204,7 +203,8 @@ def existing(name: str, sign: int, text: Any, subject: Subject, options: Mapping
     inputs, passes = settle_module(module, inputs, False, blocks), Passes(module, blocks)
     with one_thread(), evaluating(module):
         try:
-            _, streams = passes.call_once(inputs, placed(inputs, module), gradients=False)
+            arguments = placed(inputs, module)
+            writers = writers_of(passes, lambda: passes.call_once(inputs, arguments, gradients=False))
         finally:
             passes.state.restore()
     stds = stds_by_kind(module)
@@ -212,10 +212,9 @@ def existing(name: str, sign: int, text: Any, subject: Subject, options: Mapping
         subject=subject,
         module=module,
         blocks=[module.get_submodule(each) for block in passes.layout.blocks for each in block.members],
-        stacks=sizes_of_stacks(streams),
         weights=[SimpleNamespace(name=each) for each, std in stds.items() if std > 0],
     )
-    knob = factor_knob(name, network)
+    knob = factor_knob(name, network, writers)
 
     def checked(value: float, **more: Any) -> Report:
         other, factors = copied(module), factors_at([knob], {name: value})

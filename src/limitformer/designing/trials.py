@@ -3,7 +3,7 @@
 Every setting uses the same random numbers, so that values change little where a setting does.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -48,6 +48,7 @@ from limitformer.weightless.simulate import (
     require_recordings,
     token_count,
 )
+from limitformer.weightless.structure import Structure
 
 Setting = Mapping[str, float]
 REPORTED = 8  # networks in a report before and after
@@ -69,7 +70,7 @@ class StockTrials:
         first = weightless_of(subject, blocks=blocks)
         self.inputs = accepted_inputs(self.inputs, first, 0, own_loss=False)
         scale_laws(first, {})  # raises an error for laws that are not understood
-        self.knobs = knobs_of(knobs, first, writers_of(first, self.inputs))
+        self.knobs = knobs_of(knobs, first, writers_of(first, lambda: first_pass(first, self.inputs)))
         self.field = next((knob for knob in self.knobs if knob.field), None)
         self.built[self.field.present if self.field else None] = first
         if self.field is not None:
@@ -218,8 +219,8 @@ def first_pass(network: Weightless, inputs: Inputs) -> Arrays:
     return named_errors(lambda: network.run(0, range(1), inputs, "auto", None), network.subject, inputs)
 
 
-def writers_of(network: Weightless, inputs: Inputs) -> set[str]:
-    """Return the names of the matrices that write to the stream in a first pass."""
+def writers_of(network: Structure, call: Callable[[], Any]) -> set[str]:
+    """Return the names of the matrices that write to the stream in a pass, which `call` runs."""
     passes = list[Writers]()
 
     def observer(stream: Streams) -> Writers:
@@ -228,7 +229,7 @@ def writers_of(network: Weightless, inputs: Inputs) -> set[str]:
 
     network.more = observer
     try:
-        first_pass(network, inputs)
+        call()
     finally:
         network.more = None
     return passes[-1].names
