@@ -30,7 +30,7 @@ of that width in inches, with fonts embedded; `svg` and, with TeX, `pgf` are for
 """
 CARD = """-   **[{title}](figures/{name}.md)**
 
-    [![{short}](figures/{name}.png)](figures/{name}.md)
+    [![Picture: {short}](figures/{name}.png)](figures/{name}.md)
 
     {shows}. {verdict}
 """
