@@ -10,6 +10,8 @@ from limitformer.designing import Objective
 from limitformer.designing.design import trials_of
 from limitformer.designing.knobs import factor_knob
 from limitformer.designing.report import PYTHON, block
+from limitformer.designing.trials import writers_of
+from limitformer.subjects.inputs import inputs_for
 from limitformer.subjects.subject import resolve
 from limitformer.weightless.network import Weightless
 from weightless_families import CONFIGS
@@ -21,8 +23,9 @@ def knobs(config, *names):
 
 
 def weights_of(name, family):
-    result = Weightless(resolve(CONFIGS[family]()), torch.float32, torch.device("cpu"))
-    return factor_knob(name, result).weights
+    subject = resolve(CONFIGS[family]())
+    network = Weightless(subject, torch.float32, torch.device("cpu"))
+    return factor_knob(name, network, writers_of(network, inputs_for(subject, None, 5))).weights
 
 
 FAMILIES = {  # matrices whose product is added to the stream, one kind each
@@ -67,20 +70,20 @@ def test_zero_outputs_make_a_pre_norm_network_the_identity(family):
 
 
 class Block(torch.nn.Module):
-    """A block with the names of matrices that many own models use."""
+    """A block in which queries and keys have usual names, and the outputs have none that is known."""
 
     def __init__(self):
         super().__init__()
-        for name in ("wq", "wk", "wv", "wo", "up", "down"):
+        for name in ("wq", "wk", "wv", "back", "up", "close"):
             setattr(self, name, torch.nn.Linear(8, 8, bias=False))
 
     def forward(self, x):
         y = torch.nn.functional.layer_norm(x, (8,))
-        x = x + self.wo(torch.softmax(self.wq(y) @ self.wk(y).mT, -1) @ self.wv(y))
-        return x + self.down(torch.relu(self.up(torch.nn.functional.layer_norm(x, (8,)))))
+        x = x + self.back(torch.softmax(self.wq(y) @ self.wk(y).mT, -1) @ self.wv(y))
+        return x + self.close(torch.relu(self.up(torch.nn.functional.layer_norm(x, (8,)))))
 
 
-def test_matrices_of_own_models_are_knobs_by_their_usual_names():
+def test_matrices_of_own_models_are_knobs_by_their_use():
     """Second route: with outputs at zero a drawn block is the identity, with logits at zero all tokens weigh alike."""
 
     def build():

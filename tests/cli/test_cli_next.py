@@ -149,3 +149,26 @@ def test_no_command_follows_that_would_ask_another_network(after):
     assert after("check", "small.json", *quick, "--shaped", "gamma=0.5") is None
     assert after("rate", f"{code}build", *rate, *ids) is None  # transfer does not have --inputs
     assert after("rate", f"{code}build", *rate, "--tokens", "6", "--equivalent-to", "sgd") is None
+
+
+COMMANDS = {
+    "check": (),
+    "steps": ("--optimizer", "adamw", "--rates", "0.001,100"),
+    "transfer": ("--widths", "16,32", "--optimizer", "adamw"),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_commands_print_the_answer_and_everything_with_full(after, name):
+    texts = []
+    for more in ((), ("--full",)):
+        after(name, "small.json", *COMMANDS[name], "--tokens", "8", "--samples", "4", *more)
+        texts.append(after.result.stdout)
+    short, full = (text.splitlines() for text in texts)
+    end = next(k for k, line in enumerate(short) if line.endswith(" more lines: --full"))
+    assert end <= 25  # 24 lines and an empty one
+    assert int(short[end].split()[0]) == len(full) - len(short) + 2
+    rest = "def optimizer(model):" if name == "transfer" else "    why: "
+    assert rest not in texts[0]
+    assert rest in texts[1]
+    assert short[0] == full[0]

@@ -55,7 +55,7 @@ def steps(run, folder):
 
 
 def test_steps_prints_verdicts_table_and_caveat(steps):
-    result = steps("--rates", "0.01,0.1,100")
+    result = steps("--rates", "0.01,0.1,100", "--full")
     words = " ".join(result.stdout.split())
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("  · note: not decided: the loss of the batch falls")

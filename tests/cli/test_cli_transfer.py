@@ -112,7 +112,7 @@ def test_target_and_keys_of_groups_are_options(run, folder):
     refused = run(*command)
     assert refused.exit_code == 2
     assert "has lr_scale, which is not understood. Nearest: after_groups (--after-groups)" in refused.stderr
-    result = run(*command, "--after-groups", "code.py:scale", "--rule", "mup", "--target", "64")
+    result = run(*command, "--after-groups", "code.py:scale", "--rule", "mup", "--target", "64", "--full")
     assert result.exit_code == 0, result.stderr
     assert "AdamW (lr 0.005, " in result.stdout
     assert "What to set at width 64, rule mup, base 16:" in result.stdout

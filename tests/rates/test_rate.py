@@ -191,11 +191,18 @@ def test_kinds_of_weight_are_sorted_and_those_far_from_the_median_are_marked(rep
     values[:, 0] = list(change.values())
     known = report.data.drop_vars(("stream_change", "stream_rate", "kind"))
     measured = {"stream_change": (("kind", "network"), values), "stream_rate": 0.02}
-    head, *rows = replace(report, data=known.assign(measured).assign_coords(kind=list(change))).kinds()
+    sorted_report = replace(report, data=known.assign(measured).assign_coords(kind=list(change)))
+    head, *rows = sorted_report.kinds()
     assert head[0] == "first step at 0.02"
     assert [row[0] for row in rows] == ["c", "all weights", "e", "b", "a", "d", "vectors", "head"]
     assert {row[0]: row[3] for row in rows if row[3]} == {"c": "much", "d": "little"}
     assert rows[3][2] == "1"  # the median kind
+    short = [
+        line.split()[0] for line in sorted_report.text(full=False).splitlines() if line.endswith(("much", "little"))
+    ]
+    assert short == ["c", "d"]
+    assert "\nvectors" in sorted_report.text()
+    assert "\nvectors" not in sorted_report.text(full=False)
     assert replace(report, data=known).kinds() == []
 
 

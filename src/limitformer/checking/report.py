@@ -62,13 +62,19 @@ class Report(CheckedNetwork, AnyReport):
         return f"<Report {self.name}: {self.grade}{f' ({names})' if names else ''}; {self.heading}>"
 
     def __str__(self) -> str:
-        """Return verdicts with their reasons, and the curves at a few layers, on lines of at most 80 characters."""
+        return self.text()
+
+    def text(self, full: bool = True) -> str:
+        """Return verdicts and the curves at a few layers, on lines of at most 80 characters.
+
+        With `full` also the reasons of verdicts and the curves of further stacks.
+        """
         lines = wrapped(f"{self.name}: {self.heading}", "") + wrapped(self.proof, "")
-        lines += verdict_lines(self.verdicts, self.exists)
+        lines += verdict_lines(self.verdicts, self.exists, full)
         if self.trained:
             lines += ["", f"{'differs from initialisation':>38}{'this network':>14}{'a new one, 90 %':>24}"]
             lines += [f"{each.name:>38}{each.now:>14}{each.new:>24}" for each in self.changes()]
-        for stack in self.stacks:
+        for stack in self.stacks if full else ():
             lines += ["", *wrapped(f"{stack.name}: {stack.heading}", ""), *rows(stack)]
         lines += ["", self.stack] if self.stacks else [""]
         published = [] if self.recipe is None else ["", *recipe_lines(self.recipe)]

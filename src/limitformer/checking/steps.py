@@ -49,8 +49,11 @@ class StepsReport(TrainedNetworks, AnyReport):
         return f"<StepsReport {self.name}: {self.grade}; {self.heading}>"
 
     def __str__(self) -> str:
-        """Return the verdicts with their reasons, and the table by rate, on lines of at most 80 characters."""
-        lines = verdict_lines(self.verdicts, exists=True)  # the first line is the answer
+        return self.text()
+
+    def text(self, full: bool = True) -> str:
+        """Return the verdicts and the table by rate, on lines of at most 80 characters; `full`: with their reasons."""
+        lines = verdict_lines(self.verdicts, exists=True, full=full)  # the first line is the answer
         lines += ["", *wrapped(f"{self.name}: {self.heading}", ""), *wrapped(self.proof, "")]
         table = self.rows()
         columns = [name for name in SHOWN if name in table[0]]

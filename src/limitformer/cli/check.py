@@ -11,6 +11,7 @@ from limitformer.base.progress import suggest_quicker
 from limitformer.cli.endings import begin_work
 from limitformer.cli.options import (
     Blocks,
+    Full,
     InputsOption,
     Json,
     LossOption,
@@ -123,6 +124,7 @@ def check(
         ),
     ] = None,
     as_json: Json = False,
+    full: Full = False,
 ) -> None:
     """Tell whether a Transformer collapses, explodes or freezes: the exact law at initialisation, or a checkpoint.
 
@@ -182,13 +184,13 @@ def check(
             report = run_check(what[0], batch, against=against, **options)
         written = [] if place is None else report.save(place)
         if not as_json:
-            print_report(report)
+            print_report(report, full)
         blind = {"frozen", "uniform"} & set(names) if fail_on != "any" and "logit_std" not in report.curves else ()
         require(not blind, f"--fail-on {', '.join(blind)}: no attention was seen in {report.name}.")
         if as_json:
             save_and_print(report, None, as_json)
         elif report.against is not None:
-            print_report(report.against)
+            print_report(report.against, full)
         print_written([] if as_json else written)
         if report.verdicts[0].name in DESIGNED:
             print_next(context, "design", what=str(Path(what[0]) / "config.json") if report.exists else what[0])

@@ -82,6 +82,7 @@ WitnessOption = Annotated[
         help="auto, full or no: compare a sample with your own module in plain PyTorch; full at any size.",
     ),
 ]
+Full = Annotated[bool, typer.Option("--full", help="Print everything: reasons, all measures, what to set.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON alone, for scripts.")]
 Settings = Annotated[
     list[str] | None,

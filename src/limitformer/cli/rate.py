@@ -11,6 +11,7 @@ from limitformer.cli.endings import INTERRUPTED, begin_work
 from limitformer.cli.options import (
     AfterGroups,
     Clip,
+    Full,
     InputsOption,
     Json,
     LossOption,
@@ -68,6 +69,7 @@ def rate(
     trust_remote_code: TrustRemoteCode = False,
     witness: WitnessOption = "auto",
     as_json: Json = False,
+    full: Full = False,
 ) -> None:
     """Search the largest learning rate that nine of ten networks bear, and the range to tune in.
 
@@ -128,10 +130,10 @@ def rate(
             with suggest_quicker(f"at most {largest} networks; it ends as soon as the interval decides."):
                 report = run_rate(subject, batch, optimizer=rule, **options)
         except RateInterrupted as interrupt:
-            save_and_print(interrupt.report, place, as_json)
+            save_and_print(interrupt.report, place, as_json, full)
             print_interrupted(interrupt.report.networks)
             raise typer.Exit(INTERRUPTED) from interrupt
-        save_and_print(report, place, as_json)
+        save_and_print(report, place, as_json, full)
         if not report.decided and not report.unusual():
             more, seconds = report.missing
             longer = (float(report.data["seconds"].sum()) + 1.3 * seconds) / 60

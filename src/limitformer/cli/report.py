@@ -66,13 +66,13 @@ def print_plain(text: str) -> None:
     screen.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def save_and_print(report: Any, place: Path | None, as_json: bool = False) -> None:
+def save_and_print(report: Any, place: Path | None, as_json: bool = False, full: bool = True) -> None:
     """Save a report if there is a folder, then print it, so that a failing output loses no file."""
     written = [] if place is None else report.save(place)
     if as_json:
         print_plain(json.dumps(report.record(), ensure_ascii=False))
         return
-    print_report(report)
+    print_report(report, full)
     print_written(written)
 
 
@@ -144,10 +144,13 @@ NEEDED = {"after_groups", "betas", "inputs", "loss", "momentum", "shaped", "trus
 NEEDED |= {"weight_decay"}
 
 
-def print_report(report: object) -> None:
+def print_report(report: Any, full: bool = True) -> None:
     """Print the report, with coloured signs and grades if the terminal has colours."""
     text = Text()
-    for line in str(report).splitlines():
+    lines = report.text(full).splitlines()
+    more = len(report.text().splitlines()) - len(lines)
+    lines += ["", f"{more} more line{'s' * (more > 1)}: --full"] if more else []
+    for line in lines:
         sign = line.strip()[:1]
         end = (line.find(":") + 1 or line.find(sign) + 1) if sign in COLOURS else 0
         text.append(line[:end], COLOURS.get(sign, ""))

@@ -13,6 +13,7 @@ from limitformer.cli.options import (
     AfterGroups,
     Blocks,
     Clip,
+    Full,
     InputsOption,
     Json,
     LossOption,
@@ -97,6 +98,7 @@ def steps(
     trust_remote_code: TrustRemoteCode = False,
     witness: WitnessOption = "auto",
     as_json: Json = False,
+    full: Full = False,
 ) -> None:
     """Compute the first training steps in law: which learning rates a network takes, and what moves.
 
@@ -147,10 +149,10 @@ def steps(
             with suggest_quicker(quicker):
                 report = run_steps(subject, batch, optimizer=rule, **options)
         except StepsInterrupted as interrupt:
-            save_and_print(interrupt.report, place, as_json)
+            save_and_print(interrupt.report, place, as_json, full)
             print_interrupted(interrupt.report.data.sizes["sample"])
             raise typer.Exit(INTERRUPTED) from interrupt
-        save_and_print(report, place, as_json)
+        save_and_print(report, place, as_json, full)
         if any(each.said.startswith("not decided") for each in report.verdicts):
             print_next(context, "rate", sequences=count)
         if report.failed(fail_on):

@@ -11,6 +11,7 @@ from limitformer.base.progress import suggest_quicker
 from limitformer.cli.endings import INTERRUPTED, begin_work
 from limitformer.cli.options import (
     AfterGroups,
+    Full,
     Json,
     LossOption,
     Settings,
@@ -84,6 +85,7 @@ def transfer(
         str | None, typer.Option(metavar="PATH", help="Folder for transfer.html, .json, .csv, .nc and .png.")
     ] = None,
     as_json: Json = False,
+    full: Full = False,
 ) -> None:
     """Tell whether a learning rate transfers over width or depth: the first training steps at several sizes.
 
@@ -137,12 +139,12 @@ def transfer(
                     samples=samples, seed=seed, clip=clip, loss=function, witness=proof,
                 )  # fmt: skip
         except TransferInterrupted as interrupt:
-            save_and_print(interrupt.result, place, as_json)
+            save_and_print(interrupt.result, place, as_json, full)
             counts = " and ".join(str(each.sizes["sample"]) for each in interrupt.result.data.values())
             line = f"Interrupted; this is about the finished networks of {len(interrupt.result.sizes)} sizes: {counts}."
             errors.print(line, markup=False, highlight=False, soft_wrap=True)
             raise typer.Exit(INTERRUPTED) from interrupt
-        save_and_print(result, place, as_json)
+        save_and_print(result, place, as_json, full)
         if not as_json:
             print_plain(f"{time.monotonic() - began:.0f} s")
         if result.nearest_rule and result.lines:

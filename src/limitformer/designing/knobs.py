@@ -3,7 +3,7 @@ r"""Knobs: what can be set before training, and which weights or fields of a fam
   initializer_range   the field of the configuration by which its code draws weights (T5's is initializer_factor), or
                       the argument of a function of that name;
   embedding           × the std of the tables of tokens and positions, outside the blocks;
-  output              × the std of what writes to the stream: the last matrix of each branch;
+  output              × the std of what writes to the stream: the last matrix of each branch (`writers`);
   logits              × the std of attention logits: queries and keys each by its root; not a knob if these share a
                       matrix with the values
   a pattern           × the std of the weights of these names, such as "*.mlp.up_proj.weight"
@@ -15,7 +15,7 @@ initializer_range, and keep the kind of its law (normal, truncated, …).
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import inf
@@ -31,10 +31,6 @@ from limitformer.weightless.law import LawTable
 from limitformer.weightless.network import Weightless
 
 FIELDS = ("initializer_range", "initializer_factor", "init_std")  # names in families
-OUTPUT = re.compile(
-    r"(^|\.)(o_proj|out_proj|c_proj|proj|down_proj|w_down|down|dense_4h_to_h|fc2|fc_out|w2|Wo|wo|w_o|o|out_lin|lin2|"
-    r"linear2|output\.dense|(attention|self_attn|self_attention)\.dense)(\.weight)?$"
-)
 QUERY = re.compile(r"\.(q_proj|wq|q|query|q_lin)\.weight$")
 KEY = re.compile(r"\.(k_proj|wk|k|key|k_lin)\.weight$")
 
@@ -67,8 +63,8 @@ class Knob:
     most: float = inf
 
 
-def knobs_of(names: Iterable[str], network: Weightless) -> list[Knob]:
-    """Return the knobs of a network that a configuration or a function makes.
+def knobs_of(names: Iterable[str], network: Weightless, writers: Set[str]) -> list[Knob]:
+    """Return the knobs of a network that a configuration or a function makes; `writers` write to its stream.
 
     Raises:
         InputError: its family does not have a knob of that name, or two knobs set the same weight.
@@ -77,7 +73,7 @@ def knobs_of(names: Iterable[str], network: Weightless) -> list[Knob]:
     for name in distinct(names):
         if name != FIELD and name not in SCALES and not is_pattern(name):
             raise no_knob(name, (FIELD, *SCALES))
-        every.append(field_knob(network) if name == FIELD else factor_knob(name, network))
+        every.append(field_knob(network) if name == FIELD else factor_knob(name, network, writers))
     owners: dict[str, str] = {}
     for knob in every:
         for weight in knob.weights:
@@ -99,9 +95,12 @@ def field_knob(network: Weightless) -> Knob:
     return Knob("initializer_range", present, field, most=inf if field == "initializer_factor" else 1.0)
 
 
-def factor_knob(name: str, network: Weightless) -> Knob:
-    """Return a factor on standard deviations; its weights are recognised by name, place and shape."""
-    weights = {"embedding": embeddings, "output": outputs, "logits": queries_and_keys}.get(name, named(name))(network)
+def factor_knob(name: str, network: Weightless, writers: Set[str]) -> Knob:
+    """Return a factor on standard deviations of weights, which are recognised by their names, place or use."""
+    if name == "output":
+        weights = random_names(network, lambda each, parameter: each in writers and parameter.dim() >= 2)
+    else:
+        weights = {"embedding": embeddings, "logits": queries_and_keys}.get(name, named(name))(network)
     if not weights:
         raise NoKnobError(
             f"{network.subject.name} has no knob {name}: {WHY.get(name, 'no random weight has such a name')}. "
@@ -112,7 +111,7 @@ def factor_knob(name: str, network: Weightless) -> Knob:
 
 WHY = {
     "embedding": "no table of tokens stands outside its blocks",
-    "output": "no matrix in its blocks is known to write to the stream",
+    "output": "no random matrix writes to the stream of its blocks",
     "logits": "its queries and keys are not separate matrices",
 }
 
@@ -123,22 +122,6 @@ def embeddings(network: Weightless) -> list[str]:
     tables = [part.weight for part in network.module.modules() if isinstance(part, nn.Embedding)]
     outside = {id(table) for table in tables} - inside
     return random_names(network, lambda name, parameter: id(parameter) in outside)
-
-
-def outputs(network: Weightless) -> list[str]:
-    """Return the last matrix of each branch: of a known name, in a block, and as wide as the stream on one side."""
-    inside = {id(parameter) for block in network.blocks for parameter in block.parameters()}
-    config = network.subject.config
-    widths = {stack.width for stack in network.stacks.values()}  # of the last pass
-    if config is not None:
-        names = ("hidden_size", "d_model", "n_embd")
-        widths = {next((int(width) for name in names if (width := getattr(config, name, 0))), 0)}
-    return random_names(
-        network,
-        lambda name, p: (
-            id(p) in inside and p.dim() >= 2 and bool(widths & set(p.shape[-2:])) and bool(OUTPUT.search(name))
-        ),
-    )
 
 
 def queries_and_keys(network: Weightless) -> list[str]:

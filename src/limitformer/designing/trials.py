@@ -28,6 +28,7 @@ from limitformer.designing.knobs import (
     shaped_knobs,
 )
 from limitformer.designing.objective import Objective, Values, values_of, values_of_stacks
+from limitformer.designing.writers import Writers
 from limitformer.models import Transformer
 from limitformer.simulation.processes import limit
 from limitformer.simulation.simulate import simulate as simulate_chain
@@ -36,6 +37,7 @@ from limitformer.subjects.losses import chosen_loss, readout
 from limitformer.subjects.subject import Subject, resolve
 from limitformer.weightless.arrays import Arrays, dataset, require_same_blocks
 from limitformer.weightless.network import Weightless
+from limitformer.weightless.observers.stream import Streams
 from limitformer.weightless.simulate import (
     accepted_inputs,
     check_scratch,
@@ -62,8 +64,7 @@ class StockTrials:
         first = weightless_of(subject)
         self.inputs = accepted_inputs(self.inputs, first, 0, own_loss=False)
         scale_laws(first, {})  # raises an error for laws that are not understood
-        first_pass(first, self.inputs)  # shows the width of the stream
-        self.knobs = knobs_of(knobs, first)
+        self.knobs = knobs_of(knobs, first, writers_of(first, self.inputs))
         self.field = next((knob for knob in self.knobs if knob.field), None)
         self.built[self.field.present if self.field else None] = first
         if self.field is not None:
@@ -201,6 +202,22 @@ Trials = StockTrials | ShapedTrials
 
 def first_pass(network: Weightless, inputs: Inputs) -> Arrays:
     return named_errors(lambda: network.run(0, range(1), inputs, "auto", None), network.subject, inputs)
+
+
+def writers_of(network: Weightless, inputs: Inputs) -> set[str]:
+    """Return the names of the matrices that write to the stream in a first pass."""
+    passes = list[Writers]()
+
+    def observer(stream: Streams) -> Writers:
+        passes.append(Writers(stream))
+        return passes[-1]
+
+    network.more = observer
+    try:
+        first_pass(network, inputs)
+    finally:
+        network.more = None
+    return passes[-1].names
 
 
 def check_field(trials: StockTrials, knob: Knob, first: Weightless) -> None:

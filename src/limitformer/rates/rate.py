@@ -38,6 +38,9 @@ FURTHER = 16.0  # factor of a rate that changes no loss
 BAR = "networks whose critical rate is known"
 
 
+FEW = 10  # critical rates that the short text lists
+
+
 @dataclass(frozen=True)
 class RateReport(AnyReport):
     """The result of `limitformer.rate`.
@@ -168,11 +171,23 @@ class RateReport(AnyReport):
         return f"<RateReport {self.name}: {self.answer}>"
 
     def __str__(self) -> str:
-        """Return the answer, what ran, and the critical rates, on lines of at most 80 characters."""
+        return self.text()
+
+    def text(self, full: bool = True) -> str:
+        """Return the answer, what ran, and the critical rates, on lines of at most 80 characters.
+
+        Without `full`, of many critical rates only three, and only the kinds of weight that change the stream much or
+        little.
+        """
         proof = "" if self.witness is None else self.witness.in_words(self.networks)
         lines = [self.answer, f"{self.name}: {self.heading}", proof]
-        critical = ", ".join(number(each, 2) for each in np.sort(self.data["critical"].values))
-        table = ["", *aligned(self.kinds()), ""] if self.kinds() else []
+        rates = np.sort(self.data["critical"].values)
+        shown = rates if full or len(rates) <= FEW else rates[[0, len(rates) // 2, -1]]
+        critical = ("" if len(shown) == len(rates) else "smallest, middle and largest: ") + ", ".join(
+            number(each, 2) for each in shown
+        )
+        kinds = [row for k, row in enumerate(self.kinds()) if full or row[-1] or not k]
+        table = ["", *aligned(kinds), ""] if len(kinds) > 1 else []
         return "\n".join(
             [
                 *(row for line in lines if line for row in wrapped(line, "  ")),

@@ -29,6 +29,10 @@ class AnyReport(ABC):
 
     FILES: ClassVar[str]
 
+    def text(self, full: bool = True) -> str:
+        """Return the report as `print` shows it; without `full` its answer and the numbers that decide it."""
+        return str(self)
+
     @abstractmethod
     def record(self) -> dict[str, Any]:
         """Return the report as JSON holds it."""

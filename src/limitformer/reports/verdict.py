@@ -89,15 +89,19 @@ def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
     return lines
 
 
-def verdict_lines(verdicts: list[Verdict], exists: bool) -> list[str]:
-    """Return the verdicts with their reasons; without `exists` also in how many samples they are seen."""
-    lines = []
-    for one in verdicts:
+def verdict_lines(verdicts: list[Verdict], exists: bool, full: bool = True) -> list[str]:
+    """Return the verdicts, what mends them and why they matter.
+
+    Without `full` there are no reasons, no repairs after the first two verdicts, and no notes if a verdict is graver.
+    Without `exists`, verdicts say in how many samples they are seen.
+    """
+    lines, grave = [], grade_of(verdicts) in (WATCH, BROKEN)
+    for k, one in enumerate(each for each in verdicts if full or each.grade != NOTE or not grave):
         share = "" if exists or one.share == 1 else f" ({one.share:.0%} of samples)"
         title = one.said if one.name in (FINE, TRAINED) else f"{one.grade}: {one.said}"
         lines += wrapped(f"  {one.sign} {title}{share}", "    ")
-        lines += wrapped(f"    why: {one.why}", "      ") if one.why else []
-        lines += wrapped(f"    fix: {one.mends}", "      ") if one.mends else []
+        lines += wrapped(f"    why: {one.why}", "      ") if one.why and full else []
+        lines += wrapped(f"    fix: {one.mends}", "      ") if one.mends and (full or k < 2) else []
     return lines
 
 

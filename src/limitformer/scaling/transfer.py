@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+LISTED = 8  # measures in the short text
+
+
 @dataclass(frozen=True)
 class Transfer(MeasuredSizes, AnyReport):
     """The result of `limitformer.transfer`.
@@ -75,15 +78,29 @@ class Transfer(MeasuredSizes, AnyReport):
         return f"<Transfer over the {self.over} {list(self.sizes)}, {self.rule}: transfers={self.transfers}>"
 
     def __str__(self) -> str:
-        """Return the conclusion, the heading, the table, what it means, and the notes, wrapped at 80 characters."""
-        lines = aligned(self.cells())
-        below = [textwrap.fill(text, 80, subsequent_indent="  ") for text in (*self.legend, *self.notes, ABOUT)]
+        return self.text()
+
+    def text(self, full: bool = True) -> str:
+        """Return the conclusion, the heading, the table, what it means, and the notes, wrapped at 80 characters.
+
+        Without `full`, the table has the measures of the verdict that depend most on the size, and what to set is left
+        out.
+        """
+        head_row, *cells = self.cells()
+        if not full:
+            names = sorted(self.deciding, key=lambda name: -abs(self.exponents[name].value))
+            cells = [cells[[row[0] for row in cells].index(name)] for name in names[:LISTED]]
+        lines = aligned([head_row, *cells])
+        brief = [self.legend[0], *self.notes]
+        brief += [f"What to set at {self.lines.title}, as code: --full"] if self.lines else []
+        remarks = [*self.legend, *self.notes, ABOUT] if full else brief
+        below = [textwrap.fill(text, 80, subsequent_indent="  ") for text in remarks]
         head = [
             textwrap.fill(text, 80, break_on_hyphens=False)
             for text in (self.conclusion, self.heading, self.proof)
             if text
         ]
-        if self.lines is not None:
+        if self.lines is not None and full:
             below += [
                 "",
                 f"What to set at {self.lines.title}:",
