@@ -271,7 +271,7 @@ def test_notebooks_are_pages_with_their_output(site, path):
 
 
 def test_links_to_sections_name_them(site):
-    page = (site / "steps.html").read_text(encoding="utf-8")
+    page = (site / "which-learning-rate.html").read_text(encoding="utf-8")
     assert 'aria-label="Link to Steps of an optimiser"' in page
     names = re.findall(r'class="formula"[^>]*aria-label="([^"]+)"', page)
     assert len(set(names)) == len(names) > 2

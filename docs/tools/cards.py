@@ -18,31 +18,21 @@ SECTIONS = {
 }
 OPENING = """# Gallery
 
-Every figure of the two papers that can be made here, and a few beyond them. A card shows what the figure claims,
-whether the numbers support it, its command, its time and its data; its page has all parameters and
-differences from the paper. *Holds* counts the statements of the paper that were tested; the record has other numbers.
+**Which figures of the two papers can be made here, and which statements hold?** A card's page has the settings, the
+command, the data and what differs from the paper. *Holds* counts the statements of the paper that were tested.
 
-[ST, Table 2] has no card: it needs data and pretraining that this project does not have. Its
+[ST, Table 2] has no picture: it needs data and pretraining that this project does not have. Its
 [page](figures/st-table2.md) says how to draw it from your own runs.
 
-`make gallery` makes all of them again, except for figures of trained networks, which are drawn from runs
-([training](training.md)). After an interruption, the same command resumes. Each record has version and seed, and the
-figure's claims at a small scale: a test computes them again and names the figures whose numbers have moved.
-
-For a paper: `limitformer figure st-fig1 --format pdf --width 6.75 --letters --serif` writes a picture of that width in
-inches, with type in proportion and fonts embedded. `svg` and, with TeX, `pgf` are formats too.
+`make gallery` makes all of them again, except for figures of [trained networks](training.md), and resumes after an
+interruption. For a paper, `limitformer figure st-fig1 --format pdf --width 6.75 --letters --serif` writes a picture
+of that width in inches, with fonts embedded; `svg` and, with TeX, `pgf` are formats too.
 """
 CARD = """-   **[{title}](figures/{name}.md)**
 
-    [![{shows}](figures/{name}.png)](figures/{name}.md)
+    [![Picture: {short}](figures/{name}.png)](figures/{name}.md)
 
-    {shows}
-
-    {verdict}
-
-    `{command}`
-
-    {stamp}. {data}
+    {shows}. {verdict}
 """
 
 
@@ -67,12 +57,10 @@ def card(page: Path) -> str:
     (title,) = re.findall(r"^# (.+)$", text, re.MULTILINE)
     return CARD.format(
         title=title,
+        short=title.partition(":")[0],
         name=page.stem,
         shows=description_of(page.stem),
         verdict=verdict(record),
-        command=re.findall(r"^ *(limitformer figure [^#\n]*?) *(?:#.*)?$", text, re.MULTILINE)[0],
-        stamp=stamp(record),
-        data=data(record, page.stem),
     )
 
 
@@ -93,23 +81,10 @@ def verdict(record: dict[str, Any]) -> str:
     """Return how many of the paper's statements hold."""
     verdicts = [claim["holds"] for claim in record.get("claims", []) if claim["holds"] is not None]
     if not record:
-        return "Not at the paper's size: its page has the results."
+        return "Not at the paper's size."
     holding = sum(verdicts)
     word = "not-held" if holding < len(verdicts) else "holds"
-    return f'<span class="{word}">Holds: {holding} of {len(verdicts)}</span>, {len(record["claims"])} numbers'
-
-
-def stamp(record: dict[str, Any]) -> str:
-    """Return version, seed, scale and duration of the record."""
-    if not record:
-        return "A smaller run, version and time not recorded"
-    seconds = record.get("seconds")
-    time = "time not recorded" if seconds is None else f"{seconds:,.0f} s"
-    return f"Version {record['limitformer_version']}, seed {record['seed']}, {record['scale']} scale, {time}"
-
-
-def data(record: dict[str, Any], name: str) -> str:
-    return f"[Record](figures/{name}.json); `{name}.nc` is written with it" if record else "Data: by the command"
+    return f'<span class="{word}">Holds: {holding} of {len(verdicts)}</span>'
 
 
 if __name__ == "__main__":

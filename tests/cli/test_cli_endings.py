@@ -204,7 +204,7 @@ def test_pictures_need_no_backend_and_tables_no_columns(process, tmp_path):
     variables = {"MPLBACKEND": "nonsense", "COLUMNS": "0"}
     code, out, errors = process([*COMMAND, *PHASE, "--out", tmp_path], variables=variables)
     assert code == 0, errors
-    assert {path.name for path in tmp_path.iterdir()} == {"phase.png", "phase.nc"}
+    assert {path.name for path in tmp_path.iterdir()} == {"phase.png", "phase.pdf", "phase.nc"}
     assert "95 % interval" in out
 
 

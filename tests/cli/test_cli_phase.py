@@ -89,8 +89,8 @@ def test_table_is_the_data(phase, tmp_path):
     out = tmp_path / "new" / "out"
     result = phase("--dim", "4,5", "--beta", "0.5:2.5:1", "--seed", 3, "--out", out)
     assert result.exit_code == 0, result.output
-    assert {path.name for path in out.iterdir()} == {"phase.png", "phase.nc"}
-    assert f"Wrote {out / 'phase.png'}, {out / 'phase.nc'}" in result.stdout
+    assert {path.name for path in out.iterdir()} == {"phase.png", "phase.pdf", "phase.nc"}
+    assert f"Wrote {out / 'phase.png'}, {out / 'phase.pdf'}, {out / 'phase.nc'}" in result.stdout
     data = lf.load(out / "phase.nc")
     assert data["exact"].dims == ("tokens", "dim", "beta")
     header = ("dim", "beta", "single", "antipodal", "95 % interval", "unresolved", "exact")

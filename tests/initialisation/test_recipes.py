@@ -216,10 +216,9 @@ def test_other_architectures_drawn_as_their_sources_say_have_no_difference(name)
     assert {row.kind for row in comparison.rows} >= set(recipes()[name].names) - {"share of mixing", "log of A"}
 
 
-def test_page_lists_every_recipe_with_its_source():
+def test_page_names_every_recipe():
     page = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text(encoding="utf-8")
-    rows = [f"| `{each.name}` | {each.title} | {each.source} |" for each in recipes().values()]
-    assert [row for row in rows if row not in page] == []
+    assert [name for name in recipes() if f"`{name}`" not in page] == []
 
 
 @pytest.mark.parametrize(

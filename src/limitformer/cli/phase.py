@@ -136,7 +136,7 @@ def phase(
         Path | None,
         option(RUN, help="Folder of a sweep's store, with which an interrupted diagram resumes.", default="none"),
     ] = None,
-    out: Annotated[Path | None, option(RUN, help="Folder for phase.png and phase.nc.", default="none")] = None,
+    out: Annotated[Path | None, option(RUN, help="Folder for phase.png, .pdf and .nc.", default="none")] = None,
 ) -> None:
     """Draw a phase diagram: do tokens on the sphere end in one cluster, or as antipodal pairs?
 
@@ -217,8 +217,9 @@ def write(data: "xr.Dataset", out: Path) -> list[Path]:
     from limitformer.results.storage import save
     from limitformer.sweep.show import draw
 
-    numbers, picture = save(data, out / "phase.nc"), out / "phase.png"
+    numbers, pictures = save(data, out / "phase.nc"), [out / "phase.png", out / "phase.pdf"]
     with style():
         drawing = draw(data)
-        write_whole(picture, lambda path: drawing.savefig(path))
-    return [picture, numbers]
+        for each in pictures:
+            write_whole(each, drawing.savefig)
+    return [*pictures, numbers]

@@ -2,7 +2,7 @@
 
 Gain, chain and network derive from the function, and the command line takes the name of the layer (`squared-relu`).
 The gradients of the chain need its derivative, in `DERIVATIVES`.
-`docs/extending.md` lists what else has the name of a new one. Pass `torch=` if torch has the function, so that a test
+`docs/extending.md` says where else a new one has a name. Pass `torch=` if torch has the function, so that a test
 compares the two; a function of operators alone, as `squared_relu`, also works on tensors and needs none.
 """
 
