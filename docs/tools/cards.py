@@ -18,15 +18,15 @@ SECTIONS = {
 }
 OPENING = """# Gallery
 
-**Which figures of the two papers can be made here, and which statements hold?** A card's page has the settings, the
-command, the data and what differs from the paper. *Holds* counts the statements of the paper that were tested.
+**Which figures of the two papers can be made here, and which statements hold?** The page of each has its settings,
+command and data, and what differs from the paper. *Holds: 6 of 6* means that all six tested statements hold.
 
-[ST, Table 2] has no picture: it needs data and pretraining that this project does not have. Its
-[page](figures/st-table2.md) says how to draw it from your own runs.
+[ST, Table 2] has no picture: it needs data and pretraining that we do not have. Its [page](figures/st-table2.md)
+shows how to draw the table from your own runs.
 
-`make gallery` makes all of them again, except for figures of [trained networks](training.md), and resumes after an
-interruption. For a paper, `limitformer figure st-fig1 --format pdf --width 6.75 --letters --serif` writes a picture
-of that width in inches, with fonts embedded; `svg` and, with TeX, `pgf` are formats too.
+`make gallery` makes all figures again, except those of [trained networks](training.md); it resumes after an
+interruption. For your paper, `limitformer figure st-fig1 --format pdf --width 6.75 --letters --serif` writes a picture
+6.75 inches wide with fonts embedded; other formats are `svg` and, with TeX, `pgf`.
 """
 CARD = """-   **[{title}](figures/{name}.md)**
 
