@@ -4,7 +4,14 @@ Names are imported when they are first used: declaring a model does not load the
 names that need torch load torch.
 """
 
+import sys as _sys
 from typing import TYPE_CHECKING
+
+from limitformer.base.moved import MOVED as _MOVED
+from limitformer.base.moved import MovedModules as _MovedModules
+from limitformer.base.moved import moved as _moved
+
+_sys.meta_path.append(_MovedModules)
 
 if TYPE_CHECKING:
     from limitformer import checking as checking
@@ -187,7 +194,7 @@ def _import_public(name: str) -> object:
     from limitformer.base.errors import MissingExtraError
 
     home = _homes().get(name, name)
-    if home == name and not _is_module(name):
+    if home == name and (f"limitformer.{name}" in _MOVED or not _is_module(name)):
         raise AttributeError(_unknown(name))
     try:
         module = importlib.import_module(f"limitformer.{home}")
@@ -206,7 +213,8 @@ def _unknown(name: str) -> str:
     from difflib import get_close_matches
 
     near = get_close_matches(name, __dir__(), n=1)
-    return f"module 'limitformer' has no attribute {name!r}" + (f"; nearest: {near[0]}" if near else "")
+    line = f"module 'limitformer' has no attribute {name!r}" + (f"; nearest: {near[0]}" if near else "")
+    return _moved(f"limitformer.{name}", line)
 
 
 def _version() -> str:
