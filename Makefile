@@ -5,7 +5,7 @@ OUT ?= out
 unexport PYTHONDONTWRITEBYTECODE
 APT = DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends -o Acquire::http::Timeout=20
 
-.PHONY: demo test test-all tests check oldest newest lint style types core-alone browser site gallery explorer bench zoo gpu faults bands alarms coverage known-models release-check clean
+.PHONY: demo test test-all tests check oldest newest lint style types core-alone browser site gallery explorer bench zoo gpu faults bands alarms coverage known-models journey readme-times release-check clean
 
 # The core alone: no torch.
 .venv/ready: pyproject.toml
@@ -127,6 +127,13 @@ zoo: .venv-test/ready
 # Where eight known models lie, beside the thresholds (docs/check.md), ten minutes; stopped, it resumes with the next model.
 known-models: .venv-test/ready
 	OMP_NUM_THREADS=1 nice -n 19 .venv-test/bin/python -m benchmarks.known_models
+
+# The commands of the engineer's page on its model, whose outputs and times are written into it, and those of the README.
+journey: .venv-test/ready
+	.venv-test/bin/python -m benchmarks.journey docs/start-engineer.md
+
+readme-times: .venv-test/ready
+	.venv-test/bin/python -m benchmarks.journey README.md
 
 # The papers' training experiments on a GPU, MINUTES at a time; the same command resumes. docs/gpu.md; SIZE=tiny needs none.
 gpu: .venv-test/ready

@@ -111,6 +111,8 @@ def printed_after(page: Path, capsys: pytest.CaptureFixture[str]) -> list[tuple[
 @pytest.mark.parametrize("name", SHOWING)
 def test_code_on_pages_prints_the_shown_output(name, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    write_files(ROOT / name, tmp_path)
     pairs = printed_after(ROOT / name, capsys)
     assert pairs
     for printed, shown in pairs:

@@ -26,6 +26,7 @@ EXTRAS = {
     "compare",
     "design",
     "equivalent_rates",
+    "fix",
     "rate",
     "recipes",
     "shapes",

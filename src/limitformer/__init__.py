@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from limitformer.covariance.limit import CovarianceFlow as CovarianceFlow
     from limitformer.covariance.limit import CovarianceLimit as CovarianceLimit
     from limitformer.designing import design as design
+    from limitformer.designing import fix as fix
     from limitformer.initialisation.recipes.recipe import recipes as recipes
     from limitformer.models import GELU as GELU
     from limitformer.models import Elementwise as Elementwise
@@ -160,7 +161,7 @@ HOMES = {
     "results.datasets": ("correlation",),
     "results.storage": ("load", "save"),
     "sweep": ("Sweep", "compute_sweep", "load_sweep", "read_sweep", "run_sweep"),
-    "designing": ("design",),  # these, and three of the modules below, need an extra
+    "designing": ("design", "fix"),  # these, and three of the modules below, need an extra
     "checking.check": ("check",),
     "checking.comparison": ("compare",),
     "checking.steps": ("steps",),

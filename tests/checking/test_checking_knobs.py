@@ -10,7 +10,7 @@ from limitformer.designing import Objective
 from limitformer.designing.design import trials_of
 from limitformer.designing.knobs import factor_knob
 from limitformer.designing.report import PYTHON, block
-from limitformer.designing.trials import writers_of
+from limitformer.designing.trials import first_pass, writers_of
 from limitformer.subjects.inputs import inputs_for
 from limitformer.subjects.subject import resolve
 from limitformer.weightless.network import Weightless
@@ -25,7 +25,8 @@ def knobs(config, *names):
 def weights_of(name, family):
     subject = resolve(CONFIGS[family]())
     network = Weightless(subject, torch.float32, torch.device("cpu"))
-    return factor_knob(name, network, writers_of(network, inputs_for(subject, None, 5))).weights
+    writers = writers_of(network, lambda: first_pass(network, inputs_for(subject, None, 5)))
+    return factor_knob(name, network, writers).weights
 
 
 FAMILIES = {  # matrices whose product is added to the stream, one kind each
@@ -102,6 +103,22 @@ def test_matrices_of_own_models_are_knobs_by_their_use():
                 alike = torch.equal(block.wq(y) @ block.wk(y).mT, torch.zeros(1, 5, 5))
             assert (still if chosen.name == "output" else alike) is True
             assert (alike if chosen.name == "output" else still) is False
+
+
+def test_output_knob_has_one_of_the_matrices_that_a_function_takes_together():
+    """torch's own attention draws its two weights in one call; pasted patterns keep the number of a Sequential."""
+
+    class Layer(torch.nn.TransformerEncoderLayer):
+        def __init__(self):
+            super().__init__(8, 2, 8, batch_first=True)
+            self.linear2 = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+
+    def build():
+        return torch.nn.Sequential(torch.nn.Embedding(20, 8), *[Layer() for _ in range(2)])
+
+    trials, _ = trials_of(build, None, ["output"], Objective(gradient=None), None, 5)
+    assert trials.knobs[0].weights[::2] == tuple(f"{k}.self_attn.out_proj.weight" for k in (1, 2))
+    assert list(trials.patch({"output": 0.5})["weights"]) == ["*.self_attn.out_proj.weight", "*.linear2.1.weight"]
 
 
 def test_logits_knob_multiplies_the_deviation_of_logits():

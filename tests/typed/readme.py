@@ -20,8 +20,8 @@ def block_0() -> None:
             x = self.norm2(x + self.mlp(x))
             return x
 
-    def build(width: int = 256) -> nn.Module:
-        return nn.Sequential(nn.Embedding(1000, width), *[Block(width) for _ in range(36)], nn.Linear(width, 1000))
+    def build(width: int = 256, depth: int = 36) -> nn.Module:
+        return nn.Sequential(nn.Embedding(1000, width), *[Block(width) for _ in range(depth)], nn.Linear(width, 1000))
 
 
 def block_1() -> None:

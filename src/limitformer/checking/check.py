@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from torch import nn
 from limitformer.base.errors import require, require_count
 from limitformer.checking.conditions import agreement, size_by_group
 from limitformer.checking.curves import band, curves, kind_and_block
-from limitformer.checking.module import measure_module, settle_module
+from limitformer.checking.module import copied, measure_module, settle_module
 from limitformer.checking.report import CheckedNetwork, Report
 from limitformer.checking.thresholds import thresholds_with
 from limitformer.checking.verdicts import verdicts
@@ -500,9 +499,7 @@ def zeros_of_module(
         return {}
 
     def measure_moved(names: list[str]) -> xr.Dataset:
-        other = deepcopy(module)
-        for parameter, copy in zip(module.parameters(), other.parameters(), strict=True):
-            vars(copy).update(vars(parameter))  # attributes, which `deepcopy` leaves out
+        other = copied(module)
         chance = torch.Generator().manual_seed(0)
         with torch.no_grad():
             for name in names:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -151,6 +152,14 @@ class Passes(Structure):
         pairs = [(a.cpu().numpy(), b.cpu().numpy()) for a, b in zip(before, after, strict=False)]
         alike = len(before) == len(after) and all(equal_up_to_rounding(*pair, REPEATS) for pair in pairs)
         require(alike, f"{self.name} gives other numbers when it is called again with the same inputs.")
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """Return a copy of the module, whose parameters have the attributes that `deepcopy` leaves out."""
+    other = deepcopy(module)
+    for parameter, copy in zip(module.parameters(), other.parameters(), strict=True):
+        vars(copy).update(vars(parameter))
+    return other
 
 
 def placed(inputs: Inputs, module: nn.Module) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from limitformer.formats.verdicts import rounding_table
 from limitformer.formats.verdicts import table as format_table
 from limitformer.initialisation.recipes import RecipeComparison
 from limitformer.initialisation.recipes.comparison import names_text
-from limitformer.reports.page import Page
+from limitformer.reports.page import Code, Page, Section
 from limitformer.reports.report import AnyReport, finite_values
 from limitformer.reports.verdict import COLUMNS, FINE, TRAINED, number_text, verdict_lines, wrapped
 
@@ -50,12 +50,16 @@ class Report(CheckedNetwork, AnyReport, OldAttributes):
         formats: the numbers of every tensor in each number format, `limitformer.formats.measure.dataset`; None if none
             was asked for.
         rounding: relative difference of `stream` and its `gradient` from float32 by format, sample and layer.
+        fix: of `limitformer.fix`: one sentence on what ends the first verdict; `against` is the network with it.
+        lines: that change as Python; empty if there is none.
     """
 
     FILES = "check"
 
     thresholds: Mapping[str, Threshold] = field(default_factory=dict)
     against: "Report | None" = None
+    fix: str = ""
+    lines: str = ""
 
     def __repr__(self) -> str:
         """Return name, grade, verdicts and sizes on one line; `print` shows the report."""
@@ -113,6 +117,8 @@ class Report(CheckedNetwork, AnyReport, OldAttributes):
             "about": finite_values(self.about),
             "stacks": {each.name: [finite_values(asdict(one)) for one in each.verdicts] for each in self.stacks},
             "against": None if self.against is None else self.against.record(),
+            "fix": self.fix,
+            "lines": self.lines,
         }
 
     def metrics(self) -> dict[str, Metric]:
@@ -131,7 +137,10 @@ class Report(CheckedNetwork, AnyReport, OldAttributes):
 
     def contents(self) -> Page:
         """Return what the page shows."""
-        return contents(self, self.against, self.thresholds)
+        page = contents(self, self.against, self.thresholds)
+        code = [Code("Lines to paste", self.lines)] if self.lines else []
+        sections = [page.sections[0], *([Section("Fix", [self.fix, *code])] if self.fix else []), *page.sections[1:]]
+        return replace(page, sections=sections)
 
     def draw(self) -> "Figure":
         """Return the picture: six panels by layer for each stack of blocks."""

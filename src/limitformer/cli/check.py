@@ -123,6 +123,13 @@ def check(
             "FILE.py:NAME.",
         ),
     ] = None,
+    apply_fix: Annotated[
+        bool,
+        typer.Option(
+            "--apply-fix",
+            help="Find the smallest change that ends the first verdict, check again, and print the lines to paste.",
+        ),
+    ] = False,
     as_json: Json = False,
     full: Full = False,
 ) -> None:
@@ -141,6 +148,10 @@ def check(
             return
         several = variants(vary)
         require(not ((several or len(what) > 1) and against), "--against is for one network. Nearest: one more WHAT.")
+        require(not (apply_fix and (several or len(what) > 1)), "--apply-fix is for one network. Nearest: one WHAT.")
+        require(
+            not (apply_fix and against), "--apply-fix shows the network with its fix beside it, in place of --against."
+        )
         from limitformer.checking.thresholds import failing, thresholds_with
 
         with about("--fail-on"):
@@ -165,7 +176,11 @@ def check(
         require(text is None or inputs is None, "--text and --inputs cannot both be given.")
         published = None if recipe is None else user_recipe(recipe, "--recipe")
         from limitformer.checking import check as run_check
+        from limitformer.designing.fixes import FIXES, fix, require_no_weights
+        from limitformer.subjects.checkpoints import holds_weights
 
+        if apply_fix:
+            require_no_weights(what[0])
         place = folder_of(out)
         if options["shaping"] is not None:
             options["shaping"] = shaping_of(options["shaping"])
@@ -182,6 +197,12 @@ def check(
                     raise typer.Exit(FAILED)
                 return
             report = run_check(what[0], batch, against=against, **options)
+            if apply_fix:
+                try:
+                    report = fix(what[0], batch, report=report, **options)
+                except KeyboardInterrupt:
+                    save_and_print(report, place, as_json, full)
+                    raise
         written = [] if place is None else report.save(place)
         if not as_json:
             print_report(report, full)
@@ -191,11 +212,16 @@ def check(
             save_and_print(report, None, as_json)
         elif report.against is not None:
             print_report(report.against, full)
+        if apply_fix and not as_json:
+            print_plain(f"\n{report.fix}\n\n{report.lines}".rstrip())
         print_written([] if as_json else written)
-        if report.verdicts[0].name in DESIGNED:
-            print_next(context, "design", what=str(Path(what[0]) / "config.json") if report.exists else what[0])
-        elif not report.trained and gradients:
-            print_next(context, "rate", optimizer="adamw")
+        if not report.lines:  # which come next
+            if not apply_fix and any(each.name in FIXES for each in report.verdicts) and not holds_weights(what[0]):
+                print_next(context, "check", label="Fix", apply_fix=True, against=None)
+            if report.verdicts[0].name in DESIGNED:
+                print_next(context, "design", what=str(Path(what[0]) / "config.json") if report.exists else what[0])
+            elif not report.trained and gradients:
+                print_next(context, "rate", optimizer="adamw")
         untrained = not (fail_on and report.trained)
         require(untrained, f"--fail-on: {report.name} is trained, so that no verdict on its initialisation is given.")
         if report.failed(fail_on):

@@ -141,7 +141,7 @@ def rate(
             print_next(context, "rate", networks=enough[0], minutes=enough[1])
         width = width_of(what, changes) if report.decided else None
         if width is not None:
-            sizes = {"widths": f"{width},{2 * width}", "target": 4 * width}
+            sizes: dict[str, Any] = {"widths": f"{width},{2 * width}", "target": 4 * width}
             print_next(context, "transfer", rate=f"{math.sqrt(math.prod(report.tune)):.2g}", **sizes)
 
 

@@ -158,11 +158,11 @@ def print_report(report: Any, full: bool = True) -> None:
     screen.print(text, soft_wrap=True, end="")
 
 
-def print_next(context: typer.Context, command: str, **changes: Any) -> None:
+def print_next(context: typer.Context, command: str, label: str = "Next", **changes: Any) -> None:
     """Print the command that follows, on the same subject, with the user's own options that it has, and `changes`.
 
-    Nothing is printed for a script that reads JSON, or if it has no option for one that the subject or its optimiser
-    needs.
+    `label` begins the line. Nothing is printed for a script that reads JSON, or if the command has no option for one
+    that the subject or its optimiser needs.
     """
     if context.params.get("as_json"):
         return
@@ -178,8 +178,9 @@ def print_next(context: typer.Context, command: str, **changes: Any) -> None:
         option = parameter.opts[:1] if parameter.param_type_name == "option" else []
         value = values.get(name)
         for each in value if isinstance(value, list | tuple) else [] if value is None else [value]:
-            words += option if each is True else [*option, str(each)]
-    print_plain(f"\nNext: {shlex.join(words)}")
+            switch = option if each is True else parameter.secondary_opts[:1]
+            words += switch if isinstance(each, bool) else [*option, str(each)]
+    print_plain(f"\n{label}: {shlex.join(words)}")
 
 
 def is_given(context: typer.Context, name: str) -> bool:

@@ -13,6 +13,7 @@ _require_packages("hf", "torch", "transformers")
 
 if TYPE_CHECKING:
     from limitformer.designing.design import design as design
+    from limitformer.designing.fixes import fix as fix
     from limitformer.designing.objective import Objective as Objective
     from limitformer.designing.report import Design as Design
 
@@ -20,5 +21,6 @@ _HOMES = {
     "Design": "report",
     "Objective": "objective",
     "design": "design",
+    "fix": "fixes",
 }
 _sys.modules[__name__].__class__ = _LazyPackage

@@ -193,15 +193,15 @@ def factors_at(knobs: list[Knob], setting: Mapping[str, float]) -> dict[str, flo
 def patterns_of(factors: Mapping[str, float], table: LawTable) -> dict[str, tuple[float, float, float]]:
     """Return, by pattern of names, the factor, and the std before and after it.
 
-    `layers.3.up.weight` counts as `layers.*.up.weight` if no weight with another factor or another law matches that
-    pattern; otherwise weights have their full names.
+    `layers.3.up.weight` counts as `layers.*.up.weight`, with * for every number or else for the first, if no weight
+    with another factor or another law matches that pattern; otherwise weights have their full names.
     """
     rows = {name: (factor, table[name].std, table[name].std * factor) for name, factor in factors.items()}
     result: dict[str, tuple[float, float, float]] = {}
     for name, row in rows.items():
-        short = ".".join("*" if part.isdecimal() else part for part in name.split("."))
-        alike = all(rows.get(other) == row for other in table.laws if fnmatchcase(other, short))
-        result[short if alike else name] = row
+        shorts = [re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name, count=count) for count in (0, 1)]
+        alike = (s for s in shorts if all(rows.get(other) == row for other in table.laws if fnmatchcase(other, s)))
+        result[next(alike, name)] = row
     return result
 
 

@@ -171,8 +171,7 @@ class Design(AnyReport):
         if self.kind == "Transformer":
             return transformer_lines(self.changes["settings"])
         fields = [f'    "{name}": {value!r},' for name, value in self.patch()["settings"].items()]
-        rows = self.changes["weights"].items()
-        weights = [f'    "{name}": {factor!r},  # std {a:.4g} to {b:.4g}' for name, (factor, a, b) in rows]
+        weights = factor_lines(self.changes["weights"])
         setter = SETTERS[self.kind].format(name=self.name.partition(" with ")[0])
         return PYTHON.format(fields=block("FIELDS", fields), factors=block("FACTORS", weights), setter=setter)
 
@@ -245,17 +244,7 @@ class Design(AnyReport):
         return draw(title, self.region, self.objective, self.allowed, self.present, self.chosen)
 
 
-PYTHON = '''\
-from fnmatch import fnmatchcase
-
-import torch
-
-{fields}
-{factors}
-
-
-{setter}
-
+SCALE = '''
 
 def scale_weights(model):
     """Scale the weights once, after the model was made and before it is trained."""
@@ -264,6 +253,8 @@ def scale_weights(model):
             factor = next((factor for pattern, factor in FACTORS.items() if fnmatchcase(name, pattern)), 1.0)
             parameter.mul_(factor)
 '''
+IMPORTS = "from fnmatch import fnmatchcase\n\nimport torch\n\n"
+PYTHON = f"{IMPORTS}{{fields}}\n{{factors}}\n\n\n{{setter}}\n{SCALE}"
 
 SETTERS = {
     "configuration": '''\
@@ -290,6 +281,11 @@ def transformer_lines(fields: Mapping[str, float]) -> str:
     if "tau0" in fields:
         inside.append(f"attention=replace(model.attention, tau0={fields['tau0']!r})")
     return f"from dataclasses import replace\n\nmodel = replace({', '.join(['model', *inside])})\n"
+
+
+def factor_lines(weights: Mapping[str, tuple[float, float, float]]) -> list[str]:
+    """Return the entries of FACTORS, each with the std before and after it."""
+    return [f'    "{name}": {factor!r},  # std {a:.4g} to {b:.4g}' for name, (factor, a, b) in weights.items()]
 
 
 def block(name: str, lines: list[str]) -> str:

@@ -3,7 +3,7 @@
 Every setting uses the same random numbers, so that values change little where a setting does.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -36,6 +36,8 @@ from limitformer.subjects.inputs import Inputs, inputs_for, start_of
 from limitformer.subjects.losses import chosen_loss, readout
 from limitformer.subjects.subject import Subject, resolve
 from limitformer.weightless.arrays import Arrays, dataset, require_same_blocks
+from limitformer.weightless.laws import Law
+from limitformer.weightless.layout import Chosen
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.observers.stream import Streams
 from limitformer.weightless.simulate import (
@@ -46,6 +48,7 @@ from limitformer.weightless.simulate import (
     require_recordings,
     token_count,
 )
+from limitformer.weightless.structure import Structure
 
 Setting = Mapping[str, float]
 REPORTED = 8  # networks in a report before and after
@@ -55,16 +58,19 @@ LEAST_EFFECT = 0.1  # relative change by half the standard deviation; the ε of 
 class StockTrials:
     """Trials of a configuration of transformers, or of a function that builds a module, by weightless networks."""
 
-    def __init__(self, subject: Subject, knobs: Any, text: Any, tokens: int, objective: Objective) -> None:
+    def __init__(
+        self, subject: Subject, knobs: Any, text: Any, tokens: int, objective: Objective, batch_dim: int = 0,
+        blocks: Chosen | None = None,
+    ) -> None:  # fmt: skip
         self.name, self.what, self.text, self.tokens = subject.name, subject, text, tokens
         self.kind = "function" if subject.config is None else "configuration"
-        self.inputs = inputs_for(subject, text, tokens)
+        self.inputs = inputs_for(subject, text, tokens).with_batch_dim(batch_dim)
         self.gradients = objective.gradient is not None
         self.built: dict[float | None, Weightless] = {}
-        first = weightless_of(subject)
+        first = weightless_of(subject, blocks=blocks)
         self.inputs = accepted_inputs(self.inputs, first, 0, own_loss=False)
         scale_laws(first, {})  # raises an error for laws that are not understood
-        self.knobs = knobs_of(knobs, first, writers_of(first, self.inputs))
+        self.knobs = knobs_of(knobs, first, writers_of(first, lambda: first_pass(first, self.inputs)))
         self.field = next((knob for knob in self.knobs if knob.field), None)
         self.built[self.field.present if self.field else None] = first
         if self.field is not None:
@@ -102,10 +108,13 @@ class StockTrials:
         """Raise `InputError` unless the results of that number of networks fit into memory."""
         require_recordings(next(iter(self.built.values())), self.inputs, samples)
 
-    def report(self, setting: Setting, seed: int) -> Report:
+    def laws(self, setting: Setting) -> dict[str, Law]:
+        """Return the laws of the weights that factors change."""
         network = self.network(setting)
-        factors = {name: factor for name, factor in factors_at(self.knobs, setting).items() if factor != 1}
-        laws = {name: network.laws[name].times(factor) for name, factor in factors.items()}
+        factors = factors_at(self.knobs, setting).items()
+        return {name: network.laws[name].times(factor) for name, factor in factors if factor != 1}
+
+    def report(self, setting: Setting, seed: int) -> Report:
         options: dict[str, Any] = {
             "tokens": self.tokens,
             "gradients": self.gradients,
@@ -113,7 +122,13 @@ class StockTrials:
             "progress": False,
         }
         report = check(
-            self.what, self.text, settings=self.fields(setting), overrides=laws, seed=seed, witness=False, **options
+            self.what,
+            self.text,
+            settings=self.fields(setting),
+            overrides=self.laws(setting),
+            seed=seed,
+            witness=False,
+            **options,
         )
         return replace(report, name=self.name)
 
@@ -204,8 +219,8 @@ def first_pass(network: Weightless, inputs: Inputs) -> Arrays:
     return named_errors(lambda: network.run(0, range(1), inputs, "auto", None), network.subject, inputs)
 
 
-def writers_of(network: Weightless, inputs: Inputs) -> set[str]:
-    """Return the names of the matrices that write to the stream in a first pass."""
+def writers_of(network: Structure, call: Callable[[], Any]) -> set[str]:
+    """Return the names of the matrices that write to the stream in a pass, which `call` runs."""
     passes = list[Writers]()
 
     def observer(stream: Streams) -> Writers:
@@ -214,7 +229,7 @@ def writers_of(network: Weightless, inputs: Inputs) -> set[str]:
 
     network.more = observer
     try:
-        first_pass(network, inputs)
+        call()
     finally:
         network.more = None
     return passes[-1].names

@@ -36,8 +36,11 @@ class Writers(Observer):
         stream, outputs = self.stream, tensors_in(op.out)
         own = frozenset(each.weight.name for each in op.weights if len(each.weight.shape) > 1)
         if op.kind == ENTRIES:
-            for each in outputs:
-                self.matrices.put(each, own)
+            left, several = [each.weight for each in op.weights], len(op.weights) > 1
+            for each in outputs:  # of several weights in their order, and of other arguments
+                k = next((k for k, one in enumerate(left) if not several or one.shape == tuple(each.shape)), None)
+                if k is not None:
+                    self.matrices.put(each, own & {(left.pop(k) if several else left[k]).name})
             return
         if stream.stack is not None and stream.input is not self.input:  # a block begins
             self.input = stream.input

@@ -176,8 +176,7 @@ class RateReport(AnyReport):
     def text(self, full: bool = True) -> str:
         """Return the answer, what ran, and the critical rates, on lines of at most 80 characters.
 
-        Without `full`, of many critical rates only three, and only the kinds of weight that change the stream much or
-        little.
+        Without `full`, of many critical rates only three, and only the kinds of weight that change the stream much.
         """
         proof = "" if self.witness is None else self.witness.in_words(self.networks)
         lines = [self.answer, f"{self.name}: {self.heading}", proof]
@@ -186,8 +185,8 @@ class RateReport(AnyReport):
         critical = ("" if len(shown) == len(rates) else "smallest, middle and largest: ") + ", ".join(
             number(each, 2) for each in shown
         )
-        kinds = [row for k, row in enumerate(self.kinds()) if full or row[-1] or not k]
-        table = ["", *aligned(kinds), ""] if len(kinds) > 1 else []
+        kinds = [row for k, row in enumerate(self.kinds()) if full or row[-1] == "much" or not k]
+        table = ["", *aligned(kinds), ""] if len(kinds) > 1 else [""]
         return "\n".join(
             [
                 *(row for line in lines if line for row in wrapped(line, "  ")),

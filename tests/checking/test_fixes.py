@@ -1,0 +1,192 @@
+"""`lf.fix`: the pasted lines on networks that torch and transformers draw, and what is not called a fix."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import nn
+
+import limitformer as lf
+from limitformer.base.errors import InputError
+from limitformer.checking.thresholds import VERDICTS
+from limitformer.designing.fixes import FIXES, POWERS, ends
+from limitformer.models import ShapedAttention, ShapedReLU
+from limitformer.reports.verdict import BROKEN, FINE, WATCH, Verdict
+
+LLAMA = {"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "vocab_size": 60}
+LLAMA |= {"intermediate_size": 64, "initializer_range": 0.6}
+QUICK = {"tokens": 8, "samples": 4, "progress": False}
+FAST = QUICK | {"witness": False}
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj", "up", "down"):
+            setattr(self, name, nn.Linear(width, width, bias=False))
+
+    def forward(self, x):
+        y = nn.functional.rms_norm(x, x.shape[-1:])
+        x = x + self.o_proj(nn.functional.scaled_dot_product_attention(self.q_proj(y), self.k_proj(y), self.v_proj(y)))
+        return x + self.down(torch.relu(self.up(nn.functional.rms_norm(x, x.shape[-1:]))))
+
+
+def build(width=32, std=0.1):
+    """Make a pre-norm network whose branches are not scaled down with its depth."""
+    model = nn.Sequential(nn.Embedding(60, width), *[Block(width) for _ in range(6)], nn.Linear(width, 60, bias=False))
+    for name, parameter in model.named_parameters():
+        nn.init.normal_(parameter, std=0.02 if name == "0.weight" else std)
+    return model
+
+
+def pasted(lines, **names):
+    """Execute the lines on these names; return the names after them."""
+    exec(lines, names)
+    return names
+
+
+def alike(first, second):
+    """Whether two reports have the same numbers."""
+    pairs = [(first.curves[name].values, second.curves[name].values) for name in first.curves.data_vars]
+    return all(np.allclose(a, b, rtol=1e-4, atol=1e-7, equal_nan=True) for a, b in pairs)
+
+
+def has_laws_of(model, report):
+    """Whether each matrix of a drawn model has the std of its law, within five standard errors."""
+    drawn = {name: each.detach() for name, each in model.named_parameters() if report.laws[name].random}
+    assert len(drawn) > 10
+    ratios = {name: float(each.std()) / report.laws[name].std for name, each in drawn.items()}
+    return all(abs(ratios[name] - 1) < 5 / np.sqrt(2 * each.numel()) for name, each in drawn.items())
+
+
+@pytest.fixture(scope="module")
+def of_config():
+    return lf.fix(LLAMA, **QUICK)
+
+
+@pytest.fixture(scope="module")
+def of_function():
+    return lf.fix(build, settings={"width": 24}, **QUICK)
+
+
+def test_fields_of_a_configuration_end_the_verdict_when_pasted(of_config):
+    assert (set(FIXES) <= set(VERDICTS), of_config.grade) == (True, BROKEN)
+    first = of_config.verdicts[0].name
+    config = pasted(of_config.lines, config=transformers.LlamaConfig(**LLAMA))["config"]
+    again = lf.check(config, **QUICK)
+    assert first not in [each.name for each in again.verdicts]
+    assert alike(again, of_config.against)
+    assert not alike(again, of_config)
+    torch.manual_seed(1)
+    assert has_laws_of(transformers.LlamaForCausalLM(config), of_config.against)
+    assert not has_laws_of(transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA)), of_config.against)
+    assert f"--set initializer_range={config.initializer_range}" in of_config.lines
+
+
+def test_half_the_change_does_not_end_the_verdict(of_config):
+    value = pasted(of_config.lines, config=transformers.LlamaConfig(**LLAMA))["config"].initializer_range
+    half = lf.check(LLAMA, settings={"initializer_range": 2 * value}, **FAST)
+    assert not ends(of_config.verdicts[0], of_config, half)
+
+
+def scaled(lines):
+    return lambda: pasted(lines, build=build)["model"]
+
+
+def test_pasted_factors_give_the_network_that_was_checked(of_function):
+    """Compare torch's own draws, and the law of a function that draws and scales. The twin lacks one factor."""
+    first = of_function.verdicts[0].name
+    assert first in FIXES
+    torch.manual_seed(1)
+    assert has_laws_of(scaled(of_function.lines)(), of_function.against)
+    again = lf.check(scaled(of_function.lines), **QUICK)
+    assert first not in [each.name for each in again.verdicts]
+    assert alike(again, of_function.against)
+    factors = [line for line in of_function.lines.splitlines() if line.startswith('    "*.')]
+    assert len(factors) == 2
+    for line in factors:
+        twin = scaled(of_function.lines.replace(f"{line}\n", ""))
+        assert not has_laws_of(twin(), of_function.against)
+        assert not alike(lf.check(twin, **FAST), of_function.against)
+
+
+def test_fix_of_a_module_scales_copies_of_it():
+    torch.manual_seed(0)
+    model = build()
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    result = lf.fix(model, **FAST)
+    assert re.findall('"(.*)": 0', result.lines) == ["*.o_proj.weight", "*.down.weight"]
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+    assert not alike(lf.check(model, **FAST), result.against)
+    pasted(result.lines, model=model)
+    assert alike(lf.check(model, **FAST), result.against)
+
+
+def test_head_that_is_too_large_is_scaled_alone():
+    def loud():
+        model = build(std=0.02)
+        nn.init.normal_(model[-1].weight, std=100.0)
+        return model
+
+    result = lf.fix(loud, loss="next-token", **FAST)
+    assert result.verdicts[0].name == "loss"
+    assert '"7.weight": ' in result.lines
+    assert "o_proj" not in result.lines
+    model = pasted(result.lines, model=loud())["model"]
+    with torch.no_grad():
+        loss = nn.functional.cross_entropy(model(torch.arange(8)[None])[0, :-1], torch.arange(1, 8))
+    assert abs(float(loss) - np.log(60)) < 1.5
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Qwen3"])
+def test_fix_needs_a_factor_that_no_norm_takes_away(kind):
+    """Queries and keys of Qwen 3 are normalised: their size has no effect."""
+    sizes = {name: value for name, value in LLAMA.items() if name != "model_type"} | {"num_key_value_heads": 2}
+    config = getattr(transformers, f"{kind}Config")(**sizes | {"initializer_range": 0.3, "head_dim": 16})
+    limits = {"narrow": 0.9, "loss": 100.0, "growth": 1e4, "swamped": 1e4, "collapse": 0.999}
+    result = lf.fix(lambda: getattr(transformers, f"{kind}ForCausalLM")(config), thresholds=limits, **FAST)
+    assert result.verdicts[0].name == "frozen"
+    assert bool(result.lines) == (kind == "Llama")
+    assert ("normalised at once" in result.fix) == (kind == "Qwen3")
+
+
+def test_transformer_takes_another_residual_strength():
+    attention, relu = ShapedAttention(tau0=1.0), ShapedReLU(c_plus=0.0, c_minus=-1.0)
+    model = lf.Transformer(depth=12, width=32, gamma=1.0, lam=1.0, attention=attention, feedforward=relu)
+    result = lf.fix(model, **FAST)
+    assert result.verdicts[0].name == "grows"
+    other = pasted(result.lines, model=model)["model"]
+    assert other.gamma < model.gamma
+    assert alike(lf.check(other, **FAST), result.against)
+
+
+def test_sound_network_has_nothing_to_fix(of_function):
+    result = lf.fix(scaled(of_function.lines), **FAST)
+    assert result.verdicts[0].name == FINE
+    assert result.fix.startswith("nothing to fix")
+    with pytest.raises(InputError, match="fix has no option overrides"):
+        lf.fix(LLAMA, overrides={"*": 0.1})
+    assert (result.lines, result.against) == ("", None)
+
+
+def test_verdict_that_no_factor_ends_has_no_lines():
+    result = lf.fix(lambda: build(std=0.25), **FAST)
+    assert result.verdicts[0].name == "collapsed"
+    assert f"no factor from 2 to {2**POWERS} of output ends it" in result.fix
+    assert result.fix.endswith("Nearest: limitformer design")
+    assert (result.lines, result.against) == ("", None)
+
+
+def test_new_verdict_of_the_same_grade_is_not_a_fix(of_config):
+    def with_verdicts(*pairs):
+        return replace(of_config, verdicts=[Verdict(name, grade, "") for name, grade in pairs])
+
+    frozen, before = Verdict("frozen", WATCH, ""), with_verdicts(("frozen", WATCH), ("swamped", WATCH))
+    assert ends(frozen, before, with_verdicts(("swamped", WATCH)))
+    assert ends(Verdict("frozen", BROKEN, ""), before, with_verdicts(("uniform", WATCH)))
+    assert not ends(frozen, before, with_verdicts(("uniform", WATCH)))
+    assert not ends(frozen, before, with_verdicts(("loss", BROKEN)))
+    assert not ends(frozen, before, with_verdicts(("frozen", BROKEN)))

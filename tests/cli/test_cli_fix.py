@@ -1,0 +1,59 @@
+"""`limitformer check --apply-fix`: before, after and the lines; what is refused; Ctrl-C."""
+
+import json
+
+import pytest
+
+from limitformer.designing import fixes
+
+SMALL = {"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 60}
+SMALL |= {"intermediate_size": 64, "initializer_range": 0.6}
+QUICK = ("--tokens", "8", "--samples", "2", "--witness", "no")
+
+
+@pytest.fixture
+def check(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.json").write_text(json.dumps(SMALL), encoding="utf-8")
+    return lambda *options: run("check", "small.json", *QUICK, *options)
+
+
+def test_before_after_and_lines_are_printed_and_written(check, tmp_path):
+    text = check("--apply-fix", "--out", "found").stdout
+    value = json.loads(text.partition("config.initializer_range = ")[2].splitlines()[0])
+    before, after = text.index("small.json: 2 blocks"), text.index(f"small.json with initializer_range={value:g}: 2 ")
+    assert before < after < text.index("ends with initializer_range 0.6 →") < text.index("# on the command line: --set")
+    assert "Next:" not in text
+    record = json.loads((tmp_path / "found" / "check.json").read_text(encoding="utf-8"))
+    assert record["lines"].startswith(f"config.initializer_range = {value:g}")
+    assert record["fix"] in text
+    assert json.loads(check("--apply-fix", "--json").stdout)["lines"] == record["lines"]
+    assert record["lines"].splitlines()[0] in (tmp_path / "found" / "check.html").read_text(encoding="utf-8")
+
+
+def test_check_names_the_option_if_a_verdict_may_have_a_fix(check):
+    alarmed, fine = check().stdout, check("--set", "initializer_range=0.15").stdout
+    assert f"Fix: limitformer check small.json {' '.join(QUICK)} --apply-fix\n" in alarmed
+    assert "Fix: " not in fine
+    assert "nothing to fix: " in check("--set", "initializer_range=0.15", "--apply-fix").stdout
+
+
+def test_fix_is_of_one_network_without_weights(refused, tmp_path):
+    (tmp_path / "trained").mkdir()
+    (tmp_path / "trained" / "model.safetensors").write_bytes(b"")
+    refused("check", "gpt2", "llama-3-8b", "--apply-fix", says="--apply-fix is for one network. Nearest: one WHAT.")
+    refused("check", "gpt2", "--vary", "n_layer=2,3", "--apply-fix", says="--apply-fix is for one network.")
+    refused("check", "gpt2", "--against", "gpt2", "--apply-fix", says="in place of --against")
+    refused("check", "trained", "--apply-fix", says="a fix is for a configuration: trained/config.json")
+
+
+def test_ctrl_c_during_the_tries_prints_the_first_report(check, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fixes, "check", interrupted)
+    result = check("--apply-fix", "--out", "found")
+    assert result.exit_code == 130
+    assert "small.json: 2 blocks" in result.stdout
+    assert "config." not in result.stdout
+    assert "Interrupted; these were written: " in result.stderr
