@@ -7,11 +7,6 @@ names that need torch load torch.
 import sys as _sys
 from typing import TYPE_CHECKING
 
-from limitformer.base.moved import MOVED as _MOVED
-from limitformer.base.moved import MovedModules as _MovedModules
-from limitformer.base.moved import moved as _moved
-
-_sys.meta_path.append(_MovedModules)
 
 if TYPE_CHECKING:
     from limitformer import checking as checking
@@ -195,7 +190,7 @@ def _import_public(name: str) -> object:
     from limitformer.base.errors import MissingExtraError
 
     home = _homes().get(name, name)
-    if home == name and (f"limitformer.{name}" in _MOVED or not _is_module(name)):
+    if home == name and not _is_module(name):
         raise AttributeError(_unknown(name))
     try:
         module = importlib.import_module(f"limitformer.{home}")
@@ -207,18 +202,38 @@ def _import_public(name: str) -> object:
 def _is_module(name: str) -> bool:
     from importlib.util import find_spec
 
-    return not name.startswith("_") and find_spec(f"limitformer.{name}") is not None
+    from limitformer.base.moved import MOVED
+
+    full = f"limitformer.{name}"
+    return not name.startswith("_") and full not in MOVED and find_spec(full) is not None
 
 
 def _unknown(name: str) -> str:
     from difflib import get_close_matches
 
+    from limitformer.base.moved import moved
+
     near = get_close_matches(name, __dir__(), n=1)
     line = f"module 'limitformer' has no attribute {name!r}" + (f"; nearest: {near[0]}" if near else "")
-    return _moved(f"limitformer.{name}", line)
+    return moved(f"limitformer.{name}", line)
 
 
 def _version() -> str:
     from limitformer.base.extras import package_version
 
     return package_version()
+
+
+class _MovedModules:
+    """The last finder of modules: it finds none, and refuses those of version 0.2 that are elsewhere now."""
+
+    @staticmethod
+    def find_spec(name: str, *_: object) -> None:
+        if name.startswith("limitformer."):
+            from limitformer.base.moved import MOVED, moved
+
+            if name in MOVED:
+                raise ImportError(moved(name, ""), name=name)
+
+
+_sys.meta_path.append(_MovedModules)

@@ -39,12 +39,3 @@ class OldAttributes:
         def __getattr__(self, name: str) -> object:
             own = type(self).__name__
             raise AttributeError(moved(f"{own}.{name}", f"{own!r} object has no attribute {name!r}"))
-
-
-class MovedModules:
-    """The last finder of modules. It finds none, and refuses those that are elsewhere now."""
-
-    @staticmethod
-    def find_spec(name: str, *_: object) -> None:
-        if name in MOVED:
-            raise ImportError(moved(name, ""), name=name)

@@ -20,7 +20,7 @@ from limitformer.cli.endings import ALIKE, BAD_INPUT, CLOSED_PIPE, code_at_end, 
 
 # (command, old option) → what is in its place.
 DASK = "--dask tcp://…, the address of a Dask scheduler"
-OLD_OPTIONS = {
+OLD_OPTIONS: dict[tuple[Any, Any], str] = {
     ("steps", "--batches"): "--sequences fresh, or 16,fresh",
     ("simulate", "--model"): "the file alone",
     ("run", "--any-version"): "leave it out",
