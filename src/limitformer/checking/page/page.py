@@ -38,7 +38,7 @@ def contents(network: CheckedNetwork, against: CheckedNetwork | None, thresholds
     title = f"By layer: {network.stack}" if network.stack else "By layer"
     sections = [
         Section("Verdict", verdicts(network)),
-        Section(f"Verdict on {against.name}, beside it" if against is not None else "", beside),
+        Section(f"Verdict on {against.name}" if against is not None else "", beside),
         Section(title, [by_layer(network, against, thresholds)]),
     ]
     for stack in network.stacks:
