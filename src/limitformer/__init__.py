@@ -7,7 +7,6 @@ names that need torch load torch.
 import sys as _sys
 from typing import TYPE_CHECKING
 
-
 if TYPE_CHECKING:
     from limitformer import checking as checking
     from limitformer import designing as designing
