@@ -5,7 +5,7 @@ OUT ?= out
 unexport PYTHONDONTWRITEBYTECODE
 APT = DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends -o Acquire::http::Timeout=20
 
-.PHONY: demo test test-all tests check lint style types core-alone browser site gallery explorer bench zoo gpu faults bands alarms coverage known-models journey readme-times release-check clean
+.PHONY: demo test test-all tests check oldest newest lint style types core-alone browser site gallery explorer bench zoo gpu faults bands alarms coverage known-models journey readme-times release-check clean
 
 # The core alone: no torch.
 .venv/ready: pyproject.toml
@@ -56,14 +56,27 @@ tests: .venv-test/ready
 core-alone: .venv/ready
 	nice -n 19 .venv/bin/python tests/core_alone.py
 
+QUICK = -q -m fast -n 2 --dist loadgroup tests/models tests/base tests/numerics/test_kernels.py tests/covariance/test_limit.py \
+	tests/sphere tests/simulation/test_results.py tests/papers/figures/test_figure_pages.py tests/test_faults.py \
+	tests/test_language.py
+
 # For every edit, about a minute: format, imports, and the quick tests; `make test` before a commit.
 check: .venv-test/ready
 	.venv-test/bin/ruff check .
 	.venv-test/bin/ruff format --check .
 	.venv-test/bin/lint-imports > /dev/null || .venv-test/bin/lint-imports
-	.venv-test/bin/python -m pytest -q -m fast -n 2 --dist loadgroup tests/models tests/base tests/numerics/test_kernels.py \
-		tests/covariance/test_limit.py tests/sphere tests/simulation/test_results.py tests/papers/figures/test_figure_pages.py \
-		tests/test_faults.py tests/test_language.py
+	.venv-test/bin/python -m pytest $(QUICK)
+
+# The same tests with the smallest versions of all dependencies that pyproject.toml allows, and with the newest there are.
+# The smallest warn of what newer packages beside them will remove.
+oldest newest:
+	$(PYTHON) -m venv --clear .venv-$@
+	.venv-$@/bin/pip install --quiet --disable-pip-version-check uv
+	.venv-$@/bin/uv pip install --quiet --python .venv-$@ --editable ".[all]" \
+		--resolution $(if $(filter oldest,$@),lowest-direct,highest)
+	.venv-$@/bin/uv pip install --quiet --python .venv-$@ "pytest>=8.3,<9.2" pytest-xdist hypothesis jaxtyping pyyaml
+	.venv-$@/bin/uv pip check --python .venv-$@
+	.venv-$@/bin/python -m pytest $(QUICK) $(if $(filter oldest,$@),-W ignore::DeprecationWarning)
 
 # The documentation as a site, strictly: whatever leads nowhere ends the build. `make test` builds it too, and looks at it.
 site: .venv-test/ready
@@ -132,4 +145,4 @@ bench: .venv-test/ready
 
 clean:
 	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
-	rm -rf .venv .venv-test out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-test .venv-oldest .venv-newest out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -25,7 +25,7 @@ EXTRAS = {
     "torch": "import limitformer as lf; lf.nn.simulate",
     "hf": "import limitformer as lf; lf.hf.shape_model; lf.weightless.shapes; lf.check; lf.design",
     "train": "import limitformer_papers.training as t; t.train",
-    "cluster": "import limitformer, distributed, dask_jobqueue",
+    "cluster": "import limitformer, distributed",
     "all": "import limitformer as lf; import limitformer_papers.training as t; t.train; lf.check; import distributed",
 }
 

@@ -4,6 +4,7 @@ Names are imported when they are first used: declaring a model does not load the
 names that need torch load torch.
 """
 
+import sys as _sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -200,17 +201,38 @@ def _import_public(name: str) -> object:
 def _is_module(name: str) -> bool:
     from importlib.util import find_spec
 
-    return not name.startswith("_") and find_spec(f"limitformer.{name}") is not None
+    from limitformer.base.moved import MOVED
+
+    full = f"limitformer.{name}"
+    return not name.startswith("_") and full not in MOVED and find_spec(full) is not None
 
 
 def _unknown(name: str) -> str:
     from difflib import get_close_matches
 
+    from limitformer.base.moved import moved
+
     near = get_close_matches(name, __dir__(), n=1)
-    return f"module 'limitformer' has no attribute {name!r}" + (f"; nearest: {near[0]}" if near else "")
+    line = f"module 'limitformer' has no attribute {name!r}" + (f"; nearest: {near[0]}" if near else "")
+    return moved(f"limitformer.{name}", line)
 
 
 def _version() -> str:
     from limitformer.base.extras import package_version
 
     return package_version()
+
+
+class _MovedModules:
+    """The last finder of modules: it finds none, and refuses those of version 0.2 that are elsewhere now."""
+
+    @staticmethod
+    def find_spec(name: str, *_: object) -> None:
+        if name.startswith("limitformer."):
+            from limitformer.base.moved import MOVED, moved
+
+            if name in MOVED:
+                raise ImportError(moved(name, ""), name=name)
+
+
+_sys.meta_path.append(_MovedModules)

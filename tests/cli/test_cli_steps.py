@@ -177,7 +177,7 @@ REFUSALS = [
     (("--tokens", "1"), r"--tokens must be at least 2; got 1"),
     (("--warmup", "-1"), r"--warmup must be at least 0; got -1"),
     (("--clip", "0"), r"--clip must be above 0 and finite; got 0"),
-    (("--batches", "fresh"), r"--batches is a part of --sequences now\. Nearest: --sequences fresh, or 16,fresh\."),
+    (("--batches", "fresh"), r"No such option: --batches\. Nearest: --sequences fresh, or 16,fresh\."),
     (("--sequences", "frehs"), r"--sequences takes B, fresh, or B,fresh, such as 16,fresh; got 'frehs'"),
     (("--sequences", "4,8"), r"--sequences takes B, fresh, or B,fresh, such as 16,fresh; got '4,8'"),
     (("--sequences", "0,fresh"), r"--sequences must be at least 1; got 0"),

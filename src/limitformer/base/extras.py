@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from types import ModuleType
 
 from limitformer.base.errors import MissingExtraError
+from limitformer.base.moved import MOVED, moved
 
 
 @cache
@@ -42,8 +43,9 @@ class LazyPackage(ModuleType):
         """Import the public name, or the submodule of this name."""
         home = self._HOMES.get(name, name) if not name.startswith("_") else ""
         home = home if home.startswith("limitformer.") or not home else f"{self.__name__}.{home}"
-        if not home or find_spec(home) is None:
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        full = f"{self.__name__}.{name}"
+        if full in MOVED or not home or find_spec(home) is None:
+            raise AttributeError(moved(full, f"module {self.__name__!r} has no attribute {name!r}"))
         module = import_module(home)
         return self.__dict__.setdefault(name, getattr(module, name) if name in self._HOMES else module)
 

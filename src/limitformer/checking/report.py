@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
+from limitformer.base.moved import OldAttributes
 from limitformer.checking.curves import CURVES, TABLE, typical
 from limitformer.checking.metrics import Metric, metrics_of
 from limitformer.checking.network import LISTED, CheckedNetwork
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Report(CheckedNetwork, AnyReport):
+class Report(CheckedNetwork, AnyReport, OldAttributes):
     """The result of `limitformer.check`.
 
     Attributes:

@@ -14,6 +14,7 @@ from math import inf
 from typing import Any
 
 from limitformer.base.errors import InputError, nearest, require, require_real
+from limitformer.base.moved import OldAttributes
 from limitformer.reports.verdict import ANY, BROKEN, WAITS, WATCH
 from limitformer.stepping.updates import MOST_RATE
 
@@ -28,7 +29,7 @@ RATE, UNSEEN, FASTEST, STILL, LOGITS, MUON = STEP_VERDICTS = ("rate", "unseen", 
 
 
 @dataclass(frozen=True)
-class Threshold:
+class Threshold(OldAttributes):
     """The numbers at which a verdict of each grade begins, and their source.
 
     Attributes:

@@ -18,6 +18,16 @@ from typer.core import TyperGroup
 from limitformer.base.extras import package_version
 from limitformer.cli.endings import ALIKE, BAD_INPUT, CLOSED_PIPE, code_at_end, finish_streams
 
+# (command, old option) → what is in its place.
+DASK = "--dask tcp://…, the address of a Dask scheduler"
+OLD_OPTIONS: dict[tuple[Any, Any], str] = {
+    ("steps", "--batches"): "--sequences fresh, or 16,fresh",
+    ("simulate", "--model"): "the file alone",
+    ("run", "--any-version"): "leave it out",
+    **{("run", f"--{name}"): DASK for name in ("cluster", "slurm", "cores", "memory", "queue", "walltime")},
+    ("mlm", "--nproc-per-node"): "leave it out, or --workers for several runs at a time",
+}
+
 # Typer re-exports only a subclass; the module of the class itself depends on the version.
 UsageError: Any = typer.BadParameter.__base__
 
@@ -26,8 +36,11 @@ def message_of(error: Any) -> str:
     """Return the message about a wrong option, and add the received value if typer leaves it out."""
     causes: list[Any] = getattr(error.__cause__, "errors", list)()
     came = f"; got {causes[0]['input']!r}" if causes else ""
-    if getattr(error, "option_name", None) == "--batches" and error.ctx.info_name == "steps":
-        return "--batches is a part of --sequences now. Nearest: --sequences fresh, or 16,fresh."
+    name, command = getattr(error, "option_name", None), error.ctx.info_name if error.ctx else None
+    if (command, name) in OLD_OPTIONS:
+        return f"No such option: {name}. Nearest: {OLD_OPTIONS[command, name]}."
+    if command == "simulate" and name:
+        error.possibilities = []  # beside the file, which is said next
     message = error.format_message().rstrip(".")
     return message if message.endswith("?") and not came else f"{message}{came}."
 
@@ -146,7 +159,8 @@ class Commands(TyperGroup):
             from limitformer.cli.report import say_error
 
             command = error.ctx.command_path if error.ctx else self.name
-            file = error.ctx and error.ctx.info_name == "simulate" and type(error).__name__ in FILE_ERRORS
+            asked = (error.ctx and error.ctx.info_name, getattr(error, "option_name", None))
+            file = asked[0] == "simulate" and asked not in OLD_OPTIONS and type(error).__name__ in FILE_ERRORS
             say_error(f"{message_of(error)} " + (MODEL_FILE if file else f"See '{command} --help'."))
             result = BAD_INPUT
         except SystemExit:  # typer's answer to a closed pipe, with the code of a failed check

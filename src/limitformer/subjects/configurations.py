@@ -125,6 +125,8 @@ def family_like(kind: str) -> str:
     """Return ` Nearest: …` with the family that a name such as GPT-2, llama3 or bert-base-uncased means."""
     from transformers import CONFIG_MAPPING
 
+    if kind == "shaped_transformer":  # a checkpoint of limitformer 0.2
+        return " Nearest: limitformer.check in Python, after import limitformer_papers.training.architecture."
     word = kind.lower().rpartition("/")[2]
     known = list(CONFIG_MAPPING.keys())
     squeezed = word.replace("-", "").replace("_", "")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 import xarray as xr
@@ -30,6 +30,10 @@ CONNECT_SECONDS = 10
 MOST_TRIALS = 10  # cells that fail before the trial of a new store ends
 TOGETHER, ALONE = 2, 2  # deaths in a cell: among others, then alone, before it has failed
 MOST_DEATHS = 6  # of workers in a row, in which no cell ends
+GONE = {  # arguments of version 0.2
+    "cluster": ' Nearest: dask="tcp://…", the address of a Dask scheduler.',
+    **dict.fromkeys(("any_version", "tries", "shuffle"), " Nearest: leave it out."),
+}
 ERROR_LENGTH = 1000  # characters of a stored error
 Outcomes = Generator[tuple[Index, str], None, None]  # of cells as they end: the error, empty if the cell is done
 
@@ -75,6 +79,7 @@ def run_sweep(
     extend: bool = False,
     retry_failed: bool = True,
     progress: bool = True,
+    **gone: Never,
 ) -> SweepReport:
     """Compute the cells of `sweep` that its store does not have yet.
 
@@ -87,11 +92,14 @@ def run_sweep(
         extend: whether the axes of the store may get new values.
         retry_failed: whether cells that failed before are tried again.
         progress: whether to show progress when work takes more than two seconds.
+        gone: arguments of version 0.2, refused with their replacement.
 
     Raises:
         InputError: the store belongs to another sweep, is in use by another process, or cannot be written.
         SweepInterrupted: Ctrl-C; finished cells stay, and a new run continues.
     """
+    for name in gone:
+        raise TypeError(f"run_sweep has no argument {name!r}.{GONE.get(name, '')}")
     require(isinstance(sweep, Sweep), f"run_sweep needs a Sweep; got {type(sweep).__name__}.")
     workers = usable_cores() if workers is None else require_count("workers", workers)
     share = 1 if dask is not None else max(1, usable_cores() // workers)
