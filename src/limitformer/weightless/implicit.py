@@ -117,17 +117,27 @@ def tell(func: Any, values: Any, out: Any, kind: str = "") -> None:
 def require_followed(tensor: Implicit) -> None:
     """Raise `DrawWholeError` if code that autograd does not follow is a `torch.autograd.Function` of the module's own.
 
-    Such a function gives its own gradient. Its `apply` is often bound before we could wrap it, so that only the frames
-    show it.
+    Such a function gives its own gradient. Its `apply` is often bound before we could wrap it, so that only the frame
+    of its `forward` shows it.
     """
     frame: Any = sys._getframe(1) if tensor.weight.run.gradients else None
+    own = user_functions(torch.autograd.Function) if frame is not None else {}
     while frame is not None:
-        if frame.f_code is APPLY and not frame.f_locals["cls"].__module__.startswith(OF_TORCH_OR_OURS):
-            raise DrawWholeError({tensor.weight.name: f"{frame.f_locals['cls'].__qualname__} uses it"})
+        if frame.f_code in own:
+            raise DrawWholeError({tensor.weight.name: f"{own[frame.f_code]} uses it"})
         frame = frame.f_back
 
 
-APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+def user_functions(base: Any) -> dict[Any, str]:
+    """Return the names of all subclasses that are neither torch's nor ours, by the code of their `forward`."""
+    found: dict[Any, str] = {}
+    for each in base.__subclasses__():
+        if not each.__module__.startswith(OF_TORCH_OR_OURS):
+            found[getattr(each.forward, "__code__", None)] = each.__qualname__
+        found |= user_functions(each)
+    return found
+
+
 OF_TORCH_OR_OURS = ("torch.", "limitformer.")
 METADATA = {"__get__", "size", "dim", "numel", "is_floating_point", "is_complex", "stride", "__repr__", "element_size"}
 METADATA |= {"ndimension", "is_contiguous", "__len__", "__hash__", "__set__", "is_pinned", "data_ptr"}
