@@ -121,16 +121,33 @@ def test_output_knob_has_one_of_the_matrices_that_a_function_takes_together():
     assert list(trials.patch({"output": 0.5})["weights"]) == ["*.self_attn.out_proj.weight", "*.linear2.1.weight"]
 
 
-def test_logits_knob_multiplies_the_deviation_of_logits():
+class MultiQuery(torch.nn.Module):
+    """A block whose keys and values share a matrix."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.shared, self.back = (torch.nn.Linear(8, n, bias=False) for n in (8, 16, 8))
+
+    def forward(self, x):
+        y = torch.nn.functional.layer_norm(x, (8,))
+        keys, values = self.shared(y).chunk(2, -1)
+        return x + self.back(torch.softmax(self.query(y) @ keys.mT, -1) @ values)
+
+
+def multi_query():
+    return torch.nn.Sequential(torch.nn.Embedding(20, 8), *[MultiQuery() for _ in range(2)], torch.nn.Linear(8, 20))
+
+
+@pytest.mark.parametrize("model", [CONFIGS["llama"], lambda: multi_query], ids=["keys apart", "keys with values"])
+def test_logits_knob_multiplies_the_deviation_of_logits(model):
     """The first block's logits, which nothing else changes, scale with the factor, not its square."""
-    config = CONFIGS["llama"]()
-    trials, _ = trials_of(config, None, ["logits"], Objective(gradient=None), None, 6)
+    trials, _ = trials_of(model(), None, ["logits"], Objective(gradient=None), None, 6)
     deviations = [float(trials.report({"logits": value}, 3).curves["logit_std"][:, 0].mean()) for value in (1.0, 0.5)]
     assert abs(deviations[1] / deviations[0] - 0.5) < 1e-4
 
 
 def test_missing_knob_is_refused():
-    with pytest.raises(lf.InputError, match=r"gpt2 has no knob logits: .* not separate matrices"):
+    with pytest.raises(lf.InputError, match="gpt2 has no knob logits: its queries are not a separate matrix"):
         knobs(CONFIGS["gpt2"](), "logits")
     with pytest.raises(lf.InputError, match="has no knob embedding"):
         knobs(CONFIGS["vit"](), "embedding")

@@ -128,3 +128,25 @@ def test_heading_and_data_of_a_check_name_the_loss():
         assert report.record()["about"]["loss"] in " ".join(str(report).split())
     assert list(names) == ["a random readout", NEXT]
     assert names[NEXT].about["chance"] == pytest.approx(np.log(WORDS))
+
+
+def test_random_readout_says_that_it_does_not_test_the_head():
+    """A head 20 times too large is found by the loss that the remark names, and only by it."""
+    torch.manual_seed(0)
+    module = Head()
+    with torch.no_grad():
+        module.head.weight.mul_(20.0)
+    reports = [
+        lf.check(module, IDS, loss=loss, law=False, progress=False, witness=False) for loss in (None, "next-token")
+    ]
+    for report, tested in zip(reports, (False, True), strict=True):
+        assert ("does not test the size of the head: --loss next-token" in " ".join(str(report).split())) is not tested
+        assert ("loss" in [each.name for each in report.verdicts]) is tested
+
+
+def test_failing_loss_of_the_user_says_what_it_receives():
+    def wrong(out, ids):
+        return out[:, :-1].sum() + ids[:, 1:].sum()
+
+    with pytest.raises(lf.InputError, match=r"wrong fails: TypeError: .* It receives .* the names are '' \(''"):
+        lf.check(Head, IDS, loss=wrong, samples=1, progress=False)

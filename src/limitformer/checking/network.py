@@ -14,6 +14,7 @@ from limitformer.checking.verdicts import failed
 from limitformer.initialisation.recipes import RecipeComparison
 from limitformer.initialisation.report import InitialisationReport
 from limitformer.reports.verdict import Verdict, grade_of, number_text
+from limitformer.subjects.losses import READOUT
 from limitformer.weightless.law import LawTable
 from limitformer.weightless.laws import CONSTANT
 from limitformer.witness import Witness
@@ -23,6 +24,7 @@ LISTED = 4  # names in a remark
 FEW = 3  # points, of which one may lie outside by chance
 MOST_WEIGHTS = 4
 LONGEST = 38  # characters of a name in the comparison
+RANDOM_READOUT = "this loss does not test the size of the head: --loss next-token (loss=) does, if the output is logits"
 NO_ATTENTION = "no attention was seen: no softmax of a known form, nor torch's own"
 
 
@@ -143,6 +145,8 @@ class CheckedNetwork:
         if "loss" in self.curves:
             guess = f", of a uniform guess {self.about['chance']:.4g}" if "chance" in self.about else ""
             lines.append(f"loss {float(self.curves['loss'].median()):.4g}{guess}")
+            if self.about.get("loss") == READOUT:
+                lines.append(RANDOM_READOUT)
         if "frozen" in self.about:
             lines.append(frozen_in_words(int(self.about["frozen"])))
         unlike = [] if self.trained else [f"{name} (p {p:.0e})" for name, p in self.unlike_law.items()]

@@ -4,8 +4,8 @@ r"""Knobs: what can be set before training, and which weights or fields of a fam
                       the argument of a function of that name;
   embedding           × the std of the tables of tokens and positions, outside the blocks;
   output              × the std of what writes to the stream: the last matrix of each branch (`writers`);
-  logits              × the std of attention logits: queries and keys each by its root; not a knob if these share a
-                      matrix with the values
+  logits              × the std of attention logits: queries and keys each by its root, or queries alone if keys share a
+                      matrix with the values; not a knob if queries do
   a pattern           × the std of the weights of these names, such as "*.mlp.up_proj.weight"
   gamma, tau0         fields of a `limitformer.Transformer`
 
@@ -106,13 +106,13 @@ def factor_knob(name: str, network: Weightless, writers: Set[str]) -> Knob:
             f"{network.subject.name} has no knob {name}: {WHY.get(name, 'no random weight has such a name')}. "
             f"Nearest: a pattern of names, such as {next(iter(network.weights)).name!r}."
         )
-    return Knob(name, 1.0, weights=tuple(weights), power=0.5 if name == "logits" else 1.0)
+    return Knob(name, 1.0, weights=tuple(weights), power=0.5 if name == "logits" and KEY.search(weights[-1]) else 1.0)
 
 
 WHY = {
     "embedding": "no table of tokens stands outside its blocks",
     "output": "no random matrix writes to the stream of its blocks",
-    "logits": "its queries and keys are not separate matrices",
+    "logits": "its queries are not a separate matrix of a known name, such as q_proj",
 }
 
 
@@ -125,10 +125,10 @@ def embeddings(network: Weightless) -> list[str]:
 
 
 def queries_and_keys(network: Weightless) -> list[str]:
-    """Return the weights of queries and keys if they are separate."""
+    """Return the weights of queries and keys; of queries alone if keys share a matrix with values."""
     queries = random_names(network, lambda name, _: bool(QUERY.search(name)))
     keys = random_names(network, lambda name, _: bool(KEY.search(name)))
-    return [*queries, *keys] if len(queries) == len(keys) else []
+    return [*queries, *keys] if len(queries) == len(keys) or not keys else []
 
 
 def named(pattern: str) -> Any:

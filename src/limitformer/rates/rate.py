@@ -38,6 +38,10 @@ FURTHER = 16.0  # factor of a rate that changes no loss
 BAR = "networks whose critical rate is known"
 
 
+def range_text(ends: tuple[float, float]) -> str:
+    return f"{number(ends[0], 2)} and {number(ends[1], 2)}"
+
+
 FEW = 10  # critical rates that the short text lists
 
 
@@ -103,8 +107,12 @@ class RateReport(AnyReport):
         if not self.decided:
             needed, seconds = self.missing
             more = f"{needed} more network{'' if needed == 1 else 's'}, {duration(seconds)}"
-            return f"Not decided: {more}. So far {borne}." if self.networks > 1 else f"Not decided: {more}."
-        return f"Tune between {number(self.tune[0], 2)} and {number(self.tune[1], 2)}; {borne}."
+            if self.networks == 1:
+                return f"Not decided: {more}."
+            return (
+                f"Not decided: {more}. So far {borne}; the range to tune in would lie between {range_text(self.tune)}."
+            )
+        return f"Tune between {range_text(self.tune)}; {borne}."
 
     @property
     def missing(self) -> tuple[int, float]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from limitformer.base.errors import InputError, nearest, require
+from limitformer.base.errors import InputError, first_line, nearest, require
 from limitformer.nn.drawn.simulate import torch_seed
 
 Loss = Callable[[Any, Mapping[str, Tensor]], Tensor]
@@ -142,7 +142,7 @@ def chosen_loss(loss: Loss | str | None, task: str, otherwise: Choice | None = N
         }
         known = f"loss must be {', '.join(map(repr, named))} or a function (--loss FILE.py:NAME); got {loss!r:.60}."
         require(loss in named if isinstance(loss, str) else callable(loss), known + nearest(str(loss), named))
-        pair = named[loss] if isinstance(loss, str) else (name_of(loss), loss)
+        pair = named[loss] if isinstance(loss, str) else (name_of(loss), of_user(loss))
         return ChosenLoss(lambda out, inputs: pair)
 
     def choose(out: Any, inputs: Mapping[str, Tensor]) -> tuple[str, Loss]:
@@ -156,6 +156,22 @@ def chosen_loss(loss: Loss | str | None, task: str, otherwise: Choice | None = N
         return ("½|x|² of the last tokens", square) if otherwise is None else otherwise(out, inputs)
 
     return ChosenLoss(choose)
+
+
+def of_user(loss: Loss) -> Loss:
+    """Return a user's loss whose error says what it receives."""
+
+    def call(out: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+        try:
+            return loss(out, inputs)
+        except (TypeError, KeyError, AttributeError, IndexError) as error:
+            names = ", ".join(map(repr, inputs))
+            raise InputError(
+                f"the loss {name_of(loss)} fails: {type(error).__name__}: {first_line(error)}. It receives the output "
+                f"and the inputs by name; here the names are {names} ('' is the first argument)."
+            ) from error
+
+    return call
 
 
 def name_of(function: Any) -> str:

@@ -108,7 +108,10 @@ def resolve(
         require(not settings and shaping is None, EXISTS)
         return loaded(path)
     else:
-        result = subject_of(model_of(what, settings))
+        model = model_of(what, settings)
+        result = subject_of(model)
+        if isinstance(what, str | Path) and names_code(what) and callable(model):  # a decorator may hide its name
+            name = str(what).rpartition(":")[2]
         if path is not None and not loads and holds_weights(path):
             name = f"{name}, its configuration without its weights"
     if name is not None and result.module is None:
