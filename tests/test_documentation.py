@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import sys
 from functools import cache
 from pathlib import Path
 from textwrap import indent
@@ -113,6 +114,8 @@ def test_code_on_pages_prints_the_shown_output(name, capsys, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     write_files(ROOT / name, tmp_path)
+    monkeypatch.setitem(sys.modules, "model", None)  # so that the page's own is forgotten afterwards
+    del sys.modules["model"]
     pairs = printed_after(ROOT / name, capsys)
     assert pairs
     for printed, shown in pairs:
