@@ -70,8 +70,8 @@ LossOption = Annotated[
     typer.Option(
         "--loss",
         metavar="NAME",
-        help="next-token, mse (the inputs have targets), or FILE.py:NAME, a function of the output and a mapping of the "
-        "inputs, whose first argument has the name ''.",
+        help="next-token, mse (the inputs have targets), or FILE.py:NAME, a function of the output and a mapping of "
+        "the inputs, whose first argument has the name ''.",
         show_default="the module's own or its task's",
     ),
 ]
