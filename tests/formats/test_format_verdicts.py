@@ -300,7 +300,7 @@ def test_products_of_vectors_and_tensors_of_zeros():
 
 def test_hooks_leave_the_module_when_a_check_fails():
     module = Model()
-    with pytest.raises(InputError, match="the loss cannot be computed"):
+    with pytest.raises(InputError, match=r"the loss .* fails: AttributeError"):
         lf.check(module, tokens=8, formats="fp16", loss=lambda out, _: out.missing)
     assert not any(one._backward_hooks for one in module.parameters())
 

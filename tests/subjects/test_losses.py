@@ -144,7 +144,7 @@ def test_random_readout_says_that_it_does_not_test_the_head():
         assert ("loss" in [each.name for each in report.verdicts]) is tested
 
 
-def test_failing_loss_of_the_user_says_what_it_receives():
+def test_failing_user_loss_lists_the_names_of_inputs():
     def wrong(out, ids):
         return out[:, :-1].sum() + ids[:, 1:].sum()
 
