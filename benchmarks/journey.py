@@ -1,4 +1,4 @@
-"""Run the commands of a page and time them: `make journey` and `make readme-times`.
+"""Run and time the commands of a page, for `make journey` and `make readme-times`.
 
     python -m benchmarks.journey docs/start-engineer.md
 

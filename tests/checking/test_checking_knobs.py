@@ -134,6 +134,37 @@ class MultiQuery(torch.nn.Module):
         return x + self.back(torch.softmax(self.query(y) @ keys.mT, -1) @ values)
 
 
+class ValuesOnly(MultiQuery):
+    """A block without a matrix behind its attention: the values write to the stream, queries and keys do not."""
+
+    def forward(self, x):
+        y = torch.nn.functional.layer_norm(x, (8,))
+        keys, values = self.shared(y).chunk(2, -1)
+        if self.fused:
+            mixed = torch.nn.functional.scaled_dot_product_attention(self.query(y), keys, self.back(values))
+        else:
+            mixed = torch.softmax(self.query(y) @ keys.mT, -1) @ self.back(values)
+        return x + mixed
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_queries_and_keys_do_not_write_to_the_stream(fused):
+    """Second route: a drawn block with these weights at zero returns its input; the twin is the query matrix."""
+
+    def build():
+        blocks = [ValuesOnly(), ValuesOnly()]
+        for each in blocks:
+            each.fused = fused
+        return torch.nn.Sequential(torch.nn.Embedding(20, 8), *blocks, torch.nn.Linear(8, 20))
+
+    trials, _ = trials_of(build, None, ["output"], Objective(gradient=None, effective=None), None, 5)
+    assert trials.knobs[0].weights == ("1.back.weight", "2.back.weight")
+    for name, still in (("back", True), ("query", False)):
+        block, x = build()[1], torch.randn(1, 5, 8)
+        torch.nn.init.zeros_(getattr(block, name).weight)
+        assert torch.equal(block(x), x) is still
+
+
 def multi_query():
     return torch.nn.Sequential(torch.nn.Embedding(20, 8), *[MultiQuery() for _ in range(2)], torch.nn.Linear(8, 20))
 

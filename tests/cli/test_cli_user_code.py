@@ -234,3 +234,14 @@ def test_mixed_types_and_reentrant_checkpoints_are_refused_with_the_repair(model
     reentrant.blocks[1].forward = lambda x: checkpoint(inner, x, use_reentrant=True)
     with pytest.raises(InputError, match=r"a checkpoint is reentrant\. Nearest: use_reentrant=False in it\.$"):
         lf.check(reentrant, ids)
+
+
+def test_function_behind_a_decorator_has_the_name_by_which_it_is_called(tmp_path):
+    (tmp_path / "model.py").write_text(
+        f"from functools import wraps\n{MODEL}\n@wraps(Words)\ndef mended():\n    return Words()\n", encoding="utf-8"
+    )
+    names = [
+        lf.check(f"{tmp_path / 'model.py'}:{name}", tokens=8, samples=1, progress=False).name
+        for name in ("Words", "mended")
+    ]
+    assert names == ["Words", "mended"]

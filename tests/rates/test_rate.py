@@ -13,6 +13,7 @@ import limitformer as lf
 from limitformer.rates import rate as module
 from limitformer.rates.critical import RESOLUTION
 from limitformer.rates.rate import RateInterrupted
+from limitformer.reports.figures import number
 from training_networks import Small
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
@@ -88,6 +89,8 @@ def test_too_few_networks_do_not_decide():
     report = searched(networks=4)
     assert not report.decided
     assert report.answer.startswith("Not decided: ")
+    ends = [number(each, 2) for each in report.record()["tune"]]
+    assert report.answer.endswith(f", and one would tune between {' and '.join(ends)}.")
     assert "more networks, about" in report.answer
     fewer = searched(networks=1)
     assert not fewer.decided

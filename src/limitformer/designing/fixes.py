@@ -120,7 +120,7 @@ def fix(what: Any, text: Any = None, *, report: Report | None = None, **options:
         try:
             candidates.append(candidate(name, sign, what, text, subject, report, options))
         except InputError as error:  # the family lacks this knob, or a norm takes its factor away
-            missing = str(error)
+            missing = str(error).partition(" Nearest:")[0]
     tries = [(k, each, each.value(k)) for k in range(1, POWERS + 1) for each in candidates]
     tries = [(k, each, value) for k, each, value in tries if value <= each.knob.most]
     steps = track(tries, "fixes to try, at most") if options.get("progress", True) else iter(tries)

@@ -1,15 +1,16 @@
 """`Writers`, an observer that finds the matrices which write to the stream: the last one of each branch.
 
 A tensor is *written by* the matrices of the last products that it was made from: a product by its own matrix, if it has
-the width of the stream (a router's scores have not); any other result by those of all its arguments. The matrices that
-write a branch, where it is added to the stream, are the outputs of the block, whatever their names are.
+the width of the stream (a router's scores have not); a softmax by none, fused attention by those of its values; any
+other result by those of all its arguments. The matrices that write a branch, where it is added to the stream, are the
+outputs of the block, whatever their names are.
 """
 
 from torch import Tensor
 
 from limitformer.weightless.interpreter import ByMemory, Observer, Op
 from limitformer.weightless.observers.stream import Streams
-from limitformer.weightless.ops import CONVOLUTION, ENTRIES, PAIRS, PRODUCT, SUM
+from limitformer.weightless.ops import CONVOLUTION, ENTRIES, FUSED, PAIRS, PRODUCT, SOFTMAX, SUM
 from limitformer.weightless.tensors import tensors_in
 
 NONE = frozenset[str]()
@@ -45,7 +46,7 @@ class Writers(Observer):
         if stream.stack is not None and stream.input is not self.input:  # a block begins
             self.input = stream.input
             self.written.put(self.input, NONE)
-        tensors = tensors_in((op.args, op.kwargs))
+        tensors = tensors_in(op.args[2] if op.kind == FUSED else () if op.kind == SOFTMAX else (op.args, op.kwargs))
         if op.kind in (PRODUCT, CONVOLUTION, PAIRS):
             own = own.union(*(self.matrices.get(each) or NONE for each in tensors))
         if own:

@@ -36,12 +36,6 @@ MEASURED = 2  # networks whose stream is measured by kind of weight
 FAR = 10.0  # ratio of a kind's change of the stream to the median, from which it is named
 FURTHER = 16.0  # factor of a rate that changes no loss
 BAR = "networks whose critical rate is known"
-
-
-def range_text(ends: tuple[float, float]) -> str:
-    return f"{number(ends[0], 2)} and {number(ends[1], 2)}"
-
-
 FEW = 10  # critical rates that the short text lists
 
 
@@ -104,15 +98,13 @@ class RateReport(AnyReport):
             f"nine of ten networks bear {number(low, 2)} or more: estimate {number(self.rate, 2)} "
             f"({number(low, 2)} to {number(high, 2)}, {self.networks} networks)"
         )
+        ends = " and ".join(number(each, 2) for each in self.tune)
         if not self.decided:
             needed, seconds = self.missing
             more = f"{needed} more network{'' if needed == 1 else 's'}, {duration(seconds)}"
-            if self.networks == 1:
-                return f"Not decided: {more}."
-            return (
-                f"Not decided: {more}. So far {borne}; the range to tune in would lie between {range_text(self.tune)}."
-            )
-        return f"Tune between {range_text(self.tune)}; {borne}."
+            so_far = f" So far {borne}, and one would tune between {ends}." if self.networks > 1 else ""
+            return f"Not decided: {more}.{so_far}"
+        return f"Tune between {ends}; {borne}."
 
     @property
     def missing(self) -> tuple[int, float]:

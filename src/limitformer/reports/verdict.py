@@ -92,8 +92,8 @@ def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
 def verdict_lines(verdicts: list[Verdict], exists: bool, full: bool = True) -> list[str]:
     """Return the verdicts, what mends them and why they matter.
 
-    Without `full` there are no reasons, no repairs after the first two verdicts, and no notes if a verdict is graver.
-    Without `exists`, verdicts say in how many samples they are seen.
+    Without `full` it leaves out reasons, repairs after the first two verdicts, and notes if a verdict is graver.
+    Without `exists` it adds the share of samples that show a verdict.
     """
     lines, grave = [], grade_of(verdicts) in (WATCH, BROKEN)
     for k, one in enumerate(each for each in verdicts if full or each.grade != NOTE or not grave):

@@ -88,8 +88,9 @@ class Transfer(MeasuredSizes, AnyReport):
         """
         head_row, *cells = self.cells()
         if not full:
-            names = sorted(self.deciding, key=lambda name: -abs(self.exponents[name].value))
-            cells = [cells[[row[0] for row in cells].index(name)] for name in names[:LISTED]]
+            strongest = sorted(self.deciding, key=lambda name: -abs(self.exponents[name].value))[:LISTED]
+            by_name = {row[0]: row for row in cells}
+            cells = [by_name[name] for name in strongest]
         lines = aligned([head_row, *cells])
         brief = [self.legend[0], *self.notes]
         brief += [f"What to set at {self.lines.title}, as code: --full"] if self.lines else []
