@@ -342,7 +342,7 @@ def test_text_begins_with_verdicts_and_ends_with_the_caveat(zero):
     assert re.search(r"^ +rate +falls +explodes", text, flags=re.MULTILINE)
 
 
-def test_what_to_watch_is_the_interval_of_a_further_network():
+def test_expected_interval_is_that_of_a_further_network():
     data = dataset(falls=(20, 20, 6, 0), steps=12)
     chance = np.random.default_rng(1)
     losses = data["loss"].values * np.exp(chance.normal(0.0, 0.1, (4, 20, 1)))
