@@ -232,7 +232,7 @@ def draw_so_far(root: Path) -> None:
             run = read_json(folder / RUN)
             copy.mkdir()
             write_json(copy / RUN, run | {"plan": run["plan"] | {"steps": steps}})
-            write_json(copy / SUMMARY, finite(summary_of(log, steps)))
+            write_json(copy / SUMMARY, {"eval_loss": None, **finite(summary_of(log, steps))})
             pq.write_table(log, copy / FILE)
         for name in PICTURES["mlm"] if begun else ():
             try:
