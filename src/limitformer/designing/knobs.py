@@ -124,7 +124,7 @@ def embeddings(network: Weightless) -> list[str]:
 
 
 def logits_of(uses: MatrixUses) -> tuple[Set[str], float]:
-    """Return the matrices that logits are made of, and the power of a factor in each; those of values are no part."""
+    """Return the matrices that logits are made of, and the power of a factor in each, without those of values."""
     if uses.queries & uses.values:
         return set(), 1.0
     return (uses.queries, 1.0) if uses.keys & uses.values else (uses.queries | uses.keys, 0.5)

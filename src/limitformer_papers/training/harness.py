@@ -397,7 +397,7 @@ class ResumableTrainer(Trainer):
 
 
 def summary_of(log: pa.Table, steps: int) -> dict[str, float]:
-    """Return losses and metrics at the end of a log of so many steps, NaN if the run diverged."""
+    """Return losses and metrics at the end of the log of a run of `steps` steps, NaN if the run diverged."""
     done, losses = curve(log, "loss")
     names = {name for name in log["name"].to_pylist() if name.startswith("eval_")}
     results = {name: float(curve(log, name)[1][-1]) for name in sorted(names)}
