@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,16 @@ def foretold(setting: Setting) -> Row:
     return {"transfers": found.transfers, "measure": name, "exponent": powers[name], "exponents": powers}
 
 
+def tuned(setting: Setting, size: int) -> Row:
+    """Return the range of `rate` for a network of one size, with the rule in effect."""
+    one = setting.network(size)
+    found = lf.rate(
+        lambda: of_parts(setting)(size), batch_of(one, -1)[:, :-1], optimizer=partial(made_of_parts, setting),
+        loss="next-token", clip=1.0, seed=one.seed, networks=4, witness=False, progress=False,
+    )  # fmt: skip
+    return {"size": size, "low": nets.finite(found.tune[0]), "high": nets.finite(found.tune[1])}
+
+
 def of_parts(setting: Setting) -> Callable[..., nn.Module]:
     def build(width: int = AXES["width"][0]) -> nn.Module:
         module = model_of(setting)(width)
@@ -149,7 +160,7 @@ def made_of_parts(setting: Setting, module: nn.Module) -> list[torch.optim.Optim
 
 def runs_of(rows: list[Row], setting: Setting, size: int) -> dict[int, Row]:
     """Return the runs of a setting at a size, by the place of their rate."""
-    return {row["place"]: row for row in rows if (row.get("setting"), row.get("size")) == (setting.name, size)}
+    return {r["place"]: r for r in rows if "place" in r and (r["setting"], r["size"]) == (setting.name, size)}
 
 
 def best_of(own: dict[int, Row]) -> int:
@@ -214,10 +225,15 @@ def main(what: str, path: str) -> None:
         print("\n".join(analysis(rows)))
         return
     if what == "foretell":
-        done = {row["setting"] for row in rows}
+        done = {row["setting"] for row in rows if "exponent" in row}
         for setting in (each for each in SETTINGS if each.name not in done):
             append(file, {"setting": setting.name, **foretold(setting)})
             print(setting.name, flush=True)
+        ranges = {(row["setting"], row["size"]) for row in rows if "low" in row}
+        for setting, size in product((SETTINGS[0], SETTINGS[3]), AXES["width"]):
+            if (setting.name, size) not in ranges:
+                append(file, {"setting": setting.name, **tuned(setting, size)})
+                print(setting.name, size, flush=True)
         return
     by_name = {each.name: each for each in SETTINGS}
     for row in to_train(rows):
