@@ -11,7 +11,7 @@ from transformers import dynamic_module_utils
 
 import limitformer as lf
 from limitformer.base.errors import InputError
-from limitformer.cli.options import user_inputs, user_object
+from limitformer.cli.options import require_readable, user_inputs, user_object
 from limitformer.subjects.user_code import names_code
 
 MODEL = """
@@ -186,7 +186,7 @@ def test_inputs_are_a_number_a_file_or_a_function(model, tmp_path):
     assert user_inputs(str(text)) == text
     assert user_inputs(f"{model}:inputs")["flag"] is True
     with pytest.raises(InputError, match="there is no file"):
-        user_inputs("nowhere.txt")
+        require_readable(None, "nowhere.txt")
 
 
 def test_code_of_a_folder_runs_only_if_it_is_trusted(run, tmp_path, monkeypatch):
