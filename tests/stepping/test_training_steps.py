@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import limitformer as lf
+from cases.networks import Stack, mean_square
 from limitformer.base.errors import InputError
 from limitformer.stepping import trajectory
 from training_networks import (
@@ -149,3 +151,33 @@ def test_ctrl_c_keeps_finished_networks(monkeypatch):
     with pytest.raises(lf.Interrupted) as stopped:
         simulate(CONFIGS["gpt2"](), samples=4)
     assert stopped.value.partial.sizes["sample"] == 2
+
+
+class Seeded(Stack):
+    """A network that is the same each time."""
+
+    def __init__(self):
+        torch.manual_seed(3)
+        super().__init__(depth=2)
+
+
+def test_correlation_is_that_of_tokens_of_one_sequence_in_a_real_training():
+    """The twin counts pairs of two sequences as well."""
+    ids = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
+    data = lf.weightless.simulate_steps(
+        Seeded, ids, optimizer="sgd", rates=[0.5], steps=2, samples=1, seed=0, progress=False, loss=mean_square
+    )
+    module, ours, twin = Seeded(), [], []
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
+    for _ in range(3):
+        x = module(ids)
+        unit = functional.normalize(x.detach().flatten(0, 1), dim=-1)
+        rho = unit @ unit.mT
+        pairs = torch.ones_like(rho).triu(1).bool()
+        twin.append(float(rho[pairs].mean()))
+        ours.append(float(rho[pairs & torch.block_diag(*[torch.ones(5, 5)] * 2).bool()].mean()))
+        optimizer.zero_grad()
+        mean_square(x, None).mean().backward()
+        optimizer.step()
+    assert np.allclose(data.correlation.values[0, 0, :, -1], ours, atol=1e-5)
+    assert not np.allclose(ours, twin, atol=1e-2)

@@ -40,7 +40,12 @@ COLUMNS: Mapping[str, tuple[str, str]] = {  # of the table by rate: the head in 
     "largest_logit": ("logit", "largest logit of all heads, after the last step"),
 }
 SHOWN = ("falls", "explodes", "loss_first", "loss_last", "unseen_first", "unseen_last", "stream_change", "largest")
-WATCHED = {"loss": "loss of the batch", "gradient_norm": "gradient norm", "largest_logit": "largest logit"}
+WATCHED = {
+    "loss": "loss of the batch",
+    "gradient_norm": "gradient norm",
+    "correlation": "correlation",
+    "largest_logit": "attention logit",
+}
 WATCHED_AT = (0, 1, 3, 10, 30)  # steps done, and the last
 
 
@@ -119,7 +124,8 @@ class TrainedNetworks:
         rows: list[dict[str, float]] = [{"step": step} for step in steps]
         for name in WATCHED:
             if name in data:
-                each = data[name].max(set(data[name].dims) - {"sample", "step"})
+                each = data[name].isel(layer=-1) if name == "correlation" else data[name]
+                each = each.max(set(each.dims) - {"sample", "step"})
                 for row in rows:
                     ends = edges(each.isel(step=row["step"]), name).values.tolist()
                     row |= {f"{name}_low": ends[0], name: ends[1], f"{name}_high": ends[2]}

@@ -206,15 +206,19 @@ def correlation_cells(rho: "np.ndarray") -> tuple[str, str, str]:
 
 
 def weight_lines(dataset: "xr.Dataset") -> list[str]:
-    """Return the median gradient norm of each kind of weight, over samples and layers."""
+    """Return the median gradient norm of each kind of weight, over samples and layers; of a limit at its first time."""
     if "weight_gradient" not in dataset:
         return []
     kinds = [".".join(str(name).split(".")[-2:]) for name in dataset["weight"].values]  # without the layer of a chain
-    medians = dataset["weight_gradient"].assign_coords(kind=("weight", kinds)).groupby("kind").median(...)
+    norms, where = dataset["weight_gradient"], ""
+    if "time" in norms.dims:
+        where = f" at time {float(norms['time'][0]):g}, over the width (of queries and keys over its root)"
+        norms = norms.isel(time=0)
+    medians = norms.assign_coords(kind=("weight", kinds)).groupby("kind").median(...)
     sizes = ", ".join(f"{kind} {float(medians.sel(kind=kind)):.3g}" for kind in dict.fromkeys(kinds))
-    lines = ["∂: gradient of |x|²/2 of the last tokens, averaged over tokens", f"median |∂W|: {sizes}"]
+    lines = ["∂: gradient of |x|²/2 of the last tokens, averaged over tokens", f"median |∂W|{where}: {sizes}"]
     if "tangent_kernel" in dataset:
-        lines.append(f"in units of the width; median of Σ |∂W|²: {float(dataset['tangent_kernel'].median()):.3g}")
+        lines.append(f"median of Σ |∂W|² over width³: {float(dataset['tangent_kernel'].median()):.3g}")
     return lines
 
 

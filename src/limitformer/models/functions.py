@@ -8,6 +8,7 @@ A path is "package.module:function". JSON has only the paths of functions: no co
 Reading JSON imports the modules that it names, and importing a module runs its code.
 """
 
+import builtins
 import hashlib
 import inspect
 import re
@@ -87,6 +88,7 @@ def freeze(function: Function) -> FrozenFunction:
     values = [*(space[name] for name in sorted(space)), *cells, *defaults]
     texts = code_key(code), sorted(space), [text_of(value) for value in values]
     digest = hashlib.sha256(repr(texts).encode()).hexdigest()
+    space["__builtins__"] = builtins  # C code that imports while the function runs, as numpy does, looks there
     others = (id(value) for value in values if not isinstance(value, PLAIN | np.ndarray))
     return FROZEN.setdefault((function, digest, *others), FrozenFunction(function, copy, digest))
 

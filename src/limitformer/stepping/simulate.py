@@ -45,7 +45,7 @@ IDS = ("", "input_ids", "decoder_input_ids", *TARGETS)
 SPECIAL = ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id", "mask_token_id")
 DIMENSIONS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("loss", "loss_unseen", "gradient_norm", "clipping", "output", "output_change"), ()),
-    **dict.fromkeys(("stream", "stream_change", "largest"), ("layer",)),
+    **dict.fromkeys(("stream", "stream_change", "largest", "correlation"), ("layer",)),
     **dict.fromkeys(("branch", "branch_change"), ("block", "sublayer")),
     **dict.fromkeys((*BY_HEAD, "logit_change"), ("block", "head")),
     **dict.fromkeys(("weight_signal", "weight_noise"), ("weight",)),
@@ -98,8 +98,9 @@ def simulate_steps(
         A dataset by rate, sample and step; step t is before the step t + 1, so that there is one more than `steps`.
         `loss` of the batch of the next step, and after the last step of the last batch; `loss_unseen`; `gradient_norm`
         of all weights together, and `clipping`, the factor of all gradients. Measured on the first batch: `stream`,
-        the root mean square of its entries by layer, `stream_change` |X_t − X_0|/|X_0|, `largest` entry, all absent if
-        the module has no blocks; `branch` and `branch_change` by block and sublayer, infinite where a branch was zero;
+        the root mean square of its entries by layer, `stream_change` |X_t − X_0|/|X_0|, `largest` entry, `correlation`,
+        the mean over pairs of a sequence's tokens, all absent if the module has no blocks;
+        `branch` and `branch_change` by block and sublayer, infinite where a branch was zero;
         `entropy`, `logit_std`, `largest_logit`, … of attention by head, and `logit_change`, the change of the first
         sequence's logits (at most its last 64 tokens) along the loss's gradient by them at the start, as a root mean
         square; `output` and `output_change`, the root mean squares of the output and of its difference from the start.

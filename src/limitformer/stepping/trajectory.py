@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from limitformer.base.errors import InputError, require
 from limitformer.nn.drawn.simulate import torch_seed
+from limitformer.results.datasets import correlations
 from limitformer.stepping.noise import noise_of
 from limitformer.stepping.optimizers import StepRules, base_rate, made_by
 from limitformer.stepping.weights import Forms, TrainedRun, TrainedWeights
@@ -77,10 +78,26 @@ class Pass:
     squares: dict[str, float]  # |∂W|² by weight, after a backward pass
     noise: dict[str, tuple[float, float]] = field(default_factory=dict)  # by weight: |G|² and tr Σ
     arrays: Arrays = field(default_factory=dict)  # of `stream_arrays`, if it was measured
+    correlation: NDArray[np.float64] | None = None  # by layer; None if it is not known which sequence a token is of
     streams: list[Tensor] = field(default_factory=list)  # by layer
     branches: list[list[Tensor]] = field(default_factory=list)  # by block and sublayer
     logits: list[list[Tensor]] = field(default_factory=list)  # by block
     pulls: list[list[Tensor]] = field(default_factory=list)  # the loss's gradients by them
+
+
+def mean_correlation(arrays: Arrays, inputs: Inputs) -> NDArray[np.float64] | None:
+    """Return the mean correlation by layer over pairs of different tokens of a sequence."""
+    if "covariance" not in arrays:
+        return None
+    v = arrays["covariance"][0].astype(float)
+    sequence = inputs.sequence_of(v.shape[-1])
+    if len(sequence) != v.shape[-1] or v.shape[-1] == inputs.rows:
+        return None
+    first, second = np.nonzero(np.triu(sequence[:, None] == sequence, 1))
+    with np.errstate(invalid="ignore"):  # a stream that is not finite
+        sizes = np.sqrt(np.diagonal(v, axis1=-2, axis2=-1))
+        rho = correlations(v[:, first, second], sizes[:, first], sizes[:, second])
+    return np.asarray(rho.mean(-1))
 
 
 def pieces_of(inputs: Inputs, least: int = 1) -> list[Inputs]:
@@ -272,6 +289,7 @@ class Trajectory:
             if measure is not None:
                 network.stacks = sizes_of_stacks(measure)
                 result.arrays = stream_arrays(measure, gradients=False)
+                result.correlation = mean_correlation(result.arrays, inputs)
                 result.streams = [each[0] for stack in measure.stacks for each in stack.streams]
                 result.branches = [[each[0] for each in block] for stack in measure.stacks for block in stack.branches]
                 result.logits, result.pulls = (
@@ -291,6 +309,7 @@ class Trajectory:
                 result["stream"] = np.sqrt(np.where(known, variances, 0.0).sum(-1) / known.sum(-1))
             moved = [ratio(a, b) for a, b in zip(now.streams, start.streams, strict=True)]
             result |= {"stream_change": np.array(moved), "largest": arrays["largest"][0]}
+            result |= {} if now.correlation is None else {"correlation": now.correlation}
         result |= {"output": number(rms(now.output)), "output_change": number(rms(now.output - start.output))}
         result |= {key: arrays[key][0] for key in BY_HEAD if key in arrays}
         if "logit_std" in arrays:
