@@ -1,5 +1,7 @@
 """`limitformer.check`: its curves against direct computations, its bands against drawn networks, and its verdicts."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -106,6 +108,42 @@ def test_head_curves_match_attentions(module, report):
                 np.mean([-sum(w * np.log(w) for w in rows[head, i] if w > 0) for i in several]) for head in range(4)
             ]
         np.testing.assert_allclose(report.curves["entropy"][0, block], entropies.mean(0), rtol=1e-5)
+
+
+def test_json_has_the_medians_of_the_curves(report):
+    curves, record = report.curves, json.loads(json.dumps(report.record(), allow_nan=False))["curves"]
+    assert record.keys() == {name for name, each in curves.items() if "sample" in each.dims}
+    law = lf.check(transformers.GPT2Config(**SMALL), tokens=8, samples=5, progress=False)
+    curves, record = law.curves, law.record()["curves"]
+
+    def largest_difference(value, expected):
+        return np.max(np.abs(np.array(value) / expected - 1))
+
+    def both(middle):
+        """Return the largest differences from statistics over samples, with digits beyond the fifth left out."""
+        heads = curves["logit_std"].values.mean(2)
+        yield largest_difference(record["logit_std"], middle(heads, axis=0))
+        yield largest_difference(record["size"], middle(curves["size"].values, axis=0))
+        for k, each in enumerate(record["relative_branch"]):
+            yield largest_difference(each, middle(curves["relative_branch"].values[:, :, k], axis=0))
+        kind = "transformer.h.*.mlp.c_proj.weight"
+        own = middle(curves["gradient"].sel(kind=kind).values, axis=0)
+        yield largest_difference(record["gradient"][kind], own)
+        yield largest_difference(record["loss"], middle(curves["loss"].values))
+
+    assert max(both(np.median)) < 6e-5
+    assert min(both(np.mean)) > 6e-5
+
+
+def test_json_has_the_curves_of_other_stacks():
+    t5 = {"model_type": "t5", "d_model": 16, "num_layers": 1, "num_heads": 2, "d_kv": 8, "d_ff": 32, "vocab_size": 40}
+    report = lf.check(t5, tokens=6, samples=2, gradients=False, progress=False, witness=False)
+    record = report.record()
+    (stack,) = report.stacks
+    assert record["curves_of_stacks"][stack.name]["size"] == pytest.approx(
+        stack.curves["size"].median("sample").values, rel=6e-5
+    )
+    assert record["curves_of_stacks"][stack.name]["size"] != record["curves"]["size"]
 
 
 def test_gradients_match_autograd(module, report):

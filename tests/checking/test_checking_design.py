@@ -269,13 +269,56 @@ def test_design_and_check_share_the_default_readout():
         hidden_size=24, num_hidden_layers=3, num_attention_heads=2, intermediate_size=48, vocab_size=60,
         architectures=["BertModel"], initializer_range=0.2,
     )  # fmt: skip
-    trials, _ = trials_of(config, None, ["initializer_range"], None, None, 5)
+    trials, _ = trials_of(config, None, ["initializer_range"], None, None, 5, None)
     result = trials.values({"initializer_range": 0.2}, 7, 4)["gradient"][0]
     report = lf.check(config, tokens=5, samples=4, seed=7, progress=False)
     checked, _, _ = gradient_ratio(gradient_of_matrices(report.curves).values)
     assert np.allclose(result, checked, rtol=1e-3)
     norms = lf.check(config, tokens=5, samples=4, seed=7, progress=False, loss=chosen_loss(None, "hidden")).curves
     assert not np.allclose(result, gradient_ratio(gradient_of_matrices(norms).values)[0], rtol=0.1)
+
+
+class Logits(torch.nn.Module):
+    """Logits by a head, after blocks whose queries are `times` too large."""
+
+    def __init__(self, times=1.0):
+        super().__init__()
+        self.table, self.head = torch.nn.Embedding(60, 24), torch.nn.Linear(24, 60)
+        torch.nn.init.normal_(self.head.weight, std=3.0)
+        names = ("ask", "tell", "say", "back", "up", "down")
+        self.layers = torch.nn.ModuleList(
+            torch.nn.ModuleDict({name: torch.nn.Linear(24, 24) for name in names}) for _ in range(3)
+        )
+        for each in self.layers:
+            torch.nn.init.normal_(each.ask.weight, std=times / 24**0.5)
+
+    def forward(self, ids):
+        x = self.table(ids)
+        for each in self.layers:
+            weights = torch.softmax(each.ask(x) @ each.tell(x).mT / 24**0.5, -1)
+            x = x + each.back(weights @ each.say(x))
+            x = x + each.down(torch.relu(each.up(x)))
+        return self.head(x)
+
+
+def test_design_takes_the_loss_of_logits():
+    """Its gradients are those of `check` with the named loss, and not those of another loss."""
+    trials, _ = trials_of(Logits, None, ["output"], None, None, 6, None)
+    result = trials.values({"output": 1.0}, 7, 4)["gradient"][0]
+    same = {}
+    for loss in ("next-token", lambda out, inputs: out[:, -1].sum(-1)):
+        report = lf.check(Logits, tokens=6, samples=4, seed=7, progress=False, loss=loss)
+        ratios, _, _ = gradient_ratio(gradient_of_matrices(report.curves).values)
+        same[loss] = np.allclose(result, ratios, rtol=1e-3)
+        asked, _ = trials_of(Logits, None, ["output"], None, None, 6, loss)
+        assert np.allclose(asked.values({"output": 1.0}, 7, 4)["gradient"][0], ratios, rtol=1e-3)
+    assert list(same.values()) == [True, False]
+
+
+@pytest.mark.parametrize(("times", "knobs"), [(100.0, ["logits", "output"]), (1.0, ["output"])])
+def test_frozen_attention_makes_logits_a_usual_knob(times, knobs):
+    trials, _ = trials_of(lambda: Logits(times=times), None, None, None, None, 16, None)
+    assert [knob.name for knob in trials.knobs] == knobs
 
 
 # Shaped networks

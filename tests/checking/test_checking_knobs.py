@@ -10,7 +10,7 @@ from limitformer.designing import Objective
 from limitformer.designing.design import trials_of
 from limitformer.designing.knobs import factor_knob
 from limitformer.designing.report import PYTHON, block
-from limitformer.designing.trials import first_pass, writers_of
+from limitformer.designing.trials import first_pass, uses_of
 from limitformer.subjects.inputs import inputs_for
 from limitformer.subjects.subject import resolve
 from limitformer.weightless.network import Weightless
@@ -18,15 +18,15 @@ from weightless_families import CONFIGS
 
 
 def knobs(config, *names):
-    trials, _ = trials_of(config, None, names, Objective(gradient=None, effective=None), None, 5)
+    trials, _ = trials_of(config, None, names, Objective(gradient=None, effective=None), None, 5, None)
     return trials.knobs
 
 
 def weights_of(name, family):
     subject = resolve(CONFIGS[family]())
     network = Weightless(subject, torch.float32, torch.device("cpu"))
-    writers = writers_of(network, lambda: first_pass(network, inputs_for(subject, None, 5)))
-    return factor_knob(name, network, writers).weights
+    uses = uses_of(network, lambda: first_pass(network, inputs_for(subject, None, 5)))
+    return factor_knob(name, network, uses).weights
 
 
 FAMILIES = {  # matrices whose product is added to the stream, one kind each
@@ -71,16 +71,16 @@ def test_zero_outputs_make_a_pre_norm_network_the_identity(family):
 
 
 class Block(torch.nn.Module):
-    """A block in which queries and keys have usual names, and the outputs have none that is known."""
+    """A block whose matrices have names that say nothing."""
 
     def __init__(self):
         super().__init__()
-        for name in ("wq", "wk", "wv", "back", "up", "close"):
+        for name in ("ask", "tell", "wv", "back", "up", "close"):
             setattr(self, name, torch.nn.Linear(8, 8, bias=False))
 
     def forward(self, x):
         y = torch.nn.functional.layer_norm(x, (8,))
-        x = x + self.back(torch.softmax(self.wq(y) @ self.wk(y).mT, -1) @ self.wv(y))
+        x = x + self.back(torch.softmax(self.ask(y) @ self.tell(y).mT, -1) @ self.wv(y))
         return x + self.close(torch.relu(self.up(torch.nn.functional.layer_norm(x, (8,)))))
 
 
@@ -90,7 +90,7 @@ def test_matrices_of_own_models_are_knobs_by_their_use():
     def build():
         return torch.nn.Sequential(torch.nn.Embedding(20, 8), *[Block() for _ in range(2)], torch.nn.Linear(8, 20))
 
-    trials, _ = trials_of(build, None, ["output", "logits"], Objective(gradient=None, effective=None), None, 5)
+    trials, _ = trials_of(build, None, ["output", "logits"], Objective(gradient=None, effective=None), None, 5, None)
     for knob, wrong in zip(trials.knobs, reversed(trials.knobs), strict=True):
         for chosen in (knob, wrong):
             torch.manual_seed(0)
@@ -100,7 +100,7 @@ def test_matrices_of_own_models_are_knobs_by_their_use():
                     parameter.mul_(0.0 if name in chosen.weights else 1.0)
                 block, y = model[1], torch.nn.functional.layer_norm(x, (8,))
                 still = torch.equal(block(x), x)
-                alike = torch.equal(block.wq(y) @ block.wk(y).mT, torch.zeros(1, 5, 5))
+                alike = torch.equal(block.ask(y) @ block.tell(y).mT, torch.zeros(1, 5, 5))
             assert (still if chosen.name == "output" else alike) is True
             assert (alike if chosen.name == "output" else still) is False
 
@@ -116,7 +116,7 @@ def test_output_knob_has_one_of_the_matrices_that_a_function_takes_together():
     def build():
         return torch.nn.Sequential(torch.nn.Embedding(20, 8), *[Layer() for _ in range(2)])
 
-    trials, _ = trials_of(build, None, ["output"], Objective(gradient=None), None, 5)
+    trials, _ = trials_of(build, None, ["output"], Objective(gradient=None), None, 5, None)
     assert trials.knobs[0].weights[::2] == tuple(f"{k}.self_attn.out_proj.weight" for k in (1, 2))
     assert list(trials.patch({"output": 0.5})["weights"]) == ["*.self_attn.out_proj.weight", "*.linear2.1.weight"]
 
@@ -157,7 +157,7 @@ def test_queries_and_keys_do_not_write_to_the_stream(fused):
             each.fused = fused
         return torch.nn.Sequential(torch.nn.Embedding(20, 8), *blocks, torch.nn.Linear(8, 20))
 
-    trials, _ = trials_of(build, None, ["output"], Objective(gradient=None, effective=None), None, 5)
+    trials, _ = trials_of(build, None, ["output"], Objective(gradient=None, effective=None), None, 5, None)
     assert trials.knobs[0].weights == ("1.back.weight", "2.back.weight")
     for name, still in (("back", True), ("query", False)):
         block, x = build()[1], torch.randn(1, 5, 8)
@@ -169,16 +169,25 @@ def multi_query():
     return torch.nn.Sequential(torch.nn.Embedding(20, 8), *[MultiQuery() for _ in range(2)], torch.nn.Linear(8, 20))
 
 
-@pytest.mark.parametrize("model", [CONFIGS["llama"], lambda: multi_query], ids=["keys apart", "keys with values"])
-def test_logits_knob_multiplies_the_deviation_of_logits(model):
-    """The first block's logits, which nothing else changes, scale with the factor, not its square."""
-    trials, _ = trials_of(model(), None, ["logits"], Objective(gradient=None), None, 6)
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        (CONFIGS["llama"], {"q_proj", "k_proj"}),
+        (lambda: multi_query, {"query"}),
+        (CONFIGS["deepseek_v3"], {"q_b_proj"}),
+    ],
+    ids=["keys apart", "keys with values", "latent keys"],
+)
+def test_logits_knob_multiplies_the_deviation_of_logits(model, names):
+    """The first block's logits, which nothing else changes, scale with the factor, not its square; values stay."""
+    trials, _ = trials_of(model(), None, ["logits"], Objective(gradient=None), None, 6, None)
+    assert {each.split(".")[-2] for each in trials.knobs[0].weights} == names
     deviations = [float(trials.report({"logits": value}, 3).curves["logit_std"][:, 0].mean()) for value in (1.0, 0.5)]
     assert abs(deviations[1] / deviations[0] - 0.5) < 1e-4
 
 
 def test_missing_knob_is_refused():
-    with pytest.raises(lf.InputError, match="gpt2 has no knob logits: its queries are not a separate matrix"):
+    with pytest.raises(lf.InputError, match=r"gpt2 has no knob logits: its queries are not a separate matrix\."):
         knobs(CONFIGS["gpt2"](), "logits")
     with pytest.raises(lf.InputError, match="has no knob embedding"):
         knobs(CONFIGS["vit"](), "embedding")
@@ -203,7 +212,7 @@ def test_padding_rows_stay_zero_when_embeddings_are_scaled():
     table = model.bert.embeddings.word_embeddings.weight.detach()
     assert float(table[0].abs().max()) == 0
     assert 0.7 < float(table[1:].std()) < 0.9
-    trials, _ = trials_of(CONFIGS["gemma"](), None, ["embedding"], Objective(gradient=None), None, 5)
+    trials, _ = trials_of(CONFIGS["gemma"](), None, ["embedding"], Objective(gradient=None), None, 5, None)
     laws = [weight.law for weight in trials.network({"embedding": 4.0}).weights if "embed_tokens" in weight.name]
     assert [law.rows for law in laws] == [{0: 0.0}]
     assert abs(laws[0].std - 0.8) < 1e-12

@@ -342,6 +342,41 @@ def test_text_begins_with_verdicts_and_ends_with_the_caveat(zero):
     assert re.search(r"^ +rate +falls +explodes", text, flags=re.MULTILINE)
 
 
+def test_expected_interval_is_that_of_a_further_network():
+    data = dataset(falls=(20, 20, 6, 0), steps=12)
+    chance = np.random.default_rng(1)
+    losses = data["loss"].values * np.exp(chance.normal(0.0, 0.1, (4, 20, 1)))
+    heads = chance.normal(5.0, 1.0, data["largest_logit"].shape)
+    data = data.assign(loss=(data["loss"].dims, losses), largest_logit=(data["largest_logit"].dims, heads))
+    report = StepsReport("net", data, step_verdicts(data), dict(data.attrs))
+    rate, rows = report.expected()
+    assert rate == 1e-3
+    assert [row["step"] for row in rows] == [0, 1, 3, 10, 12]
+
+    def interval(values, quantile):
+        half = quantile * values.std(ddof=1) * (1 + 1 / len(values)) ** 0.5
+        return [values.mean() - half, values.mean(), values.mean() + half]
+
+    student, normal, place = stats.t.ppf(0.95, 19), stats.norm.ppf(0.95), RATES.index(rate)
+    for row in rows:
+        own = [row[f"loss{end}"] for end in ("_low", "", "_high")]
+        logs = np.log(data["loss"].values[:, :, row["step"]])
+        assert own == pytest.approx(np.exp(interval(logs[place], student)).tolist())
+        assert own != pytest.approx(np.exp(interval(logs[place], normal)).tolist(), rel=1e-3)
+        assert own != pytest.approx(np.exp(interval(logs[place - 1], student)).tolist(), rel=1e-3)
+        largest = heads[place, :, row["step"]].max((-1, -2))
+        assert [row[f"largest_logit{end}"] for end in ("_low", "", "_high")] == pytest.approx(
+            interval(largest, student)
+        )
+    assert np.isnan(rows[-1]["gradient_norm"])  # none is taken after the last step
+    words = "What to watch at a rate of 0.001; nine of ten networks lie within"
+    assert f"{words}:" in str(report)
+    assert f"{words}." in report.page()
+    assert "(" in report.watched().rows[0][1]
+    one = data.isel(sample=[0])
+    assert "(" not in "".join(StepsReport("net", one, step_verdicts(one), dict(one.attrs)).watched().rows[0])
+
+
 def test_files_hold_the_same_numbers(zero, tmp_path):
     paths = zero.save(tmp_path / "new")
     assert [path.name for path in paths] == ["steps.html", "steps.csv", "steps.json", "steps.nc"]

@@ -147,7 +147,9 @@ def test_no_command_follows_that_would_ask_another_network(after):
     assert after("check", f"{code}build", "--samples", "2", *ids) == ["rate", f"{code}build", *rate, *ids]
     assert after("check", f"{code}build", *quick, "--no-gradients") is None
     assert after("check", "small.json", *quick, "--shaped", "gamma=0.5") is None
-    assert after("rate", f"{code}build", *rate, *ids) is None  # transfer does not have --inputs
+    few = ["--sequences", "1", *ids]
+    assert after("rate", f"{code}build", *rate, *few)[-4:] == few
+    assert after("rate", f"{code}build", *rate, "--tokens", "6", "--warmup", "2") is None  # transfer has no --warmup
     assert after("rate", f"{code}build", *rate, "--tokens", "6", "--equivalent-to", "sgd") is None
 
 

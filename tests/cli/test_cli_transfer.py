@@ -3,7 +3,9 @@
 import json
 
 import pytest
+import torch
 
+import limitformer as lf
 from limitformer.stepping.trajectory import Trajectory
 
 SMALL = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 30, "n_positions": 16}
@@ -38,6 +40,8 @@ def test_command_prints_exponents_and_writes_files(run, folder):
         (("--over", "n_embd"), "--over takes NAME=N"),
         (("--widths", "16,32", "--fail-on", "rate"), "--fail-on must be transfer; got 'rate'"),
         (("--widths", "16,32", "--fail-on", "transfer", "--samples", "3"), "--fail-on transfer needs --samples 4 or"),
+        (("--over", "batch=1,2", "--sequences", "2"), "over the batch its sizes are the numbers of sequences"),
+        (("--widths", "16,32", "--inputs", "nothing.txt"), "--inputs: there is no file nothing.txt"),
         (("--widths", "16,32", "--base", "0"), "--base must be a size of at least 1; got 0"),
     ],
 )
@@ -123,3 +127,22 @@ def test_target_and_keys_of_groups_are_options(run, folder):
         scaled = run(name, "code.py:build", "--optimizer", "code.py:make", "--after-groups", "code.py:scale", *few)
         assert scaled.exit_code == 0, scaled.stderr
         assert "0.005" in scaled.stdout
+
+
+def test_inputs_and_sequences_are_the_batch_of_every_size(run, folder):
+    ids = [[1, 2, 3, 1, 2, 3, 7], [4, 5, 4, 6, 4, 5, 1], [8, 9, 9, 9, 2, 1, 0]]
+    (folder / "data.py").write_text(
+        f"import torch\n\n\ndef batch():\n    return torch.tensor({ids})\n", encoding="utf-8"
+    )
+    options = ("--inputs", "data.py:batch", "--sequences", "2", "--json")
+    result = run("transfer", "small.json", "--widths", "16,32", *QUICK, *options)
+    assert result.exit_code == 0, result.stderr
+    own = json.loads(result.stdout)["measures"]
+
+    def measures(rows, sequences):
+        given, known = torch.tensor(ids)[:rows, :6], {"optimizer": "adamw", "steps": 1, "samples": 2, "seed": 0}
+        result = lf.transfer(SMALL, {"width": [16, 32]}, given, **known, sequences=sequences, progress=False)
+        return result.record()["measures"]
+
+    assert own == measures(2, 2) == measures(3, 2)
+    assert own != measures(3, None)

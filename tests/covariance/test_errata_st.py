@@ -21,7 +21,7 @@ def logits(variance: float, divisor: float, width: int, key_dim: int, seed: int)
     return (queries * keys).sum(1) / divisor
 
 
-def test_query_and_key_weights_have_variance_width_to_minus_three_halves():
+def test_query_variance_is_n_to_minus_three_halves():
     """τ = √(n n_k) with weights N(0, 1)/√n has the logits of τ = √n_k with weights N(0, n^(−3/2))."""
     width, key_dim = 64, 8
     wanted = logits(1 / width, np.sqrt(width * key_dim), width, key_dim, seed=1).std()
@@ -129,7 +129,7 @@ def mixed_variance(spread: float) -> float:
     return float(weights @ values / weights.sum())
 
 
-def test_first_order_noise_has_a_remainder_of_second_order():
+def test_noise_has_a_remainder_of_second_order():
     """E (T₁^11)² = 4 V_11 E(A V Aᵀ)_11 differs from 4 V_11² by O(s²), s² = n_k/τ²; printed: O(n_k τ⁻³)."""
 
     def remainder(spread: float) -> float:
@@ -187,7 +187,7 @@ def attention_change(spread: float) -> tuple[float, float]:
     return float(mass @ change / mass.sum()), float(mass @ change**2 / mass.sum())
 
 
-def test_shaped_attention_is_the_identity_to_order_one_over_n_in_the_mean_only():
+def test_order_one_over_n_holds_in_the_mean_only():
     """Logits over τ have the variance n_k/τ² = 1/(τ₀² n): the mean of A − I falls like 1/n, A − I itself like 1/√n."""
     width = 400
     means, squares = zip(*(attention_change(1 / np.sqrt(n)) for n in (width, 4 * width)), strict=True)
@@ -208,7 +208,7 @@ def branch(width: int, samples: int, *, printed: bool = False) -> np.ndarray:
     return he_constant(width) / width**2 * (first * second).sum(1)
 
 
-def test_the_square_of_the_residual_branch_has_the_first_weights_twice():
+def test_squared_branch_has_the_first_weights_twice():
     """Its mean is √(V₁₁V₂₂) c K₁(ρ); with W^post instead of the second W^pre it is nearly 0."""
     width, scale = 16, np.sqrt(V[0, 0] * V[1, 1])
     expected = scale * shaped_kernel(V[0, 1] / scale, *SLOPE, width)
@@ -263,7 +263,7 @@ def test_outputs_are_normal_only_given_the_covariance():
         assert bool(independent) is (first is outputs)
 
 
-def test_a_residual_layer_adds_two_gamma_squared_of_the_linear_covariance():
+def test_residual_layer_adds_two_gamma_squared():
     """n Var V′₁₂ of one layer of [ST, eq. 4] is that of Σ_res, and not of Σ_lin as in eq. 27; so for n(E V′ − V)."""
     width, gamma, rng = 64, 0.4, np.random.default_rng(4)
     lam, x = np.sqrt(1 - gamma**2), tokens_of(width)
@@ -286,7 +286,7 @@ def test_a_residual_layer_adds_two_gamma_squared_of_the_linear_covariance():
     assert exact != pytest.approx(drift, rel=0.5)
 
 
-def test_exchanged_queries_and_keys_transpose_the_logits():
+def test_exchanged_weights_transpose_the_logits():
     """The Y of App. C.1 is the transpose of that of eq. 2, with other attention; both have one second moment."""
     width, key_dim, rng = 32, 3, np.random.default_rng(6)
     x = tokens_of(width)
@@ -301,6 +301,18 @@ def test_exchanged_queries_and_keys_transpose_the_logits():
         assert abs(products.mean() - key_dim * V[0, 1] ** 2) < 4 * error
 
 
+def test_inner_products_of_a_layer_are_divided_by_n():
+    """V′ = λ²V + (λγ⟨x, f⟩ + …)/n exactly; [ST, App. B] has λ²X for λ²V, which has another shape, and not 1/n."""
+    width, gamma = 64, 0.4
+    lam, x = np.sqrt(1 - gamma**2), tokens_of(width)
+    f = np.random.default_rng(9).standard_normal(x.shape)
+    inner = lam * gamma * (x @ f.T + f @ x.T) + gamma**2 * f @ f.T
+    moved = (lam * x + gamma * f) @ (lam * x + gamma * f).T / width
+    assert lam**2 * V + inner / width == pytest.approx(moved)
+    assert np.abs(lam**2 * V + inner - moved).min() > 1
+    assert x.shape != V.shape
+
+
 TABLE_2 = {  # [ST, Table 2], the means: COLA, MRPC, RTE
     "18, baseline": (0.139, 0.797, 0.504),
     "18, learn": (0.182, 0.813, 0.528),
@@ -312,7 +324,7 @@ TABLE_2 = {  # [ST, Table 2], the means: COLA, MRPC, RTE
 
 
 @pytest.mark.parametrize(("value", "right"), [(0.748, True), (74.8, False)])
-def test_mrpc_score_of_bert_is_a_fraction_like_the_others(value, right):
+def test_mrpc_score_of_bert_is_a_fraction(value, right):
     """Scores of MRPC are shares of 408 or 1,725 pairs, two thirds of them paraphrases; 74.8 is not a share."""
     others = [row[1] for row in TABLE_2.values()]
     assert bool(0.5 < value / np.mean(others) < 2) is right

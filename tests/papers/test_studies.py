@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from scipy import stats
 from limitformer_papers.beyond import study_analysis as analysis
 from limitformer_papers.beyond import study_networks as nets
 from limitformer_papers.beyond import study_runs as runs
+from limitformer_papers.beyond import study_transfer as transfer
 from limitformer_papers.beyond.study_runs import CHOOSE, GRID, RATES, TEST
 
 UNIGRAMS = 3.0
@@ -160,3 +162,38 @@ def test_analysis_finds_built_in_relations_and_wrong_twin_has_none():
     assert "fix − placebo: 0.000" in twin
     assert "of 16 of 20 networks (0.56 to 0.94)" in there
     assert "of 0 of 20" in twin
+
+
+def test_study_4_finds_a_shift_that_is_foretold_and_no_reversed_one(monkeypatch, tmp_path):
+    """The best rate falls by 2^(2 shift) where shift is the exponent; regret is what a parabola costs."""
+    powers = {each.name: k % 3 / 2 for k, each in enumerate(transfer.SETTINGS)}
+
+    def train(one, rate, steps, warmup, prepare):
+        setting, size = prepare.args
+        ratio = math.log2(size / transfer.AXES[setting.over][0])
+        away = math.log2(rate / transfer.RATES[setting.optimizer]) - 1 + powers[setting.name] * ratio
+        return {"choose": away**2, "loss": away**2, "seconds": 0.0}
+
+    monkeypatch.setattr(nets, "train", train)
+    for sign in (1, -1):
+        file = tmp_path / f"{sign}.jsonl"
+        for name, power in powers.items():
+            row = {"setting": name, "transfers": power == 0, "measure": "effect", "exponent": sign * power}
+            runs.append(file, row)
+        transfer.main("train", str(file))
+        rows = runs.rows_in(file)
+        assert transfer.best_of(transfer.runs_of(rows, transfer.SETTINGS[2], 64)) == 1
+        shift, regret = transfer.analysis(rows)[-2:]
+        assert shift == f"shift: ρ {sign:.2f} of 16, one-sided p {0 if sign == 1 else 1:.4f}"
+        assert regret.startswith("|shift|, regret: ρ 1.00")
+        assert sum("4.000" in line for line in transfer.analysis(rows)) == 5  # shifts of two places
+
+
+def test_rule_of_study_4_changes_nothing_at_the_base_and_each_part_elsewhere():
+    every = {}
+    for setting in (each for each in transfer.SETTINGS if (each.family, each.over) == ("gpt2", "width")):
+        for size in (64, 128) if setting.optimizer == "adamw" else ():
+            loss = nets.train(setting.network(size), 4e-3, 3, 0, partial(transfer.prepare, setting, size))["loss"]
+            every.setdefault(size, {})[setting.name] = loss
+    assert len(set(every[64].values())) == 1
+    assert len(set(every[128].values())) == len(every[128]) == 5

@@ -1,5 +1,8 @@
 """Factors of the rules: the numbers of the package mup, and those of the tables."""
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -7,7 +10,7 @@ from torch import nn
 import limitformer as lf
 from limitformer import InputError
 from limitformer.scaling.parametrisation import parametrise
-from limitformer.scaling.roles import kind_of
+from limitformer.scaling.roles import kind_of, roles_of
 
 # What mup.MuSGD and mup.MuAdam (MuAdamW has the same numbers) give for lr = weight_decay = 1, and set_base_shapes for
 # standard deviations over those of the base, of this network from (64, 32) to (256, 64): github.com/microsoft/mup,
@@ -131,6 +134,79 @@ def test_router_has_its_multiplier_in_its_law_and_rate():
     assert (adam.decay_factors[name], sgd.decay_factors[name]) == (4.0, 4.0)
     assert adam.overrides["model.layers.*.mlp.gate.weight"].std == pytest.approx(0.02 / 4)
     assert by_kind(adam.roles)["model.layers.*.mlp.experts.down_proj"] == "hidden"
+
+
+class SharedValues(nn.Module):
+    """Two blocks of multi-query attention: all heads, of eight entries, have the same keys and values."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.table, self.head = nn.Embedding(40, width), nn.Linear(width, 40, bias=False)
+        maps = {"queries": width, "shared": 16, "out": width}
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict({name: nn.Linear(width, columns, bias=False) for name, columns in maps.items()})
+            for _ in range(2)
+        )
+
+    def forward(self, tokens):
+        x = self.table(tokens)
+        for block in self.blocks:
+            y = nn.functional.rms_norm(x, x.shape[-1:])
+            keys, values = block["shared"](y).split(8, -1)
+            queries = block["queries"](y).unflatten(-1, (-1, 8)).transpose(1, 2)
+            mixed = (queries @ keys[:, None].mT / 8).softmax(-1) @ values[:, None]
+            x = x + block["out"](mixed.transpose(1, 2).flatten(2))
+        return self.head(nn.functional.rms_norm(x, x.shape[-1:])), values
+
+
+def size_and_change_of_values(width, seed):
+    """Return the root mean square of the last values, and of their change by one step of all matrices but their own."""
+    put = parametrise(SharedValues, "width", width, 64, "mup", "adamw")
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        module, tokens = put.model.factory(), torch.randint(40, (4, 17))
+    laws = put.laws_in_effect()
+    with torch.no_grad():
+        for name, each in module.named_parameters():
+            each.mul_(laws[name].std / put.laws[name].std)
+    groups = [{"params": [each], "lr": 0.01 * put.lr_factors[name]} for name, each in module.named_parameters()]
+    optimizer = torch.optim.Adam(groups, eps=1e-12)
+    own = module.blocks[1]["shared"].weight.detach().clone()
+    logits, before = module(tokens[:, :-1])
+    nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
+    optimizer.step()
+    with torch.no_grad():
+        module.blocks[1]["shared"].weight.copy_(own)
+    change = module(tokens[:, :-1])[1] - before
+    return [float(each.detach().square().mean().sqrt()) for each in (before, change)]
+
+
+def test_steps_move_shared_values_further_at_larger_width_under_the_rule_of_hidden_matrices_alone(monkeypatch):
+    def exponents():
+        each = torch.tensor([[size_and_change_of_values(width, seed) for seed in range(3)] for width in (64, 1024)])
+        return (each.log().mean(1).diff(dim=0)[0] / math.log(16)).tolist()
+
+    size, change = exponents()
+    assert size == pytest.approx(-0.5, abs=0.05)
+    assert change < 0.0
+
+    def as_hidden(*arguments):
+        roles = roles_of(*arguments)
+        return {key: replace(one, role="hidden") if "shared" in key else one for key, one in roles.items()}
+
+    monkeypatch.setattr("limitformer.scaling.parametrisation.roles_of", as_hidden)
+    size, change = exponents()
+    assert size == pytest.approx(0.0, abs=0.05)
+    assert change > 0.25
+
+
+def test_parametrise_leaves_the_multipliers_of_its_lines_out_of_the_notes():
+    result = parametrise(SharedValues, "width", 256, 64, "mup", "adamw")
+    assert len(result.lines) == len(result.multipliers) == 3
+    assert not [note for note in result.notes if "multiply" in note]
+    assert [note for note in result.notes if "blocks.*.shared" in note] == [
+        "at width 256: blocks.*.shared has the rule of an output, as it has the same columns at every width"
+    ]
 
 
 @pytest.mark.parametrize(

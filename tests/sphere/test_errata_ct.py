@@ -86,7 +86,7 @@ def overlap_with_start(layers: int, layers_per_unit_time: int, seed: int) -> np.
     return x[:, 0]
 
 
-def test_horizon_takes_layers_per_unit_time_times_horizon_layers():
+def test_horizon_takes_l_times_t_layers():
     """Brownian motion on the sphere: E⟨X_T, X_0⟩ = exp(−(dim − 1)T/2). L in all would stop at time 1."""
     horizon, per_unit_time = 0.5, 400
     layers = round(per_unit_time * horizon)
@@ -145,7 +145,7 @@ def length_coefficients(y: np.ndarray, attention: np.ndarray) -> tuple[float, fl
     return float(2 * y @ drift + (noise**2).sum()), float((martingale**2).sum())
 
 
-def test_the_length_of_a_token_has_a_martingale_term_off_the_sphere():
+def test_length_off_the_sphere_has_a_martingale_term():
     """2σ(1 − |Y|²) YᵀdW A: the proof of Lemma 1 leaves it out, by ⟨P⊥_Y[v], Y⟩ = 0, which needs |Y| = 1."""
     y, attention = np.array([0.9, -0.6, 0.5]), np.array([0.2, 0.7, -0.4])
     r, a = y @ y, attention @ attention
@@ -160,7 +160,7 @@ def test_the_length_of_a_token_has_a_martingale_term_off_the_sphere():
 
 @pytest.mark.parametrize("end", [1, -1])
 @pytest.mark.parametrize(("dim", "beta"), [(3, 0.4), (6, 1.1)])
-def test_the_exponent_at_an_end_comes_from_one_minus_y_squared(end, dim, beta):
+def test_exponent_at_an_end_has_one_minus_y_squared(end, dim, beta):
     """d/d|log ε| ∫ψ/(1 − y²) = ψ(±1)/2, as the result of C.2 has it; with 1 ∓ y, as printed, it would be ψ(±1)."""
 
     def psi(y: float) -> float:
@@ -176,7 +176,7 @@ def test_the_exponent_at_an_end_comes_from_one_minus_y_squared(end, dim, beta):
     assert growth(lambda y: 1 - end * y) == pytest.approx(2 * stated, rel=1e-5)
 
 
-def test_the_square_of_the_difference_is_a_sum_over_tokens():
+def test_squared_difference_is_a_sum_over_tokens():
     """[CT, eq. 16] sums over tokens 1 … N, not over layers 1 … n."""
     layer, tokens = 3, 5
     difference = np.random.default_rng(0).standard_normal((tokens, 4))
@@ -220,7 +220,7 @@ def apart() -> dict[str, np.ndarray]:
     return {name: np.array([linearised_apart(n, law) for n in (16, 64, 256)]) for name, law in laws.items()}
 
 
-def test_the_remainder_of_the_linearisation_is_of_order_one_over_l(apart):
+def test_linear_remainder_is_of_order_one_over_l(apart):
     """|ΣR/L^{3/2}|² ≤ T²R²/L, not R²/L²: with values of a third moment it is of that order.
 
     Symmetric values make the remainder a martingale to leading order, and E|Δ|² falls like L⁻² as printed.
@@ -233,7 +233,7 @@ def test_the_remainder_of_the_linearisation_is_of_order_one_over_l(apart):
     assert needed[2] > 3 * needed[1] > 9 * needed[0]
 
 
-def test_the_drift_of_the_linearisation_is_summed_with_a_factor_t():
+def test_sum_of_drifts_has_a_factor_t():
     """|Σ g_k/L|² ≤ (T/L) Σ|g_k|² for TL terms (Cauchy-Schwarz, attained for equal ones); printed: (1/L) Σ|g_k|²."""
     horizon, layers = 5, 40
     g = np.ones(horizon * layers)
@@ -242,7 +242,7 @@ def test_the_drift_of_the_linearisation_is_summed_with_a_factor_t():
     assert squared_sum > right
 
 
-def test_convergence_of_paths_needs_the_supremum_inside_the_expectation(apart):
+def test_paths_need_the_supremum_inside(apart):
     """max_k E|Δ_k|² → 0 does not give max_k|Δ_k| → 0 in probability: a bump of height 1 in a random layer.
 
     Doob's inequality puts the supremum inside at the price of a constant: E max|Δ|² falls with E|Δ|².
@@ -259,7 +259,7 @@ def test_convergence_of_paths_needs_the_supremum_inside_the_expectation(apart):
 
 
 @pytest.mark.parametrize(("dim", "a"), [(2, -0.9), (2, -0.5), (4, -0.8)])
-def test_the_stopped_scale_function_lies_above_its_value_at_a(dim, a):
+def test_stopped_scale_function_is_above_s_of_a(dim, a):
     """S(Z_{t∧τ_a}) ∈ [S(a), S(1)]; at a itself it is S(a), which is below the printed bound a."""
 
     def scale_density(x: float) -> float:
@@ -314,7 +314,7 @@ def test_appendix_c4_proves_proposition_1():
     assert text.count("Prop. 1]") == 2
 
 
-def test_tokens_of_the_hybrid_model_that_start_antipodal_or_together_stay():
+def test_hybrid_tokens_at_the_ends_stay():
     """Proposition 1 needs Z₀ ≠ ±1: there overlap has neither drift nor noise, at both sides of ε² = 2e^{−β}."""
     beta = 0.7
     for epsilon in (0.5, 2.0):
@@ -332,7 +332,7 @@ def smooth_step(x: np.ndarray) -> np.ndarray:
     return bump(4 - x) / (bump(4 - x) + bump(x - 2))
 
 
-def test_the_auxiliary_function_is_bounded_if_it_vanishes_for_any_large_token():
+def test_cut_off_for_any_large_token_is_bounded():
     """A cut-off that is 0 only if all of ‖X‖, ‖Xⁱ‖ are ≥ 4 is as printed, and not bounded; a product of cut-offs is."""
 
     def auxiliary(x: np.ndarray, tokens: np.ndarray, *, every: bool) -> float:
@@ -373,6 +373,25 @@ def test_antipodal_dimensions_grow_with_beta():
     assert possible == [set(), {4, 5}, set(dims)]
     for one, other in pairwise(np.linspace(0, 3, 50)):  # no regime has fewer dimensions than one of smaller β
         assert {d for d in dims if d - 2 < np.cosh(2 * one)} <= {d for d in dims if d - 2 < np.cosh(2 * other)}
+
+
+def growth_at_minus_one(dim: int, beta: float) -> float:
+    """Return the ratio of ∫ s over two decades of 1 + x, the scale density of [CT, App. C.2]; below 1 it converges."""
+
+    def total(u: float) -> float:
+        return float(quad(lambda w: (dim - 2) / np.cosh(beta * (1 + np.tanh(w))), 0, u, limit=200)[0])
+
+    ends = np.arctanh(1 - 10.0 ** -np.arange(5, 8))
+    first, second = (quad(lambda u: np.exp(total(u)) / np.cosh(u), *pair)[0] for pair in pairwise(ends))
+    return float(second / first)
+
+
+def test_beta_one_is_not_the_threshold_of_all_dimensions():
+    """At β = 0.8 d = 4 may end antipodal, at β = 1.2 d = 10 may not: the thresholds run from 0.66 to 1.38."""
+    for dim, beta, antipodal in ((4, 0.8, True), (10, 1.2, False), (4, 0.6, False), (10, 1.45, True)):
+        assert bool(growth_at_minus_one(dim, beta) < 1) is antipodal
+        assert bool(dim - 2 < np.cosh(2 * beta)) is antipodal
+    assert np.arccosh([2, 8]) / 2 == pytest.approx([0.66, 1.38], abs=0.005)
 
 
 def test_watanabe_1984a_and_1984b_are_one_paper():

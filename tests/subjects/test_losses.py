@@ -120,8 +120,8 @@ def test_next_token_is_the_cross_entropy_of_the_next_id(batch_dim):
 
 def test_heading_and_data_of_a_check_name_the_loss():
     names = {}
-    for loss in (None, "next-token"):
-        report = lf.check(Head, IDS, loss=loss, samples=2, progress=False)
+    for build in (lambda: Head(words=9), Head):
+        report = lf.check(build, IDS, samples=2, progress=False)
         names[report.about["loss"]] = report
         assert report.heading.endswith(f", loss: {report.about['loss']}")
         assert report.heading in report.page()
@@ -130,16 +130,36 @@ def test_heading_and_data_of_a_check_name_the_loss():
     assert names[NEXT].about["chance"] == pytest.approx(np.log(WORDS))
 
 
-def test_random_readout_says_that_it_does_not_test_the_head():
-    """A head 20 times too large is found by the loss that the remark names, and only by it."""
-    torch.manual_seed(0)
-    module = Head()
-    with torch.no_grad():
-        module.head.weight.mul_(20.0)
-    reports = [
-        lf.check(module, IDS, loss=loss, law=False, progress=False, witness=False) for loss in (None, "next-token")
-    ]
-    for report, tested in zip(reports, (False, True), strict=True):
+@pytest.mark.parametrize("witness", [True, False])
+@pytest.mark.parametrize(
+    ("build", "inputs", "batch_dim"),
+    [(Head, IDS, 0), (Table, IDS.T, 1), (WithTargets, {"": IDS, "targets": IDS}, 0)],
+)
+def test_check_takes_the_loss_that_steps_take(build, inputs, batch_dim, witness):
+    report = lf.check(build, inputs, samples=1, progress=False, witness=witness, batch_dim=batch_dim)
+    assert report.about["loss"] == run(build, inputs, batch_dim=batch_dim)[0]
+    assert report.about["chance"] == pytest.approx(np.log(WORDS))
+
+
+def test_check_of_a_module_takes_the_loss_of_its_logits():
+    """It is computed here by torch; the twin predicts the same id."""
+    torch.manual_seed(1)
+    module = Head(tied=True)
+    logits = module(IDS).detach()
+    report = lf.check(module, IDS, law=False, progress=False)
+    shifted = float(functional.cross_entropy(logits[:, :-1].flatten(0, 1), IDS[:, 1:].flatten()))
+    assert float(report.curves.loss[0]) == pytest.approx(shifted, rel=1e-6)
+    assert shifted > 2 * float(functional.cross_entropy(logits.flatten(0, 1), IDS.flatten()))
+
+
+def test_a_head_too_large_is_found_where_the_shapes_show_logits():
+    """Where they do not, the loss is a random readout, and the report says that it does not test the head."""
+    for words, tested in ((WORDS, True), (9, False)):
+        torch.manual_seed(0)
+        module = Head(words=words)
+        with torch.no_grad():
+            module.head.weight.mul_(20.0)
+        report = lf.check(module, IDS, law=False, progress=False, witness=False)
         assert ("does not test the size of the head: --loss next-token" in " ".join(str(report).split())) is not tested
         assert ("loss" in [each.name for each in report.verdicts]) is tested
 

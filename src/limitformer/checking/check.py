@@ -15,7 +15,7 @@ from torch import nn
 from limitformer.base.errors import require, require_count
 from limitformer.checking.conditions import agreement, size_by_group
 from limitformer.checking.curves import band, curves, kind_and_block
-from limitformer.checking.module import copied, measure_module, settle_module
+from limitformer.checking.module import Passes, copied, evaluating, measure_module, settle_module
 from limitformer.checking.report import CheckedNetwork, Report
 from limitformer.checking.thresholds import thresholds_with
 from limitformer.checking.verdicts import verdicts
@@ -45,7 +45,8 @@ from limitformer.weightless.laws import CONSTANT
 from limitformer.weightless.layout import Chosen
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.run import AUTO
-from limitformer.weightless.simulate import accepted_inputs, run_passes
+from limitformer.weightless.simulate import accepted_inputs, named_errors, run_passes
+from limitformer.weightless.structure import Structure
 from limitformer.witness import DRAWN, FULL, Witness, witness_pass
 
 NO_LAW = (
@@ -151,7 +152,8 @@ def check(
         thresholds: changes to `limitformer.checking.THRESHOLDS`: a number, or (watch, broken).
         loss: "next-token", "mse" (with `targets` or `labels` in the inputs), or a function of output and inputs that
             returns one number for each sequence. None: the loss that the module computes, or that of the model's task;
-            for a module that has neither, a random linear readout of its last tokens. The heading says which ran.
+            for a module that has neither, the cross-entropy that its shapes show, as in `limitformer.steps`, or else a
+            random linear readout of its last tokens. The heading says which ran.
         law: whether an existing module is compared with its law, which takes longer than measuring it.
         seed: the same seed gives the same report.
         batch_dim: the dimension of the inputs that counts sequences: 1 for a module that takes (tokens, sequences, …).
@@ -222,17 +224,20 @@ def check(
 def measure(subject: Subject, options: Options) -> Measured:
     """Measure the network, if it exists, and samples of its law, if that is known."""
     inputs = inputs_for(subject, options.text, options.tokens).with_batch_dim(options.batch_dim)
-    asked = chosen_loss(options.loss, subject.task, readout(options.seed), options.batch_dim)
-    loss = asked if options.gradients else None
     own_loss = options.gradients and options.loss is None
-    module, result = subject.module, Measured()
+    module, result, loss = subject.module, Measured(), None
     known = subject.has_law and (module is None or options.law)
     require(known or options.recipe is None, NO_LAW)
     if module is not None:
         inputs = settle_module(module, inputs, own_loss, options.blocks)
         counting = Counting(options.formats, rules_of(module, options.optimizer)) if options.formats else None
         try:
-            result.module = measure_module(module, inputs, loss, options.blocks, counting)
+            with evaluating(module):
+                passes = Passes(module, options.blocks)
+            loss = (
+                loss_of(subject, passes, options.loss, options.seed, options.batch_dim) if options.gradients else None
+            )
+            result.module = measure_module(module, inputs, loss, options.blocks, counting, passes)
             if counting is not None:
                 result.formats = counting.result(module, None)
         finally:
@@ -248,7 +253,7 @@ def measure(subject: Subject, options: Options) -> Measured:
     else:
         network = weightless_of(subject, options.overrides, options.blocks)
         require(
-            loss is None or bool(network.trained),
+            not options.gradients or bool(network.trained),
             f"no weight of {subject.name} has a gradient. Nearest: gradients=False.",
         )
         result.laws = network.table
@@ -257,6 +262,10 @@ def measure(subject: Subject, options: Options) -> Measured:
         if module is not None:  # before any pass: a module may change its buffers as it runs
             result.weights = check_initialisation(module, network.table, reference=network.module)
         inputs = accepted_inputs(inputs, network, options.seed, own_loss)
+        if options.gradients and loss is None:
+            if network.foreign and own_loss:  # a pass that shows its shapes
+                named_errors(lambda: network.run(options.seed, range(1), inputs, AUTO, None), subject, inputs)
+            loss = loss_of(subject, network, options.loss, options.seed, options.batch_dim)
         if options.witness and module is None:
             result.witness = witness_pass(network, inputs, loss, options.seed, how=options.witness)
             if result.witness is not None and result.witness.status == DRAWN and not network.drawn:
@@ -285,6 +294,16 @@ def measure(subject: Subject, options: Options) -> Measured:
     if inputs.chosen:
         result.about["chosen"] = str(inputs)
     return result
+
+
+def loss_of(subject: Subject, passes: Structure, loss: Loss | str | None, seed: int, batch_dim: int) -> ChosenLoss:
+    """Return the loss that was asked for, or that of the model's task, its own, or that of its shapes.
+
+    A user's module that leaves it open, and a stack without a head, have a random readout.
+    """
+    by_shapes = passes.loss_of_shapes(batch_dim, readout(seed))
+    foreign = subject.config is None and subject.transformer is None
+    return chosen_loss(loss, subject.task, by_shapes if foreign else readout(seed), batch_dim)
 
 
 def count_numbers(network: Weightless, inputs: Inputs, loss: ChosenLoss | None, options: Options) -> xr.Dataset:

@@ -236,6 +236,27 @@ def typical(curve: xr.DataArray) -> Any:
     return over_heads(curve).median("sample").values
 
 
+def medians(curves: xr.Dataset) -> dict[str, Any]:
+    """Return `typical` of all curves as JSON holds it: lists by layer or block, by the name of a kind of weight.
+
+    Numbers have five digits, and are None where they are not finite.
+    """
+    return {str(name): nested(typical(each), each) for name, each in curves.items() if "sample" in each.dims}
+
+
+def nested(values: Array, curve: xr.DataArray) -> Any:
+    names = next((curve[name].values for name in ("kind", "outside") if name in curve.dims), None)
+    if names is not None:
+        return {str(name): five_digits(each.tolist()) for name, each in zip(names, values, strict=True)}
+    return five_digits(values.T.tolist())  # of sublayers each a list by block
+
+
+def five_digits(values: Any) -> Any:
+    if isinstance(values, list):
+        return [five_digits(each) for each in values]
+    return float(f"{values:.5g}") if np.isfinite(values) else None
+
+
 def layer_numbers(curve: xr.DataArray) -> Any:
     """Return layers from 0, or blocks from 1."""
     name = "layer" if "layer" in curve.dims else "block"

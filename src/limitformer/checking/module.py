@@ -38,7 +38,7 @@ REPEATS = 1e-4  # relative difference allowed between two calls
 
 def measure_module(
     module: nn.Module, inputs: Inputs, loss: Loss | None, blocks: Chosen | None = None,
-    more: Callable[[Streams], Observer] | None = None,
+    more: Callable[[Streams], Observer] | None = None, passes: "Passes | None" = None,
 ) -> xr.Dataset:  # fmt: skip
     """Measure one network that exists, as `weightless.simulate` measures its law: one sample.
 
@@ -48,6 +48,7 @@ def measure_module(
         loss: a function of output and inputs that returns one number for each sequence; None: no gradients.
         blocks: the modules to measure, as in `weightless.simulate`.
         more: makes one more observer of the pass.
+        passes: the passes through this module, whose shapes may choose the loss; None: new ones.
 
     Raises:
         InputError: the module has no blocks, or it cannot run.
@@ -60,7 +61,7 @@ def measure_module(
     require(not frozen, f"no weight of {type(module).__name__} has a gradient. Nearest: gradients=False.")
     arguments = placed(inputs, module)
     with one_thread(), evaluating(module):
-        passes = Passes(module, blocks)
+        passes = passes or Passes(module, blocks)
         try:
             if not hasattr(getattr(module, "config", None), "to_dict"):
                 passes.check(inputs)
@@ -73,11 +74,10 @@ def measure_module(
                 arrays |= stream_arrays(measure, gradients=loss is not None)
         finally:
             passes.state.restore()
-    stacks = sizes_of_stacks(measure)
     dimensions = {name: each.dim() for name, each in weights.items()}
-    about = {"description": "a module that exists", "samples": 1, "blocks": blocks_in_words(stacks, module)}
+    about = {"description": "a module that exists", "samples": 1, "blocks": blocks_in_words(passes.stacks, module)}
     about |= {"opaque": ", ".join(sorted(passes.opaque))} if passes.opaque else {}
-    return dataset([arrays], dimensions, where_parameters_are_read(module, measure), stacks, inputs, about)
+    return dataset([arrays], dimensions, where_parameters_are_read(module, measure), passes.stacks, inputs, about)
 
 
 def settle_module(module: nn.Module, inputs: Inputs, own_loss: bool, blocks: Chosen | None = None) -> Inputs:
@@ -128,14 +128,11 @@ class Passes(Structure):
         with torch.set_grad_enabled(gradients):
             out = called(self.module, arguments, *self.observers(measure), read=used)
             measure.finish()
+            self.stacks = sizes_of_stacks(measure)
         require(random_states() == before, f"{name} draws random numbers of its own when it runs.")
         changed = self.state.changed_weight()
         require(changed is None, f"{name} changes its parameter {changed} when it runs.")
         return out, measure
-
-    @property
-    def name(self) -> str:
-        return type(self.module).__name__
 
     def check(self, inputs: Inputs) -> None:
         """Call the module twice, with gradients if sequences could influence each other.

@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from limitformer.base.moved import OldAttributes
-from limitformer.checking.curves import CURVES, TABLE, typical
+from limitformer.checking.curves import CURVES, TABLE, medians, typical
 from limitformer.checking.metrics import Metric, metrics_of
 from limitformer.checking.network import LISTED, CheckedNetwork
 from limitformer.checking.page.page import contents
@@ -107,6 +107,8 @@ class Report(CheckedNetwork, AnyReport, OldAttributes):
             "trained": self.trained,
             "changes": [asdict(each) for each in self.changes()] if self.trained else [],
             "verdicts": [finite_values(asdict(verdict)) for verdict in self.verdicts],
+            "curves": medians(self.curves),
+            "curves_of_stacks": {each.name: medians(each.curves) for each in self.stacks},
             "within_law": self.within_law,
             "unlike_law": self.unlike_law,
             "initialisation": None if self.initialisation is None else str(self.initialisation),

@@ -16,7 +16,7 @@ from limitformer.checking.thresholds import valid_rate
 from limitformer.checking.trained_networks import COLUMNS, SHOWN, TrainedNetworks
 from limitformer.reports.page import Page
 from limitformer.reports.report import AnyReport
-from limitformer.reports.verdict import number_text, titled, verdict_lines, wrapped
+from limitformer.reports.verdict import aligned, number_text, titled, verdict_lines, wrapped
 from limitformer.simulation.simulate import Interrupted
 from limitformer.stepping.noise import ALL
 from limitformer.stepping.optimizers import NotUnderstoodError, with_groups
@@ -65,15 +65,16 @@ class StepsReport(TrainedNetworks, AnyReport):
             + "".join(f"{cell(row[name])}{unseen(row) if name == 'explodes' else ''}".rjust(9) for name in columns)
             for row in table
         ]
+        watched = self.watched()
+        cells = aligned([watched.head, *watched.rows], left=0)
         noise = "".join(
             f"Simple noise scale of SGD at step {row['step']}: {number_text(row['scale'])} sequences "
             f"({number_text(row['low'])} to {number_text(row['high'])}). "
             for row in self.noise()
             if row["weights"] == ALL
         )
-        return "\n".join(
-            [*lines, "", above, head, *(row.rstrip() for row in rows), "", *wrapped(f"{noise}{self.caveat}", "")]
-        )
+        numbers = [above, head, *(row.rstrip() for row in rows), "", f"{watched.label}:", *cells]
+        return "\n".join([*lines, "", *numbers, "", *wrapped(f"{noise}{self.caveat}", "")])
 
     def contents(self) -> Page:
         """Return what the page shows."""

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from limitformer.checking.curves import kind_and_block
+from limitformer.checking.curves import edges, kind_and_block
 from limitformer.checking.network import frozen_in_words
 from limitformer.checking.step_verdicts import by_rate, stated_rate
 from limitformer.checking.thresholds import STEP_THRESHOLDS, STEP_VERDICTS, failing
+from limitformer.reports.page import TextTable
 from limitformer.reports.report import csv_of, finite_values
-from limitformer.reports.verdict import ANY, BROKEN, FINE, GRADES, NOTE, WATCH, Verdict
+from limitformer.reports.verdict import ANY, BROKEN, FINE, GRADES, NOTE, WATCH, Verdict, number_text
 from limitformer.stepping.noise import noise_rows
 from limitformer.stepping.simulate import SAME
 from limitformer.witness import Witness
@@ -39,6 +40,8 @@ COLUMNS: Mapping[str, tuple[str, str]] = {  # of the table by rate: the head in 
     "largest_logit": ("logit", "largest logit of all heads, after the last step"),
 }
 SHOWN = ("falls", "explodes", "loss_first", "loss_last", "unseen_first", "unseen_last", "stream_change", "largest")
+WATCHED = {"loss": "loss of the batch", "gradient_norm": "gradient norm", "largest_logit": "largest logit"}
+WATCHED_AT = (0, 1, 3, 10, 30)  # steps done, and the last
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,38 @@ class TrainedNetworks:
         """Return counts and medians by rate; `columns()` says what they mean."""
         return by_rate(self.data)
 
+    def expected(self) -> tuple[float, list[dict[str, float]]]:
+        """Return the stated rate, and what to watch in training on these batches: a row for each of a few steps.
+
+        Each number is that of the middle network, with the ends of the interval in which nine of ten further networks
+        lie (`curves.edges`).
+        """
+        place, last = stated_rate(self.table()), self.data.sizes["step"] - 1
+        data = self.data.isel(rate=place)
+        steps = sorted({last, *(step for step in WATCHED_AT if step < last)})
+        rows: list[dict[str, float]] = [{"step": step} for step in steps]
+        for name in WATCHED:
+            if name in data:
+                each = data[name].max(set(data[name].dims) - {"sample", "step"})
+                for row in rows:
+                    ends = edges(each.isel(step=row["step"]), name).values.tolist()
+                    row |= {f"{name}_low": ends[0], name: ends[1], f"{name}_high": ends[2]}
+        return float(self.data["rate"][place]), rows
+
+    def watched(self) -> TextTable:
+        """Return `expected` in words; intervals need two networks or more."""
+        rate, rows = self.expected()
+        names = [name for name in WATCHED if name in rows[0]]
+        words = f"What to watch at a rate of {number_text(rate)}; nine of ten networks lie within"
+
+        def cell(row: dict[str, float], name: str) -> str:
+            low, middle, high = (row[f"{name}{end}"] for end in ("_low", "", "_high"))
+            interval = f" ({number_text(low)} to {number_text(high)})" if np.isfinite(high - low) else ""
+            return "–" if np.isnan(middle) else f"{number_text(middle)}{interval}"
+
+        head = ["step", *(WATCHED[name] for name in names)]
+        return TextTable(words, head, [[f"{row['step']}", *(cell(row, name) for name in names)] for row in rows])
+
     def rows(self) -> list[dict[str, float]]:
         """Return the table by rate, a row for each rate."""
         table = self.table()
@@ -141,6 +176,7 @@ class TrainedNetworks:
             "caveat": self.caveat,
             "verdicts": [finite_values(asdict(verdict)) for verdict in self.verdicts],
             "rates": [finite_values(row) for row in self.rows()],
+            "expected": [finite_values(row) for row in self.expected()[1]],
             "noise": [finite_values(row) for row in self.noise()],
             "thresholds": {name: asdict(each) for name, each in STEP_THRESHOLDS.items()},
             "witness": None if self.witness is None else self.witness.record(),

@@ -9,6 +9,8 @@ from limitformer.base.errors import require, require_count
 from limitformer.base.progress import suggest_quicker
 from limitformer.cli.endings import begin_work
 from limitformer.cli.options import (
+    InputsOption,
+    LossOption,
     Settings,
     Text,
     Tokens,
@@ -19,6 +21,8 @@ from limitformer.cli.options import (
     require_known,
     require_readable,
     separated,
+    user_inputs,
+    user_loss,
 )
 from limitformer.cli.report import errors_in_one_line, print_next, print_plain, print_written
 from limitformer.subjects.user_code import names_code
@@ -41,6 +45,7 @@ def design(
         ),
     ],
     text: Text = None,
+    inputs: InputsOption = None,
     knobs: Annotated[
         str | None,
         typer.Option(
@@ -65,6 +70,7 @@ def design(
         int | None,
         typer.Option(help="Networks in each cell of the grid.", show_default="16, or 200 by the chain"),
     ] = None,
+    loss: LossOption = None,
     settings: Settings = None,
     grid: Annotated[
         list[str] | None, typer.Option(metavar="KNOB=V1,V2,…", help="Values of a knob, instead of the usual ones.")
@@ -84,6 +90,7 @@ def design(
         values = {name: separated(str(each), f"--grid {name} takes numbers") for name, each in pairs}
         for name in values:
             one_of(name, tuple(names or USUAL), "--grid has no knob")
+        require(text is None or inputs is None, "--text and --inputs cannot both be given.")
         require(0 < risk < 1, f"--risk must lie in (0, 1); got {risk:g}.")
         options: dict[str, Any] = {
             "tokens": require_count("--tokens", tokens, least=2),
@@ -97,10 +104,18 @@ def design(
 
         folder_of(out)
         begin_work()
-        options |= {"knobs": names, "objective": objective, "risk": risk, "grid": values, "seed": seed}
+        data = text if inputs is None else user_inputs(inputs)
+        options |= {
+            "loss": user_loss(loss),
+            "knobs": names,
+            "objective": objective,
+            "risk": risk,
+            "grid": values,
+            "seed": seed,
+        }
         options["store"] = None if names_code(what) else out  # the code of a function may change between two runs
         with suggest_quicker("a --grid of fewer values, or fewer --tokens, is quicker."):
-            result = run_design(what, text, **options)
+            result = run_design(what, data, **options)
         written = [] if out is None else result.save(out)
         print_plain(str(result))
         print_plain(f"\n{result.python()}")

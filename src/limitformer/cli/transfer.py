@@ -2,7 +2,7 @@
 
 import time
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,10 +12,13 @@ from limitformer.cli.endings import INTERRUPTED, begin_work
 from limitformer.cli.options import (
     AfterGroups,
     Full,
+    InputsOption,
     Json,
     LossOption,
+    Sequences,
     Settings,
     Text,
+    Tokens,
     WitnessOption,
     assignments,
     complete_shape,
@@ -24,6 +27,7 @@ from limitformer.cli.options import (
     require_known,
     require_readable,
     separated,
+    user_inputs,
     user_loss,
     user_object,
     witness_of,
@@ -70,8 +74,10 @@ def transfer(
         int | None, typer.Option(help="A larger size that is not run: predict the effects there.", show_default="none")
     ] = None,
     steps: Annotated[int, typer.Option(help="Training steps.")] = 3,
-    tokens: Annotated[int, typer.Option(help="Number of tokens.")] = 32,
+    tokens: Tokens = 32,
+    sequences: Sequences = None,
     text: Text = None,
+    inputs: InputsOption = None,
     samples: Annotated[int, typer.Option(help="Networks at each size; a verdict needs 4.")] = 8,
     clip: Annotated[float | None, typer.Option(help="Largest norm of all gradients together.")] = None,
     settings: Settings = None,
@@ -103,6 +109,8 @@ def transfer(
         require_count("--tokens", tokens, least=2)
         require_count("--samples", samples)
         require_count("--steps", steps)
+        if sequences is not None:
+            require_count("--sequences", sequences)
         require(base is None or base >= 1, f"--base must be a size of at least 1; got {base}. Nearest: no --base.")
         require(
             fail_on is None or samples >= 4,
@@ -111,13 +119,15 @@ def transfer(
         proof = witness_of(witness)
         changes = assignments(settings, "--set")
         require_readable(text)
+        require(text is None or inputs is None, "--text and --inputs cannot both be given.")
         require_known(what)
         place = folder_of(out)
         import_module("transformers")  # before the work begins
         from limitformer.models.text import words_of
         from limitformer.scaling.transfer import TransferInterrupted
         from limitformer.scaling.transfer import transfer as run_transfer
-        from limitformer.subjects.inputs import cut
+        from limitformer.subjects.configurations import is_config
+        from limitformer.subjects.inputs import ids_in, is_text, texts_in
         from limitformer.subjects.subject import model_of
 
         begin_work()
@@ -128,15 +138,20 @@ def transfer(
         began = time.monotonic()
         networks = f"{samples} network{'s' * (samples > 1)} at each of {len(next(iter(sizes.values())))} sizes"
         half = f"; --samples {samples // 2} takes about half." if samples > 1 else ""
-        largest = max(sizes.get("batch", [0]))
-        texts = cut(text, largest, tokens) if text and largest else None
-        first = texts or (" ".join(words_of(text, tokens)) if text else tokens)
+        first: Any = user_inputs(inputs) if inputs is not None else text or tokens
+        if is_text(first):
+            texts = texts_in(first, tokens, max(sizes["batch"]) if "batch" in sizes else sequences)
+            first = [" ".join(words_of(one, tokens)) for one in texts]
+            first = first[0] if len(first) == 1 else first
+        elif is_config(model) and (ids := ids_in(first)) is not None:
+            first = ids[..., :tokens]  # as for `rate`
         try:
             with suggest_quicker(networks + half):
                 result = run_transfer(
                     model, sizes, first, optimizer=method, after_groups=after,
                     rate=rate, rule=rule, base=base, target=target, steps=steps,
                     samples=samples, seed=seed, clip=clip, loss=function, witness=proof,
+                    sequences=sequences,
                 )  # fmt: skip
         except TransferInterrupted as interrupt:
             save_and_print(interrupt.result, place, as_json, full)

@@ -1,8 +1,10 @@
 """`design`: what to set before training, from the law at initialisation alone."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, fields, replace
+from functools import partial
 from math import log
 from pathlib import Path
 from typing import Any
@@ -19,12 +21,14 @@ from limitformer.designing.trials import Setting, ShapedTrials, StockTrials, Tri
 from limitformer.reports.verdict import titled
 from limitformer.results.datasets import stamp
 from limitformer.subjects.checkpoints import holds_weights
+from limitformer.subjects.losses import Loss, name_of
 from limitformer.subjects.subject import resolve
 from limitformer.sweep.run import SweepInterrupted
 from limitformer.sweep.store import DONE, Store, store_path
 
 UNSAFE = 0.05  # probability that an unsafe setting is called safe
 SCANNED = {StockTrials: 16, ShapedTrials: 200}  # networks in a cell
+FEW = 4  # networks that show whether attention is frozen
 CONFIRMED = {StockTrials: 64, ShapedTrials: 1000}
 
 
@@ -40,6 +44,7 @@ def design(
     scan: int | None = None,
     grid: Mapping[str, Iterable[float]] | None = None,
     settings: Mapping[str, Any] | None = None,
+    loss: Loss | str | None = None,
     seed: int = 0,
     store: str | Path | None = None,
     progress: bool = True,
@@ -54,11 +59,12 @@ def design(
     All of this is about networks before training; it says nothing about what training makes of them.
 
     Args:
-        what, text, tokens, progress: as for `limitformer.check`. `what` has no weights; it may be the JSON of a
+        what, text, tokens, loss, progress: as for `limitformer.check`. `what` has no weights; it may be the JSON of a
             `limitformer.Transformer`.
         knobs: one or two of initializer_range, embedding, output, logits and patterns of weights' names (`knobs`);
-            gamma and tau0 for a `Transformer`. None: initializer_range and output, where they are knobs; gamma and
-            tau0. For a function, initializer_range is its argument of that name.
+            gamma and tau0 for a `Transformer`. None: initializer_range and output, where they are knobs, and logits in
+            place of a missing initializer_range where attention is frozen; gamma and tau0. For a function,
+            initializer_range is its argument of that name.
         objective: the objective; None: `Objective()`, for a `Transformer` only its correlation and stream. A mapping
             changes some of these bands.
         risk: allowed probability that a network misses the objective, in (0, 1).
@@ -80,7 +86,7 @@ def design(
     least = int(np.ceil(log(UNSAFE) / log(1 - risk)))
     if samples is not None:  # before any network is built
         require_enough(require_count("samples", samples), least, risk)
-    trials, asked = trials_of(what, text, knobs, objective, settings, require_count("tokens", tokens, least=2))
+    trials, asked = trials_of(what, text, knobs, objective, settings, require_count("tokens", tokens, least=2), loss)
     axes, present = axes_of(trials.knobs, grid), {knob.name: knob.present for knob in trials.knobs}
     count = CONFIRMED[type(trials)] if samples is None else samples
     require_enough(count, least, risk)
@@ -88,8 +94,9 @@ def design(
     if isinstance(trials, StockTrials):
         trials.require_room(max(count, scan))
     is_function = isinstance(trials, StockTrials) and trials.kind == "function"
-    keeps = f"store keeps cells of configurations; the code of {trials.name} may change between two calls."
-    require(store is None or not is_function, f"{keeps} Nearest: no store.")
+    own = name_of(loss) if callable(loss) else trials.name
+    keeps = f"store keeps cells of configurations; the code of {own} may change between two calls."
+    require(store is None or not (is_function or callable(loss)), f"{keeps} Nearest: no store.")
     asked_of = None if is_function else trials.question()
     question = [asked_of, [asdict(knob) for knob in trials.knobs], scan, seed, package_version()]
     record = {"over": axes, "design": json.loads(json.dumps(question, default=str))}
@@ -156,6 +163,7 @@ def trials_of(
     objective: Objective | Mapping[str, Any] | None,
     settings: Mapping[str, Any] | None,
     tokens: int,
+    loss: Loss | str | None,
 ) -> tuple[StockTrials | ShapedTrials, Objective]:
     """Return the trials of a network, and the objective.
 
@@ -166,6 +174,7 @@ def trials_of(
     subject = resolve(what, settings)
     model = subject.transformer
     if model is not None:
+        require(loss is None, "a Transformer's chain has no loss. Nearest: no loss.")
         asked = objective_of(objective, Objective(effective=None, gradient=None))
         return ShapedTrials(model, SHAPED if knobs is None else knobs, text, tokens, asked), asked
     new = subject.module is None
@@ -173,14 +182,36 @@ def trials_of(
         new, f"design is for networks before training; {subject.name} has its weights already. Nearest: a function."
     )
     asked = objective_of(objective, Objective())
+    make = partial(StockTrials, subject, text=text, tokens=tokens, objective=asked, loss=loss)
     if knobs is not None:
-        return StockTrials(subject, knobs, text, tokens, asked), asked
-    for usual in (("initializer_range", "output"), ("initializer_range",), ("output",)):
+        return make(knobs), asked
+    trials = first_of(make, (("initializer_range", "output"), ("initializer_range",), ("output",)))
+    if not any(knob.field for knob in trials.knobs) and is_frozen(trials, asked):  # outputs do not thaw attention
+        with suppress(NoKnobError):
+            trials = first_of(make, (("logits", "output"), ("logits",)))
+    return trials, asked
+
+
+def first_of(make: Callable[[tuple[str, ...]], StockTrials], choices: Iterable[tuple[str, ...]]) -> StockTrials:
+    """Return the trials of the first knobs that the network has.
+
+    Raises:
+        NoKnobError: it has none of them.
+    """
+    for names in choices:
         try:
-            return StockTrials(subject, usual, text, tokens, asked), asked
-        except NoKnobError as error:  # its outputs are normalised, their names are unknown, or it has no such argument
+            return make(names)
+        except NoKnobError as error:  # its outputs are normalised, or it has no such argument
             missing = error
     raise missing
+
+
+def is_frozen(trials: StockTrials, objective: Objective) -> bool:
+    """Whether most of a few networks at the present setting look at fewer tokens than the objective asks."""
+    if objective.effective is None:
+        return False
+    values = trials.values({knob.name: knob.present for knob in trials.knobs}, seed=0, samples=FEW)
+    return "effective" in values and bool(np.median(values["effective"][0]) < objective.effective[0])
 
 
 def objective_of(objective: Objective | Mapping[str, Any] | None, usual: Objective) -> Objective:

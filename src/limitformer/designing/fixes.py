@@ -25,7 +25,7 @@ from limitformer.designing.knobs import Knob, factor_knob, factors_at, patterns_
 from limitformer.designing.names import FIELD, SHAPED
 from limitformer.designing.objective import Objective
 from limitformer.designing.report import IMPORTS, SCALE, block, factor_lines, transformer_lines
-from limitformer.designing.trials import ShapedTrials, StockTrials, writers_of
+from limitformer.designing.trials import ShapedTrials, StockTrials, uses_of
 from limitformer.formats.measure import kind_of
 from limitformer.reports.verdict import GRADES, Verdict
 from limitformer.subjects.checkpoints import holds_weights
@@ -204,7 +204,7 @@ def existing(name: str, sign: int, text: Any, subject: Subject, options: Mapping
     with one_thread(), evaluating(module):
         try:
             arguments = placed(inputs, module)
-            writers = writers_of(passes, lambda: passes.call_once(inputs, arguments, gradients=False))
+            uses = uses_of(passes, lambda: passes.call_once(inputs, arguments, gradients=False))
         finally:
             passes.state.restore()
     stds = stds_by_kind(module)
@@ -214,7 +214,7 @@ def existing(name: str, sign: int, text: Any, subject: Subject, options: Mapping
         blocks=[module.get_submodule(each) for block in passes.layout.blocks for each in block.members],
         weights=[SimpleNamespace(name=each) for each, std in stds.items() if std > 0],
     )
-    knob = factor_knob(name, network, writers)
+    knob = factor_knob(name, network, uses)
 
     def checked(value: float, **more: Any) -> Report:
         other, factors = copied(module), factors_at([knob], {name: value})

@@ -3,7 +3,7 @@ r"""Knobs: what can be set before training, and which weights or fields of a fam
   initializer_range   the field of the configuration by which its code draws weights (T5's is initializer_factor), or
                       the argument of a function of that name;
   embedding           × the std of the tables of tokens and positions, outside the blocks;
-  output              × the std of what writes to the stream: the last matrix of each branch (`writers`);
+  output              × the std of what writes to the stream: the last matrix of each branch (`matrix_uses`);
   logits              × the std of attention logits: queries and keys each by its root, or queries alone if keys share a
                       matrix with the values; not a knob if queries do
   a pattern           × the std of the weights of these names, such as "*.mlp.up_proj.weight"
@@ -24,6 +24,7 @@ from typing import Any
 from torch import nn
 
 from limitformer.base.errors import InputError, require, require_real
+from limitformer.designing.matrix_uses import MatrixUses
 from limitformer.designing.names import FIELD, SCALES, SHAPED, distinct, is_pattern, no_knob
 from limitformer.models import Transformer
 from limitformer.subjects.subject import arguments_of
@@ -31,9 +32,6 @@ from limitformer.weightless.law import LawTable
 from limitformer.weightless.network import Weightless
 
 FIELDS = ("initializer_range", "initializer_factor", "init_std")  # names in families
-QUERY = re.compile(r"\.(q_proj|wq|q|query|q_lin)\.weight$")
-KEY = re.compile(r"\.(k_proj|wk|k|key|k_lin)\.weight$")
-
 STEPS = (1 / 16, 1 / 4, 1.0, 4.0, 16.0)  # of a grid, times the present setting
 GAMMAS = (0.1, 0.1778, 0.3162, 0.5623, 1.0)
 
@@ -63,8 +61,8 @@ class Knob:
     most: float = inf
 
 
-def knobs_of(names: Iterable[str], network: Weightless, writers: Set[str]) -> list[Knob]:
-    """Return the knobs of a network that a configuration or a function makes; `writers` write to its stream.
+def knobs_of(names: Iterable[str], network: Weightless, uses: MatrixUses) -> list[Knob]:
+    """Return the knobs of a network that a configuration or a function makes.
 
     Raises:
         InputError: its family does not have a knob of that name, or two knobs set the same weight.
@@ -73,7 +71,7 @@ def knobs_of(names: Iterable[str], network: Weightless, writers: Set[str]) -> li
     for name in distinct(names):
         if name != FIELD and name not in SCALES and not is_pattern(name):
             raise no_knob(name, (FIELD, *SCALES))
-        every.append(field_knob(network) if name == FIELD else factor_knob(name, network, writers))
+        every.append(field_knob(network) if name == FIELD else factor_knob(name, network, uses))
     owners: dict[str, str] = {}
     for knob in every:
         for weight in knob.weights:
@@ -95,24 +93,25 @@ def field_knob(network: Weightless) -> Knob:
     return Knob("initializer_range", present, field, most=inf if field == "initializer_factor" else 1.0)
 
 
-def factor_knob(name: str, network: Weightless, writers: Set[str]) -> Knob:
+def factor_knob(name: str, network: Weightless, uses: MatrixUses) -> Knob:
     """Return a factor on standard deviations of weights, which are recognised by their names, place or use."""
-    if name == "output":
-        weights = random_names(network, lambda each, parameter: each in writers and parameter.dim() >= 2)
+    chosen, power = logits_of(uses) if name == "logits" else (uses.outputs, 1.0)
+    if name in ("output", "logits"):
+        weights = random_names(network, lambda each, parameter: each in chosen and parameter.dim() >= 2)
     else:
-        weights = {"embedding": embeddings, "logits": queries_and_keys}.get(name, named(name))(network)
+        weights = (embeddings if name == "embedding" else named(name))(network)
     if not weights:
         raise NoKnobError(
             f"{network.subject.name} has no knob {name}: {WHY.get(name, 'no random weight has such a name')}. "
             f"Nearest: a pattern of names, such as {next(iter(network.weights)).name!r}."
         )
-    return Knob(name, 1.0, weights=tuple(weights), power=0.5 if name == "logits" and KEY.search(weights[-1]) else 1.0)
+    return Knob(name, 1.0, weights=tuple(weights), power=power)
 
 
 WHY = {
     "embedding": "no table of tokens stands outside its blocks",
     "output": "no random matrix writes to the stream of its blocks",
-    "logits": "its queries are not a separate matrix of a known name, such as q_proj",
+    "logits": "its queries are not a separate matrix",
 }
 
 
@@ -124,11 +123,11 @@ def embeddings(network: Weightless) -> list[str]:
     return random_names(network, lambda name, parameter: id(parameter) in outside)
 
 
-def queries_and_keys(network: Weightless) -> list[str]:
-    """Return the weights of queries and keys; of queries alone if keys share a matrix with values."""
-    queries = random_names(network, lambda name, _: bool(QUERY.search(name)))
-    keys = random_names(network, lambda name, _: bool(KEY.search(name)))
-    return [*queries, *keys] if len(queries) == len(keys) or not keys else []
+def logits_of(uses: MatrixUses) -> tuple[Set[str], float]:
+    """Return the matrices that logits are made of, and the power of a factor in each, without those of values."""
+    if uses.queries & uses.values:
+        return set(), 1.0
+    return (uses.queries, 1.0) if uses.keys & uses.values else (uses.queries | uses.keys, 0.5)
 
 
 def named(pattern: str) -> Any:

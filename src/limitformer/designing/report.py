@@ -213,7 +213,18 @@ class Design(AnyReport):
         """Return how much of the grid is safe."""
         safe, best = self.region["safe"], int(self.region["best"].sum())
         spans = ", ".join(f"{name} {safe[name].values[0]:g} to {safe[name].values[-1]:g}" for name in safe.dims)
-        return f"Grid ({spans}): {int(safe.sum())} of {safe.size} cells are safe; as good as the best: {best}."
+        text = f"Grid ({spans}): {int(safe.sum())} of {safe.size} cells are safe; as good as the best: {best}."
+        return " ".join([text, *(self.beyond() if not self.found else [])])
+
+    def beyond(self) -> list[str]:
+        """Return the values beyond the end of the grid at which the chosen setting lies, if it does."""
+        for knob in self.knobs:
+            values, best = self.region[knob.name].values, self.best[knob.name]
+            for end, inner in (values[:2], values[:-3:-1]):
+                more = sorted(float(f"{end * (end / inner) ** k:.4g}") for k in range(3))
+                if best == end and more[-1] <= knob.most:
+                    return [f"That is the end of the grid; beyond it: --grid {knob.name}={','.join(map(str, more))}."]
+        return []
 
     def record(self) -> dict[str, Any]:
         """Return the design as JSON holds it."""

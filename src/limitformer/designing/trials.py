@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from limitformer.base.errors import NoLimitError, require, require_count
-from limitformer.checking.check import check, weightless_of
+from limitformer.checking.check import check, loss_of, weightless_of
 from limitformer.checking.curves import curves
 from limitformer.checking.report import Report
 from limitformer.covariance.limit import CovarianceLimit
@@ -27,13 +27,13 @@ from limitformer.designing.knobs import (
     scale_laws,
     shaped_knobs,
 )
+from limitformer.designing.matrix_uses import MatrixUses
 from limitformer.designing.objective import Objective, Values, values_of, values_of_stacks
-from limitformer.designing.writers import Writers
 from limitformer.models import Transformer
 from limitformer.simulation.processes import limit
 from limitformer.simulation.simulate import simulate as simulate_chain
 from limitformer.subjects.inputs import Inputs, inputs_for, start_of
-from limitformer.subjects.losses import chosen_loss, readout
+from limitformer.subjects.losses import Loss
 from limitformer.subjects.subject import Subject, resolve
 from limitformer.weightless.arrays import Arrays, dataset, require_same_blocks
 from limitformer.weightless.laws import Law
@@ -60,17 +60,17 @@ class StockTrials:
 
     def __init__(
         self, subject: Subject, knobs: Any, text: Any, tokens: int, objective: Objective, batch_dim: int = 0,
-        blocks: Chosen | None = None,
+        blocks: Chosen | None = None, loss: Loss | str | None = None,
     ) -> None:  # fmt: skip
         self.name, self.what, self.text, self.tokens = subject.name, subject, text, tokens
         self.kind = "function" if subject.config is None else "configuration"
         self.inputs = inputs_for(subject, text, tokens).with_batch_dim(batch_dim)
-        self.gradients = objective.gradient is not None
+        self.gradients, self.loss, self.batch_dim = objective.gradient is not None, loss, batch_dim
         self.built: dict[float | None, Weightless] = {}
         first = weightless_of(subject, blocks=blocks)
-        self.inputs = accepted_inputs(self.inputs, first, 0, own_loss=False)
+        self.inputs = accepted_inputs(self.inputs, first, 0, own_loss=self.gradients and loss is None)
         scale_laws(first, {})  # raises an error for laws that are not understood
-        self.knobs = knobs_of(knobs, first, writers_of(first, lambda: first_pass(first, self.inputs)))
+        self.knobs = knobs_of(knobs, first, uses_of(first, lambda: first_pass(first, self.inputs)))
         self.field = next((knob for knob in self.knobs if knob.field), None)
         self.built[self.field.present if self.field else None] = first
         if self.field is not None:
@@ -92,8 +92,7 @@ class StockTrials:
     def values(self, setting: Setting, seed: int, samples: int) -> Values:
         """Return the values of `samples` networks, each (sample,)."""
         network = self.network(setting)
-        loss = chosen_loss(None, network.subject.task, readout(seed)) if self.gradients else None
-
+        loss = loss_of(network.subject, network, self.loss, seed, self.batch_dim) if self.gradients else None
         tokens = self.inputs.rows * token_count(self.inputs)
         check_scratch(largest_layer(network, tokens, self.gradients), "One layer of it", "fewer tokens")
         parts = list[Arrays]()
@@ -120,6 +119,7 @@ class StockTrials:
             "gradients": self.gradients,
             "samples": REPORTED,
             "progress": False,
+            "loss": self.loss,
         }
         report = check(
             self.what,
@@ -146,10 +146,10 @@ class StockTrials:
         return {}
 
     def question(self) -> list[Any]:
-        """Return the configuration, the arguments of the network, and whether there are gradients."""
+        """Return the configuration, the arguments of the network, whether there are gradients, and the loss."""
         called = self.inputs.of(0, range(1), torch.float32)
         arguments = {name: one.tolist() if isinstance(one, torch.Tensor) else repr(one) for name, one in called.items()}
-        return [self.what.config.to_dict(), arguments, self.gradients, torch.__version__]
+        return [self.what.config.to_dict(), arguments, self.gradients, self.loss, torch.__version__]
 
 
 class ShapedTrials:
@@ -219,12 +219,12 @@ def first_pass(network: Weightless, inputs: Inputs) -> Arrays:
     return named_errors(lambda: network.run(0, range(1), inputs, "auto", None), network.subject, inputs)
 
 
-def writers_of(network: Structure, call: Callable[[], Any]) -> set[str]:
-    """Return the names of the matrices that write to the stream in a pass, which `call` runs."""
-    passes = list[Writers]()
+def uses_of(network: Structure, call: Callable[[], Any]) -> MatrixUses:
+    """Return the uses of the matrices in a pass, which `call` runs."""
+    passes = list[MatrixUses]()
 
-    def observer(stream: Streams) -> Writers:
-        passes.append(Writers(stream))
+    def observer(stream: Streams) -> MatrixUses:
+        passes.append(MatrixUses(stream))
         return passes[-1]
 
     network.more = observer
@@ -232,7 +232,7 @@ def writers_of(network: Structure, call: Callable[[], Any]) -> set[str]:
         call()
     finally:
         network.more = None
-    return passes[-1].names
+    return passes[-1]
 
 
 def check_field(trials: StockTrials, knob: Knob, first: Weightless) -> None:
@@ -263,7 +263,7 @@ def check_effect(trials: StockTrials, knob: Knob) -> None:
 
 
 def seen_first(trials: StockTrials, knob: str, setting: Setting) -> NDArray[np.float64]:
-    """Return one network's initial stream, the size of its first branch, or its first block's logits."""
+    """Return one network's initial stream, or the sizes of its first block's branches or logits."""
     arrays = first_pass(trials.network(setting), trials.inputs)
     name, block = {
         "embedding": ("covariance", 0),
@@ -271,5 +271,4 @@ def seen_first(trials: StockTrials, knob: str, setting: Setting) -> NDArray[np.f
         "logits": ("logit_std", 0),
     }[knob]
     require(name in arrays, f"{trials.name} has no {name} to see the knob {knob} by.")
-    values = arrays[name][:, block]
-    return np.asarray(values[:, 0] if name == "branch" else values)
+    return np.asarray(arrays[name][:, block])

@@ -54,7 +54,7 @@ def shape_model(
         model: a model with its head, from a configuration or a checkpoint. If only its base model is shaped, the head
             is saved without the shaping.
         shaping: None means `Shaping()`.
-        redraw: whether the blocks' weights are drawn again with the variances of [ST, App. D]; for untrained models.
+        redraw: whether the blocks' weights are drawn again with `InitialVariances.shaped`; for untrained models.
         generator: the generator of these draws.
 
     Raises:
@@ -183,7 +183,7 @@ def normalise_tokens(module: Any, args: Any, kwargs: Any) -> Any:
 
 @torch.no_grad()
 def redraw_blocks(model: PreTrainedModel, family: Family, generator: torch.Generator | None) -> None:
-    """Draw the blocks' weights with the variances of [ST, App. D], and set their biases to 0."""
+    """Draw the blocks' weights with `InitialVariances.shaped`, and set their biases to 0."""
     for block in family.blocks_of(model.base_model):
         weights = family.weights(block)
         variances = variances_of(weights, attrgetter(family.activation)(block))

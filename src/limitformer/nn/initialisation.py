@@ -12,7 +12,8 @@ learning rates need no second search. With n `width`, n_k `head_dim`, h `heads`,
 | post         | n_h × n     | c/n_h                   | c/n_h    |
 
 Logits are divided by τ₀ √n_k only: two matrices of variance n^(−3/2) contribute the other √n of τ = τ₀ √(n n_k). [ST,
-App. D] calls it "a factor of 1/n": the variance of their product has it, each matrix has a factor n^(−1/2).
+App. D] calls it "a factor of 1/n": the variance of their product has it, each matrix has a factor n^(−1/2). App. D.1
+has 1/n for c/n_h: `InitialVariances.paper`.
 """
 
 from dataclasses import dataclass, fields

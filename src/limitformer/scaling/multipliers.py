@@ -170,11 +170,15 @@ class Effect:
             if tied and self.roles[name].fan_out != 1.0:  # a head that is the table of embeddings: Table 8 allows it
                 factor = self.rule.multiplier.get(OUTPUT, ONE).factor(self.roles[name].fan_out, 1.0, self.depth)
                 self.multiply_input(path, factor)
+        inside: dict[str, None] = {}
         for name, role in self.roles.items():
             if role.role == OUTPUT and role.owner is not None:
                 self.multiply_input(role.owner, self.theta(name))
+                inside |= {kind_of(role.owner): None} if role.inside else {}
             elif role.role == OUTPUT:
                 self.folded.append(name)
+        same = "has the rule of an output, as it has the same columns at every width"
+        self.notes += [f"{kind} {same}" for kind in inside]
         for kind in dict.fromkeys(map(kind_of, self.folded)):
             self.notes.append(f"{kind} is used by the code of its own module: its multiplier is in its law and rate")
 
@@ -186,7 +190,6 @@ class Effect:
         if isclose(factor, 1.0):
             return
         self.multipliers[path] = factor
-        self.notes.append(f"multiply the input of {path} by {factor:g} in your own code")
         self.changes.append((path, partial(scale_input, factor=factor)))
         self.hook(path, "pre_hook(lambda _, args: (args[0] * {}, *args[1:]))", factor)
 

@@ -10,13 +10,19 @@ Roles of parameters, by the dimensions that grow with the width (as in the packa
 
   input   a matrix whose fan-out grows: embeddings, the first map,
   hidden  a matrix of which both dimensions grow,
-  output  a matrix whose fan-in grows: the head, routers,
+  output  a matrix whose fan-in grows: the head, routers, keys and values that all heads share,
   vector  biases and gains of a dimension that grows,
   fixed   no dimension grows.
 
 "mup" is Table 8 of Tensor Programs V, the form that allows tied embeddings: an output weight keeps its variance, and
 the forward pass has a multiplier 1/m_in instead. With two matrices of growth n per side, the table's factors 1/fan_in
 and fan_out are m_in^-1 and m_out here, as the base has the factor 1 (the package mup has the same ratios).
+
+Keys and values of a fixed number of columns, W x of n entries of x, have the rule of an output although attention and
+not the loss follows. A step may change x along the rows of W, by Wᵀe/σ, whose entries are of size 1 where σ is the
+standard deviation of W; it changes W x by W Wᵀe/σ ≈ n σ e. This is of size 1 for σ = 1/n. For a hidden matrix's
+σ = n^(−1/2) it is √n, so that one step moves keys and values further the wider the network is. The price is that at
+initialisation they fall like n^(−1/2), as the logits of the head do.
 """
 
 from collections.abc import Mapping

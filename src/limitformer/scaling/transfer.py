@@ -186,6 +186,8 @@ def transfer(
     """
     over, others = others_in(over)
     name, sizes = sizes_over(over)
+    both = name == BATCH and options.get("sequences") is not None
+    require(not both, "over the batch its sizes are the numbers of sequences. Nearest: no sequences.")
     several = "over the batch" if name == BATCH else "over several sizes at once" if others else ""
     require(not several or rule == STANDARD, f"{several} the rule must be standard; got {rule}.")
     optimizer = with_groups(optimizer, after_groups)
@@ -235,7 +237,7 @@ def transfer(
         }  # fmt: skip
 
     reason = models[sizes[0]][2].not_understood
-    batch = sizes[0] if name == BATCH else None
+    batch = sizes[0] if name == BATCH else options.get("sequences")
     if reason:
         proof = Witness(DRAWN, reason)
     elif witness:

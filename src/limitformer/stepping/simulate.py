@@ -29,14 +29,14 @@ from limitformer.stepping.rules import Factors, StepRules, groups_of, in_words
 from limitformer.stepping.trajectory import NOISE_PIECES, StepBatches, Trajectory, pieces_of
 from limitformer.stepping.weights import Forms
 from limitformer.subjects.inputs import Inputs, inputs_of, with_targets
-from limitformer.subjects.losses import TARGETS, ChosenLoss, Loss, chosen_loss, loss_of_shapes
+from limitformer.subjects.losses import TARGETS, ChosenLoss, Loss, chosen_loss
 from limitformer.subjects.subject import resolve
 from limitformer.weightless.arrays import BY_HEAD, Arrays, require_same_blocks
 from limitformer.weightless.building import put_parameters
 from limitformer.weightless.implicit import Implicit
 from limitformer.weightless.layout import Chosen
 from limitformer.weightless.network import Weightless
-from limitformer.weightless.run import ALWAYS, AUTO, NEVER, POSITIONS
+from limitformer.weightless.run import ALWAYS, AUTO, NEVER
 from limitformer.weightless.simulate import accepted_inputs, named_errors, provenance
 
 BAR = "networks in training"
@@ -242,10 +242,7 @@ def training_of(
         named_errors(own or partial(network.run, seed, range(1), inputs, AUTO, None), subject, inputs)
 
     begin(few)
-    known = tables(network)
-    widths = {columns for _, columns in known} | {size.width for size in network.stacks.values()}
-    by_shapes = loss_of_shapes(subject.name, {rows for rows, _ in known}, widths, batch_dim)
-    function = chosen_loss(loss, subject.task, by_shapes, batch_dim)
+    function = chosen_loss(loss, subject.task, network.loss_of_shapes(batch_dim), batch_dim)
     user = optimizer if of_user else None
     whole = False
     if len(pieces) > 1:  # a mean over all tokens that count is not that of the sequences' means
@@ -431,22 +428,13 @@ def is_next_token(inputs: Inputs, name: str) -> bool:
     return ids is not None and torch.equal(inputs.fixed[name], ids.roll(-1, 1 - inputs.batch_dim))
 
 
-def tables(network: Weightless) -> list[tuple[int, int]]:
-    """Return rows and columns of the tables that were looked up, without those of positions."""
-    lookups = {w.name: (w.shape[0], w.shape[-1]) for w in network.weights if "rows" in network.uses.get(w.name, "")}
-    for name, part in network.module.named_modules():
-        if isinstance(part, nn.Embedding):
-            lookups[f"{name}.weight"] = part.num_embeddings, part.embedding_dim
-    return [sizes for name, sizes in lookups.items() if not POSITIONS.search(name)]
-
-
 def vocabulary(network: Weightless) -> Tensor:
     """Return the ids that are not special; none if no table was looked up."""
     config = network.subject.config
     text = config.get_text_config() if hasattr(config, "get_text_config") else config  # of a model of several parts
     size = getattr(text, "vocab_size", None)
     if not isinstance(size, int):
-        size = max((rows for rows, _ in tables(network)), default=0)
+        size = max((rows for rows, _ in network.tables()), default=0)
     special = [getattr(config, name, None) for name in SPECIAL]
     excluded = torch.tensor([each for each in special if isinstance(each, int)], dtype=torch.long)
     ids = torch.arange(size)

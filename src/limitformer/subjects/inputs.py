@@ -430,9 +430,7 @@ def inputs_for(subject: Subject, text: Any, tokens: int, sequences: int | None =
     if text is None:
         return inputs_of(1 if subject.task == "image" else tokens, subject, sequences)
     if is_text(text):
-        every = [text] if isinstance(text, str | Path) else text
-        if sequences is not None and len(every) == 1:
-            every = cut(every[0], sequences, tokens)
+        every = texts_in(text, tokens, sequences)
         if subject.tokenizer is None:  # the rest of a long text is not read
             text = [" ".join(words_of(one, tokens)) for one in every]
         else:  # of each text as many as the shortest has
@@ -449,6 +447,12 @@ def inputs_for(subject: Subject, text: Any, tokens: int, sequences: int | None =
         return inputs
     short = {name: each[:, :tokens] if each.shape == ids.shape else each for name, each in inputs.fixed.items()}
     return replace(inputs, fixed=short)
+
+
+def texts_in(text: Any, tokens: int, sequences: int | None) -> list[str | Path]:
+    """Return the texts of a batch; a single one is cut into `sequences`, unless that is None."""
+    every = [text] if isinstance(text, str | Path) else list(text)
+    return [*cut(every[0], sequences, tokens)] if sequences is not None and len(every) == 1 else every
 
 
 def cut(text: str | Path, sequences: int, tokens: int) -> list[str]:

@@ -101,7 +101,8 @@ class ChosenLoss:
 
     Attributes:
         name: its name; empty before the first output.
-        classes: the number of classes of the cross-entropy of the next token, or of a module's own; else None.
+        classes: the number of classes of the cross-entropy of the next token or of targets, or of a module's own; else
+            None.
         numbers: how many it returned at the last output: one for each sequence, or one for all together.
     """
 
@@ -116,7 +117,7 @@ class ChosenLoss:
             self.name, self.function = self.choose(out, inputs)
             if self.function is require_own:
                 self.classes = classes_of(require_own(out, inputs), out, inputs)
-            elif self.name == NEXT:
+            elif self.name == NEXT or self.function is cross_entropy_of_targets:
                 self.classes = output_of(out).shape[-1]
         value = self.function(out, inputs)
         self.numbers = value.numel() if isinstance(value, Tensor) else 0
@@ -180,7 +181,9 @@ def name_of(function: Any) -> str:
     return name if module in (None, "__main__", "builtins") else f"{module}.{name}"
 
 
-def loss_of_shapes(model: str, vocabularies: Collection[int], widths: Collection[int], batch_dim: int) -> Choice:
+def loss_of_shapes(
+    model: str, vocabularies: Collection[int], widths: Collection[int], batch_dim: int, otherwise: Choice | None = None
+) -> Choice:
     """Return the choice of the loss of a module that computes none, from the shapes of its output.
 
     Whole numbers as `targets` or `labels`, one for each row of logits, have their cross-entropy. Ids (…, tokens) with
@@ -193,6 +196,7 @@ def loss_of_shapes(model: str, vocabularies: Collection[int], widths: Collection
         vocabularies: the numbers of rows of its tables, without those of positions.
         widths: the widths of its streams and tables.
         batch_dim: the dimension of the inputs that counts sequences.
+        otherwise: chooses the loss that the shapes leave open; None: an error.
 
     Raises:
         InputError: the shapes leave the loss open (when the loss is chosen).
@@ -214,6 +218,8 @@ def loss_of_shapes(model: str, vocabularies: Collection[int], widths: Collection
             reason = f"no table that it looks up has as many rows as each token has numbers, {words}"
         else:
             return NEXT, partial(next_token, batch_dim=batch_dim)
+        if otherwise is not None:
+            return otherwise(out, inputs)
         raise InputError(
             f"{model} computes no loss, and its shapes leave it open: {reason}. Nearest: loss= (--loss) next-token if "
             "its output predicts the next id, mse with targets in the inputs, or a function of output and inputs "

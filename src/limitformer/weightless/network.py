@@ -24,7 +24,7 @@ from limitformer.nn.drawn.simulate import torch_seed
 from limitformer.subjects.inputs import Inputs, call_with
 from limitformer.subjects.losses import Loss, square
 from limitformer.subjects.subject import Subject
-from limitformer.weightless.arrays import Arrays, StackSize, output_arrays, sizes_of_stacks, stream_arrays
+from limitformer.weightless.arrays import Arrays, output_arrays, sizes_of_stacks, stream_arrays
 from limitformer.weightless.blocks import mixed_sequences
 from limitformer.weightless.building import (
     Built,
@@ -90,7 +90,6 @@ class Weightless(Structure):
         self.overridden = [name for name, law in self.laws.items() if law is not own_laws[name]]
         self.table = table_of(subject, module, self.laws)
         super().__init__(module.eval(), blocks, heads_first=None if self.foreign else False)
-        self.stacks: dict[str, StackSize] = {}  # of the last pass
         self.reasons_to_keep: dict[str, str] = {}  # by weight, for all later passes
         self.repeated: set[str] = set()  # those of them that are not kept
         self.weights: list[RandomWeight] = []
@@ -129,6 +128,15 @@ class Weightless(Structure):
     def foreign(self) -> bool:
         """Whether the module's code is neither of transformers nor of this package, so that passes are checked."""
         return self.subject.config is None and self.subject.transformer is None
+
+    @property
+    def name(self) -> str:
+        """The name of the network."""
+        return self.subject.name
+
+    def lookups(self) -> dict[str, tuple[int, int]]:
+        """Return rows and columns of the weights of which the last pass drew rows, by name."""
+        return {w.name: (w.shape[0], w.shape[-1]) for w in self.weights if "rows" in self.uses.get(w.name, "")}
 
     def build(self) -> Built:
         """Build the module and read its laws; if its factory fails while it is watched, draw a whole network."""

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 from torch import nn
 
 from limitformer.subjects.inputs import Inputs
+from limitformer.subjects.losses import Choice, loss_of_shapes
+from limitformer.weightless.arrays import StackSize
 from limitformer.weightless.blocks import Entries, UnclearAxisError, grown_axes
 from limitformer.weightless.interpreter import Observer
 from limitformer.weightless.layout import (
@@ -22,6 +24,7 @@ from limitformer.weightless.layout import (
 from limitformer.weightless.observers.attention import FirstWeights, Heads, UnclearHeadsError, heads_come_first
 from limitformer.weightless.observers.experts import Experts
 from limitformer.weightless.observers.stream import Streams, UnclearBlocksError
+from limitformer.weightless.run import POSITIONS
 
 T = TypeVar("T")
 
@@ -36,6 +39,7 @@ class Structure:
 
     def __init__(self, module: nn.Module, blocks: Chosen | None, heads_first: bool | None) -> None:
         self.module, self.heads_first = module, heads_first
+        self.stacks: dict[str, StackSize] = {}  # of the last pass
         self.first_layout = outermost_list(module) if blocks is None else chosen_layout(module, blocks)
         self.layout = self.first_layout  # until a pass shows another
         self.needs_blocks = True  # whether a module without blocks is refused
@@ -43,6 +47,31 @@ class Structure:
         self.opaque: set[str] = set()  # operations of the last pass whose parts are not seen
         self.recorded: tuple[Any, dict[str, list[Call]]] = None, {}  # the last inputs that were tried, and the calls
         self.more: Callable[[Streams], Observer] | None = None  # makes one more observer of each pass
+
+    @property
+    def name(self) -> str:
+        """The name of the module in errors."""
+        return type(self.module).__name__
+
+    def tables(self) -> list[tuple[int, int]]:
+        """Return rows and columns of the tables that are looked up, without those of positions."""
+        parts = {name: part for name, part in self.module.named_modules() if isinstance(part, nn.Embedding)}
+        lookups = {f"{name}.weight": (part.num_embeddings, part.embedding_dim) for name, part in parts.items()}
+        return [sizes for name, sizes in (self.lookups() | lookups).items() if not POSITIONS.search(name)]
+
+    def lookups(self) -> dict[str, tuple[int, int]]:
+        """Return rows and columns of the parameters of which the last pass read rows, by name, as far as known."""
+        return {}
+
+    def loss_of_shapes(self, batch_dim: int, otherwise: Choice | None = None) -> Choice:
+        """Return `losses.loss_of_shapes` of this module; it needs a pass before the loss is chosen."""
+
+        def choose(out: Any, inputs: Any) -> Any:
+            tables = self.tables()
+            widths = {columns for _, columns in tables} | {size.width for size in self.stacks.values()}
+            return loss_of_shapes(self.name, {rows for rows, _ in tables}, widths, batch_dim, otherwise)(out, inputs)
+
+        return choose
 
     def measure(self, samples: int, inputs: Inputs, used: set[Any]) -> Streams:
         """Return an observer of the stream; `used` are the parameters that the pass reads."""

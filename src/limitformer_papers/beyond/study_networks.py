@@ -53,6 +53,8 @@ class StudyNetwork:
     output: float = 1.0
     place: str = ""
     seed: int = 0
+    width: int = WIDTH
+    heads: int = HEADS
 
     def factor(self, matrix: str) -> float:
         """Return the factor on the standard deviation of a matrix of this name."""
@@ -67,18 +69,19 @@ class StudyBlock(nn.Module):
         super().__init__()
         norm, place, self.gated = FAMILIES[one.family]
         self.place, linear = one.place or place, partial(nn.Linear, bias=False)
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (linear(WIDTH, WIDTH) for _ in range(4))
-        hidden = 8 * WIDTH // 3 if self.gated else 4 * WIDTH
-        self.up_proj, self.down_proj = linear(WIDTH, hidden), linear(hidden, WIDTH)
-        self.gate_proj = linear(WIDTH, hidden) if self.gated else nn.Identity()
+        width, self.heads = one.width, one.heads
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (linear(width, width) for _ in range(4))
+        hidden = 8 * width // 3 if self.gated else 4 * width
+        self.up_proj, self.down_proj = linear(width, hidden), linear(hidden, width)
+        self.gate_proj = linear(width, hidden) if self.gated else nn.Identity()
         own = nn.RMSNorm if one.family == "qk" else nn.Identity
-        self.q_norm, self.k_norm = own(WIDTH // HEADS), own(WIDTH // HEADS)
+        self.q_norm, self.k_norm = own(width // one.heads), own(width // one.heads)
         around = norm if self.place == "around" else nn.Identity
-        self.norms = nn.ModuleList(each(WIDTH) for each in (norm, norm, around, around))
+        self.norms = nn.ModuleList(each(width) for each in (norm, norm, around, around))
 
     def attention(self, x: Tensor) -> Tensor:
         q, k, v = (
-            part(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in (self.q_proj, self.k_proj, self.v_proj)
+            part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.q_proj, self.k_proj, self.v_proj)
         )
         q, k = self.q_norm(q), self.k_norm(k)
         if self.gated:
@@ -112,11 +115,11 @@ class Decoder(nn.Module):
         super().__init__()
         norm, place, gated = FAMILIES[one.family]
         post = (one.place or place) == "post"
-        self.table = nn.Embedding(WORDS, WIDTH)
-        self.places = None if gated else nn.Embedding(TOKENS, WIDTH)
-        self.start, self.norm = (norm(WIDTH) if wanted else nn.Identity() for wanted in (post, not post))
+        self.table = nn.Embedding(WORDS, one.width)
+        self.places = None if gated else nn.Embedding(TOKENS, one.width)
+        self.start, self.norm = (norm(one.width) if wanted else nn.Identity() for wanted in (post, not post))
         self.blocks = nn.ModuleList(StudyBlock(one) for _ in range(one.depth))
-        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+        self.head = nn.Linear(one.width, WORDS, bias=False)
         for name, each in self.named_modules():
             if isinstance(each, nn.Linear | nn.Embedding):
                 nn.init.normal_(each.weight, std=initializer_range * one.factor(name.split(".")[-1]))
@@ -175,27 +178,37 @@ def adamw(module: nn.Module, rate: float = 1e-3) -> torch.optim.Optimizer:
     return torch.optim.AdamW(module.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.1)
 
 
-def train(one: StudyNetwork, rate: float, steps: int, warmup: int) -> dict[str, Any]:
+Prepare = Callable[[nn.Module, float], list[torch.optim.Optimizer]]  # of a drawn network and a rate
+
+
+def plain(module: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
+    return [adamw(module, rate)]
+
+
+def train(one: StudyNetwork, rate: float, steps: int, warmup: int, prepare: Prepare = plain) -> dict[str, Any]:
     """Train a network; its losses on the two held-out texts are None if it diverged.
 
-    A run diverged if a loss is not finite, or if at a look the mean of the last losses is above both the first loss and
-    that of a uniform guess; it ends there.
+    `prepare` changes the drawn network and makes its optimisers. A run diverged if a loss is not finite, or if at a
+    look the mean of the last losses is above both the first loss and that of a uniform guess; it ends there.
     """
     began, losses = time.process_time(), list[float]()
     torch.manual_seed(one.seed)
     module = Decoder(one, one.std)
-    optimizer = adamw(module, rate)
+    optimizers = prepare(module, rate)
+    own = [(group, group["lr"]) for each in optimizers for group in each.param_groups]
     for step in range(steps):
-        optimizer.param_groups[0]["lr"] = rate * min(1.0, (step + 1) / max(1, warmup))
+        for group, full in own:
+            group["lr"] = full * min(1.0, (step + 1) / max(1, warmup))
         loss = loss_of(module, batch_of(one, step))
         losses.append(loss.item())
         rises = np.mean(losses[-TAIL:]) > max(losses[0], math.log(WORDS)) and step % LOOK == LOOK - 1
         if rises or not math.isfinite(losses[-1]):
             break
-        optimizer.zero_grad()
+        module.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(module.parameters(), 1.0)
-        optimizer.step()
+        for each in optimizers:
+            each.step()
     with torch.no_grad():
         ends = [loss_of(module, batch(part, EVALUATED, 0)).item() for part in text()[0][1:]]
     sound = not rises and all(map(math.isfinite, [losses[-1], *ends]))

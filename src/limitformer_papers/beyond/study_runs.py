@@ -76,6 +76,10 @@ def rows_in(path: Path) -> list[Row]:
     return [json.loads(line) for line in lines]
 
 
+def network_of(row: Row) -> StudyNetwork:
+    return StudyNetwork(**{key: row[key] for key in StudyNetwork.__dataclass_fields__ if key in row})
+
+
 def append(path: Path, row: Row) -> None:
     """Write a row behind the last whole line."""
     with path.open("ab+") as file:
@@ -234,7 +238,7 @@ def main(arguments: list[str] | None = None) -> None:
     for k, row in enumerate(ahead or work, 1):
         if time.monotonic() - began > 60 * given.minutes:
             break
-        one, start = StudyNetwork(**{key: row[key] for key in StudyNetwork.__dataclass_fields__}), time.process_time()
+        one, start = network_of(row), time.process_time()
         row |= nets.train(one, row["rate"], row["asked"], row["warmup"]) if trains else foretold(row["study"], one)
         spent.append(round(time.process_time() - start, 1))
         append(given.out, row | {"text": nets.text()[1], "seconds": spent[-1]})

@@ -1,9 +1,10 @@
 r"""The networks that [ST, App. D] trains, as models of `transformers`: masked language models and classifiers.
 
-x = token embedding + position embedding, each entry N(0, ½), so that tokens start with norm √n; then blocks of
-`limitformer.nn` without a causal mask ("shaped", or the Pre-LN and Post-LN that it is compared with); then, for Pre-LN,
-a LayerNorm. The paper defines neither embeddings nor heads. Here a language model has a separate linear map, N(0, 1/n),
-and a classifier reads the mean of the visible tokens.
+x = token embedding + position embedding, each entry N(0, ½), so that tokens start with norm √n; [ST, App. D.1] draws
+all weights but queries and keys from N(0, 1/n). Then come blocks of `limitformer.nn` without a causal mask ("shaped",
+or the Pre-LN and Post-LN that it is compared with); then, for Pre-LN, a LayerNorm. The paper defines neither positions
+nor heads. Here a language model has a separate linear map, N(0, 1/n), and a classifier reads the mean of the visible
+tokens.
 
 `Shaping` of a stock model cannot replace them: a shaped BERT keeps the LayerNorm of its embeddings, its biases and the
 transform of its head, and no stock family has the bidirectional Pre-LN network.
@@ -36,7 +37,7 @@ FIXED = {"causal": False, "tau0": 1.0}  # entries of earlier files, which other 
 
 
 class ShapedTransformerConfig(PreTrainedConfig):
-    """A shaped Transformer, or its Pre-LN or Post-LN counterpart [ST, App. D]; defaults are the paper's.
+    """A shaped Transformer, or its Pre-LN or Post-LN counterpart [ST, App. D]; default sizes are the paper's.
 
     Args:
         vocab_size: size of the vocabulary.
@@ -49,7 +50,7 @@ class ShapedTransformerConfig(PreTrainedConfig):
         residual_gamma: start value of γ, for "shaped".
         float32: whether softmax − γ₂C̄ is computed in float32 for any dtype, for "shaped".
         initial: "law" for variances by fan-in, which preserve the norm of tokens at every depth, or "paper" for 1/n
-            for any fan-in [ST, App. D.1].
+            for any fan-in [ST, App. D.1]; embeddings have ½ with both.
 
     Raises:
         InputError: `kind` or `initial` is unknown, or an earlier version saved a model that this class does not build.

@@ -29,6 +29,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from filelock import FileLock, Timeout
 from safetensors.torch import save_model
@@ -390,21 +391,25 @@ class ResumableTrainer(Trainer):
 
     def summary(self) -> dict[str, float]:
         """Compute the summary from the log, so that an interrupted run has the same."""
-        log = self.rows.table()
-        steps, losses = curve(log, "loss")
-        names = {name for name in log["name"].to_pylist() if name.startswith("eval_")}
-        results = {name: float(curve(log, name)[1][-1]) for name in sorted(names)}
-        last = float(np.mean(losses[-ceil(LAST * self.plan.steps) :]))
-        # The loss just before NaN may be finite but a hundred thousand times too large.
-        diverged = not isfinite(last) or last > LOST * losses[0] or not isfinite(results.get("eval_loss", 0.0))
-        return {
-            "train_loss": nan if diverged else last,
-            **{name: nan if diverged else value for name, value in results.items()},
-            "seconds": self.monitor.seconds(),
-            "parameters": sum(p.numel() for p in self.model.parameters()),
-            "steps": int(steps[-1]),
-            "diverged": diverged,
-        }
+        parameters = sum(p.numel() for p in self.model.parameters())
+        more = {"seconds": self.monitor.seconds(), "parameters": parameters}
+        return {**summary_of(self.rows.table(), self.plan.steps), **more}
+
+
+def summary_of(log: pa.Table, steps: int) -> dict[str, float]:
+    """Return losses and metrics at the end of the log of a run of `steps` steps, NaN if the run diverged."""
+    done, losses = curve(log, "loss")
+    names = {name for name in log["name"].to_pylist() if name.startswith("eval_")}
+    results = {name: float(curve(log, name)[1][-1]) for name in sorted(names)}
+    last = float(np.mean(losses[-ceil(LAST * steps) :]))
+    # The loss just before NaN may be finite but a hundred thousand times too large.
+    diverged = not isfinite(last) or last > LOST * losses[0] or not isfinite(results.get("eval_loss", 0.0))
+    return {
+        "train_loss": nan if diverged else last,
+        **{name: nan if diverged else value for name, value in results.items()},
+        "steps": int(done[-1]),
+        "diverged": diverged,
+    }
 
 
 def arguments(plan: Plan, evaluates: bool) -> TrainingArguments:

@@ -2,20 +2,26 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 import torch
 import typer
+import xarray as xr
 from typer.testing import CliRunner
 
 from limitformer_papers import gpu
 from limitformer_papers.gpu import PICTURES, SIZES, continue_runs
 from limitformer_papers.training.interrupts import Budget, TrainingInterrupted
-from limitformer_papers.training.plan import RUN
+from limitformer_papers.training.log import FILE, read_log
+from limitformer_papers.training.plan import RUN, SUMMARY
 from limitformer_papers.training.tasks import mlm, vit
 from train_states import assert_same_run
 
@@ -90,11 +96,31 @@ def test_command_ends_when_the_minutes_are_over(tmp_path, capsys):
     assert "The minutes are over; the same command resumes." in capsys.readouterr().out
 
 
+def test_unfinished_runs_are_drawn_as_far_as_they_all_are(whole, tmp_path):
+    """One of two runs is cut after eight of twelve steps: both curves end there, with the losses of the whole runs."""
+    root = tmp_path / "gpu-tiny"
+    shutil.copytree(whole, root)
+    folder = next(root.glob("pre-ln-*"))
+    rows = read_log(folder)
+    pq.write_table(rows.filter(pc.less_equal(rows["step"], 8)), folder / FILE)
+    (folder / SUMMARY).unlink()
+    gpu.draw_so_far(root)
+    steps = {}
+    for place in ("so-far", "figures"):
+        with xr.open_dataset(root / place / "st-lr.nc") as data:
+            steps[place] = data.load()
+    assert int(steps["so-far"].step[-1]) == 8
+    assert int(steps["figures"].step[-1]) == 12
+    assert "8 steps" in steps["so-far"].attrs["runs"]
+    early = steps["figures"].loss.sel(step=slice(0, 8))
+    assert np.allclose(steps["so-far"].loss, early, equal_nan=True)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--minutes", "0"], "minutes must be positive; got 0."),
-        (["--size", "papers"], "size must be one of tiny, small, paper; got 'papers'. Nearest: paper."),
+        (["--size", "papers"], "size must be one of tiny, small, medium, paper; got 'papers'. Nearest: paper."),
         (["--size", "paper", "--data", "/nowhere"], "dataset-fashion-mnist"),
     ],
 )
@@ -112,9 +138,26 @@ def test_settings_of_every_size_are_fields_of_the_presets(size):
     settings = SIZES[size]
     config, _ = vit.with_changes(vit.PRESETS[settings.vit], settings.vit_changes)
     words = mlm.preset(settings.mlm, learning_rates=settings.rates, **settings.mlm_changes)
-    if size == "paper":
+    if size in ("medium", "paper"):
         assert (config.layers, config.dim, config.batch, config.epochs, config.warmup_epochs) == (128, 96, 128, 300, 8)
-        assert (words.width, words.depth, words.steps, words.bf16) == (512, 18, 20_000, True)
+        sizes = (512, 20_000, True) if size == "medium" else (768, 100_000, False)
+        assert (words.width, words.steps, words.bf16) == sizes
+
+
+def test_size_paper_begins_with_the_rate_of_the_entropy_collapse(tmp_path, monkeypatch):
+    """[ST, App. D.1]: the grid of rates without 1e-4, both depths, batch 32, Adam's warm-up of 4,000 steps."""
+    read = []
+    monkeypatch.setattr("limitformer_papers.training.data.images.read_images", lambda source, data: read.append(source))
+    (tmp_path / gpu.CIFAR).mkdir()
+    jobs = gpu.jobs_of(SIZES["paper"], tmp_path, tmp_path)
+    assert list(jobs) == ["mlm", "vit"]
+    names = [folder.name for folder in jobs["mlm"]]
+    assert names[:3] == ["shaped-recover-d18-gamma0.2-lr0.001-seed0", "pre-ln-d18-lr0.001-seed0",
+                         "shaped-recover-d24-gamma0.2-lr0.001-seed0"]  # fmt: skip
+    assert len(names) == 2 * 2 * 3 * 2
+    assert {folder.parent.name for folder in jobs["vit"]} == {"vit-paper"}
+    gpu.jobs_of(SIZES["medium"], tmp_path, tmp_path)
+    assert read == ["cifar10", "fashion"]
 
 
 def test_gpu_gets_tf32_and_compiled_steps(tmp_path, monkeypatch):

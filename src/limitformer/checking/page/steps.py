@@ -41,6 +41,8 @@ def contents(report: TrainedNetworks) -> Page:
         Section("Law of the weights", [Code("Law of the weights", laws)] if laws else []),
         Section("Provenance", [Facts(facts)]),
     ]
+    watched = report.watched()
+    sections.insert(2, Section("What to watch", [f"{watched.label}.", watched]))
     about = (report.heading, report.proof, LAW, report.caveat)
     return Page("steps", report.name, report.name, about, sections)
 

@@ -9,7 +9,8 @@ r"""Sources of documents: Python's own source, texts on this machine, or a data 
 | `name[@revision][:configuration]`   | the same of a data set on the hub                                            |
 
 BookCorpus is a loading script, which `datasets` no longer runs; the hub has it as Parquet at another revision. The
-sources of [ST, App. D.1] are thus "wikimedia/wikipedia:20231101.en+bookcorpus/bookcorpus@refs/convert/parquet".
+nearest to [ST, App. D.1], whose Wikipedia is 20220301.en, is thus
+"wikimedia/wikipedia:20231101.en+bookcorpus/bookcorpus@refs/convert/parquet".
 """
 
 import os

@@ -15,6 +15,8 @@ warm-up over 8, AutoAugment, 5 seeds, and says that it starts from ViT-CIFAR (gi
 leaves open, and this experiment takes:
 
 * β: 1. Q and K at the start: the identity, as everywhere else in [CT].
+* Whether V of the constant variant stays tied while it trains: yes, although "identical architectures and fully
+  trainable parameters" can mean one V per layer, each the identity at the start.
 * The step of the constant variant: 1/√L, as of the random one ("other architectural choices … are fixed"). That is √L
   units of time of the deterministic flow, whose own step is 1/L.
 * Patches: 8 × 8 of them (4 × 4 pixels of CIFAR-10), and the class token, as in ViT-CIFAR. The digits and Fashion-MNIST
