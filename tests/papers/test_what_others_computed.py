@@ -134,7 +134,8 @@ def test_best_rate_of_one_datum_is_the_inverse_kernel_in_every_parametrisation()
         assert abs(standard_errors(ratios, 1.1)) > 8
     critical = lf.rate(
         partial(others.linear_network, 2**16, DEPTH, DIM, 2.0**-16), x, loss=half_square(y), steps=1, seed=0,
-        optimizer=lambda module: torch.optim.SGD(module[1:-1].parameters(), lr=limit), networks=4, progress=False,
+        optimizer=lambda module: torch.optim.SGD(module[1:-1].parameters(), lr=limit), networks=4, witness=False,
+        progress=False,
     )  # fmt: skip
     assert critical.data["critical"].values == pytest.approx(2 * limit, rel=0.06)  # the loss falls up to twice the best
 
