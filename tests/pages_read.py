@@ -87,7 +87,7 @@ def intruders(text):
             f"{tag} {name}" for name in attributes if name.startswith("on") or not re.fullmatch("[a-z0-9:-]+", name)
         ]
         places = [attributes.get(name) or "" for name in ("src", "href", "xlink:href", "action", "data")]
-        inside = ("data:,", "#m", "data:image/png;base64,")  # what Matplotlib draws again, and its images
+        inside = ("data:,", "#", "data:image/png;base64,")  # places of the page, and Matplotlib's images
         result += [f"{tag} {place}" for place in places if place and not place.startswith(inside)]
     return result
 

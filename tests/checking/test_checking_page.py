@@ -20,6 +20,9 @@ import limitformer as lf
 from chromium import launched
 from limitformer.checking import check
 from limitformer.checking.curves import CURVES
+from limitformer.checking.page.page import SHOWN as SHOWN_BY
+from limitformer.checking.page.page import TITLES
+from limitformer.checking.thresholds import VERDICTS
 from limitformer.checking.verdicts import Verdict
 from limitformer.initialisation.weight_by_weight import initialisation
 from limitformer.reports import drawing
@@ -91,6 +94,39 @@ def test_verdicts_precede_the_curves_with_their_reasons(law, law_page):
             assert " ".join(part.split()) in words
     assert text.count('class="card broken"') == len(broken)
     assert words.count("✗ broken") == len(broken)
+
+
+def test_verdicts_have_links_to_the_curves_that_show_them(law, law_page, network, network_page):
+    for report, page, curve in ((law, law_page, "correlation"), (network, network_page, "")):
+        ids = {attributes["id"]: tag for tag, attributes in PageParser(page).tags if "id" in attributes}
+        links = [attributes["href"] for tag, attributes in PageParser(page).tags if tag == "a"]
+        assert all(ids.get(link.removeprefix("#")) in ("figure", "h2") for link in links)
+        if curve:
+            place = page.index(f'id="{links[0].removeprefix("#")}"')
+            assert page.index(f"<strong>{CURVES[curve].title}</strong>") == page.index("<strong>", place)
+            assert report.verdicts[0].name == "collapsed"
+    for name, curve in SHOWN_BY.items():
+        assert name in VERDICTS
+        assert CURVES[curve].title or curve in ("gradient", *TITLES)
+
+
+def test_every_verdict_of_the_page_has_its_figure(network):
+    """A link leads to a part of the page whatever is wrong, with one stack and with two."""
+    t5 = {"model_type": "t5", "d_model": 16, "num_layers": 2, "num_heads": 2, "d_kv": 8, "d_ff": 32, "vocab_size": 40}
+    two = check(t5, tokens=6, samples=2, progress=False, witness=False)
+    for report in (network, two):
+        said = ["", *(f"{each.name}: " for each in report.stacks)]
+        every = [
+            Verdict(name, "watch", f"{start}wrong", severe=k == 1)
+            for start in said
+            for name in VERDICTS
+            for k in (0, 1)
+        ]
+        page = replace(report, verdicts=every).page()
+        tags = PageParser(page).tags
+        links = [attributes["href"].removeprefix("#") for tag, attributes in tags if tag == "a"]
+        assert len(links) > 20
+        assert set(links) <= {attributes.get("id") for tag, attributes in tags if tag in ("figure", "h2")}
 
 
 def test_grades_are_written_in_words(law):
@@ -211,7 +247,7 @@ def test_page_draws_every_curve_and_kind_of_weight(network, network_page):
     depths, maps = 6, 6  # cells of two networks
     assert len(measured) == len(SHOWN)
     count = len(measured) + network.curves.sizes["sublayer"] - 1 + len(kinds) + 1 + 2 * depths + maps
-    assert text.count('<figure class="plot">') == count
+    assert text.count('<figure class="plot"') == count
     assert {f"<strong>{kind}</strong>" for kind in kinds} <= set(re.findall("<strong>.*?</strong>", text))
     assert f"{network.about['chance']:.4g}" in PageParser(text).words
 

@@ -140,6 +140,14 @@ TYPOS = [
     ("design gpt2 --grid outputs=1,2", "--grid has no knob 'outputs'"),
     ("design gpt2 --risk 0", "--risk must lie in (0, 1); got 0."),
     ("steps gpt2 --optimizer adamw --rates 0", "--rates must be above 0"),
+    ("check nowhere.py:build", "there is no file nowhere.py."),
+    ("check gpt2 --inputs nowhere.py:batch", "there is no file nowhere.py."),
+    ("check gpt2 --inputs nowhere.txt", "--inputs: there is no file nowhere.txt. It takes a number"),
+    ("rate gpt2 --optimizer nowhere.py:make", "there is no file nowhere.py."),
+    ("steps gpt2 --optimizer adamw --loss nowhere.py:loss", "there is no file nowhere.py."),
+    ("transfer nowhere.py:build --widths 8,16", "there is no file nowhere.py."),
+    ("design nowhere.py:build", "there is no file nowhere.py."),
+    ("compare nowhere.py:build gpt2", "there is no file nowhere.py."),
 ]
 ASKED = """
 import json, sys

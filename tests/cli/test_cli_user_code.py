@@ -11,7 +11,7 @@ from transformers import dynamic_module_utils
 
 import limitformer as lf
 from limitformer.base.errors import InputError
-from limitformer.cli.options import user_inputs, user_object
+from limitformer.cli.options import require_readable, user_inputs, user_object
 from limitformer.subjects.user_code import names_code
 
 MODEL = """
@@ -110,6 +110,19 @@ def test_wrong_name_in_a_file_is_one_line_with_the_nearest(run, model):
         user_object(f"{model}:Words", "WHAT")
 
 
+@pytest.mark.parametrize(
+    ("value", "kind"), [('"the quick\\nbrown fox " * 99', "str"), ("3", "int"), ("[1, 2]", "list")]
+)
+def test_constant_in_place_of_a_model_is_one_short_line(run, model, value, kind):
+    model.write_text(f"{MODEL}\n\nWORD = {value}\n", encoding="utf-8")
+    result = run("check", f"{model}:WORD")
+    assert result.exit_code == 2
+    needed = "a function that builds a module, a module, or a configuration"
+    assert result.stderr.startswith(f"Error: {model}:WORD is of type {kind}; it must be {needed}. Nearest: one of ")
+    assert "Words" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
 def test_files_import_their_own_neighbours(tmp_path):
     """Another folder may have a file of the same name, and a file may be edited."""
     for name in ("first", "second"):
@@ -173,7 +186,7 @@ def test_inputs_are_a_number_a_file_or_a_function(model, tmp_path):
     assert user_inputs(str(text)) == text
     assert user_inputs(f"{model}:inputs")["flag"] is True
     with pytest.raises(InputError, match="there is no file"):
-        user_inputs("nowhere.txt")
+        require_readable(None, "nowhere.txt")
 
 
 def test_code_of_a_folder_runs_only_if_it_is_trusted(run, tmp_path, monkeypatch):

@@ -129,7 +129,8 @@ class TrainedNetworks:
         """Return `expected` in words; intervals need two networks or more."""
         rate, rows = self.expected()
         names = [name for name in WATCHED if name in rows[0]]
-        words = f"What to watch at a rate of {number_text(rate)}; nine of ten networks lie within"
+        within = "nine of ten networks lie within" if self.data.sizes["sample"] > 1 else "one network"
+        words = f"What to watch at a rate of {number_text(rate)}; {within}"
 
         def cell(row: dict[str, float], name: str) -> str:
             low, middle, high = (row[f"{name}{end}"] for end in ("_low", "", "_high"))

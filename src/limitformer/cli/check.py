@@ -171,8 +171,8 @@ def check(
         with about("--threshold"):
             thresholds_with(options["thresholds"])
         for one in (*what, *([] if against is None else [against])):
-            require_known(one)
-        require_readable(text)
+            require_known(one, inputs, loss, optimizer)
+        require_readable(text, inputs)
         require(text is None or inputs is None, "--text and --inputs cannot both be given.")
         published = None if recipe is None else user_recipe(recipe, "--recipe")
         from limitformer.checking import check as run_check

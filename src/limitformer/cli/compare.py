@@ -18,6 +18,7 @@ from limitformer.cli.options import (
     one_of,
     quicker,
     require_known,
+    require_readable,
     user_inputs,
     user_loss,
 )
@@ -51,7 +52,8 @@ def compare(
         one_of(fail_on or WORSE, (WORSE,), "--fail-on has no")
         require_count("--samples", samples, least=2)
         for one in (base, head):
-            require_known(one)
+            require_known(one, inputs, loss)
+        require_readable(None, inputs)
         from limitformer.checking import PairedComparison
         from limitformer.checking import compare as run_compare
 

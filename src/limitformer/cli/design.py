@@ -98,8 +98,8 @@ def design(
             "scan": None if scan is None else require_count("--scan", scan),
             "settings": assignments(settings, "--set"),
         }
-        require_known(what)
-        require_readable(text)
+        require_known(what, inputs, loss)
+        require_readable(text, inputs)
         from limitformer.designing import design as run_design
 
         folder_of(out)

@@ -129,8 +129,15 @@ def numbers(values: dict[str, Any], option: str) -> dict[str, Any]:
     return values
 
 
-def require_known(what: str) -> None:
-    """Raise `InputError` unless `what` is a file, a folder, JSON, FILE.py:NAME or the name of a public shape."""
+def require_known(what: str, *code: str | None) -> None:
+    """Raise `InputError` unless `what` is a file, a folder, JSON, FILE.py:NAME or the name of a public shape.
+
+    The files of `code`, other options that may name a function, must exist, too. The import of torch takes seconds.
+    """
+    for one in filter(None, (what, *code)):
+        file = one.rpartition(":")[0]
+        missing = names_code(one) and file.endswith(".py") and not os.path.isfile(file)
+        require(not missing, f"there is no file {file}.")
     import limitformer.checking  # noqa: F401  # first: its error names the extra that has all packages
 
     # isort: split
@@ -160,9 +167,11 @@ def folder_of(out: str | Path | None) -> Path | None:
     return Path(out)
 
 
-def require_readable(text: Path | None) -> None:
-    """Raise `InputError` unless the file of the text exists."""
+def require_readable(text: Path | None, inputs: str | None = None) -> None:
+    """Raise `InputError` unless the files of --text and --inputs exist, as far as these name files."""
     require(text is None or text.exists(), f"Cannot read the text {text}: there is no such file.")
+    file = not (inputs is None or inputs.strip().isdigit() or names_code(inputs)) and not Path(inputs).is_file()
+    require(not file, f"--inputs: there is no file {inputs}. It takes a number, a file of text, or FILE.py:NAME.")
 
 
 def one_of(name: str, known: tuple[str, ...], what: str) -> None:
@@ -215,6 +224,4 @@ def user_inputs(text: str) -> Any:
         function = user_object(text, "--inputs")
         with one_line(f"--inputs: {text} cannot be called"):
             return function() if callable(function) else function
-    path = Path(text)
-    require(path.is_file(), f"--inputs: there is no file {text}. It takes a number, a file of text, or FILE.py:NAME.")
-    return path
+    return Path(text)

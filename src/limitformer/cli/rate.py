@@ -104,8 +104,8 @@ def rate(
         rule = optimizer_of(optimizer, {})
         other = None if equivalent_to is None else optimizer_of(equivalent_to, {}, "--equivalent-to")
         require(at is None or equivalent_to is not None, "--rate is for --equivalent-to; a search begins anywhere.")
-        require_known(what)
-        require_readable(text)
+        require_known(what, inputs, loss, optimizer, after_groups, equivalent_to)
+        require_readable(text, inputs)
         require(text is None or inputs is None, "--text and --inputs cannot both be given.")
         from limitformer.rates.equivalent import equivalent_rates
         from limitformer.rates.rate import RateInterrupted

@@ -130,8 +130,8 @@ def steps(
         require(fits, f"--clip must be above 0 and finite; got {clip}.")
         require_count("--tokens", tokens, least=2)
         rule = optimizer_of(optimizer, {"weight_decay": weight_decay, "betas": betas, "momentum": momentum})
-        require_known(what)
-        require_readable(text)
+        require_known(what, inputs, loss, optimizer, after_groups)
+        require_readable(text, inputs)
         require(text is None or inputs is None, "--text and --inputs cannot both be given.")
         from limitformer.checking import StepsInterrupted
         from limitformer.checking import steps as run_steps

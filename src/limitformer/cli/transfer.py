@@ -118,9 +118,9 @@ def transfer(
         )
         proof = witness_of(witness)
         changes = assignments(settings, "--set")
-        require_readable(text)
+        require_readable(text, inputs)
         require(text is None or inputs is None, "--text and --inputs cannot both be given.")
-        require_known(what)
+        require_known(what, inputs, loss, optimizer, after_groups)
         place = folder_of(out)
         import_module("transformers")  # before the work begins
         from limitformer.models.text import words_of

@@ -35,13 +35,18 @@ class TextTable:
 
 @dataclass(frozen=True)
 class Card:
-    """A grade, in words and with its sign, a sentence, and the facts behind it."""
+    """A grade, in words and with its sign, a sentence, and the facts behind it.
+
+    `shown` are the titles of the section and of the figure that show it, the latter perhaps empty; the card has a link
+    there.
+    """
 
     grade: str
     word: str
     sentence: str
     facts: Mapping[str, Any] = field(default_factory=dict)
     sign: str = ""
+    shown: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -124,19 +129,21 @@ def html_of(page: Page) -> str:
 
 
 class Writer:
-    """Writes the parts of a page. Titles and menus have ids of their text."""
+    """Writes the parts of a page. Titles, figures and menus have ids of their text."""
 
     def __init__(self, drawn: "Canvas") -> None:
         self.canvas = drawn
         self.ids = dict[str, int]()
+        self.place = ""  # the title of the section
 
     def new_id(self, text: str) -> str:
         """Return the letters of a text, with a number if they are taken."""
-        name = re.sub("[^a-z0-9]+", "-", text.lower()).strip("-")[:40] or "part"
+        name = letters(text)
         self.ids[name] = count = self.ids.get(name, 0) + 1
         return name if count == 1 else f"{name}--{count}"
 
     def section(self, section: Section) -> str:
+        self.place = section.title
         inner = self.parts(section.parts)
         name = self.new_id(section.title) if inner else ""
         title = f'<h2 id="{name}">{escape(section.title)}</h2>'
@@ -175,11 +182,16 @@ class Writer:
     def figure(self, drawing: Drawing) -> str:
         """Return a figure: its title, the drawing, and its numbers."""
         title, note = escape(drawing.title), escape(drawing.note)
+        name = self.new_id(f"{self.place} {drawing.title}")
         scale = colour_scale(drawing) if isinstance(drawing, HeatMap) else ""
         return (
-            f'<figure class="plot"><figcaption><strong>{title}</strong> <span>{note}</span></figcaption>'
+            f'<figure class="plot" id="{name}"><figcaption><strong>{title}</strong> <span>{note}</span></figcaption>'
             f"<div>{self.canvas.svg(drawing)}{scale}</div>{numbers(drawing)}</figure>"
         )
+
+
+def letters(text: str) -> str:
+    return re.sub("[^a-z0-9]+", "-", text.lower()).strip("-")[:80] or "part"
 
 
 def numbers(drawing: Drawing) -> str:
@@ -231,7 +243,11 @@ def card(part: Card) -> str:
     sign = f'<span aria-hidden="true">{part.sign or SIGNS[part.grade]}</span>'
     title = f'<span class="kind">{sign} {escape(part.word)}</span> {escape(part.sentence)}'
     facts = pairs(part.facts) if part.facts else ""
-    return f'<article class="card {part.grade}"><h3>{title}</h3>{facts}</article>'
+    link = ""
+    if part.shown is not None:
+        name = escape(part.shown[1] or part.shown[0])
+        link = f'<p>see <a href="#{letters(" ".join(part.shown))}">{name}</a></p>'
+    return f'<article class="card {part.grade}"><h3>{title}</h3>{facts}{link}</article>'
 
 
 def verdict_card(verdict: Verdict, exists: bool) -> Card:

@@ -58,7 +58,14 @@ def user_object(text: str, option: str = "") -> Any:
     known = [key for key, each in vars(module).items() if callable(each) and not key.startswith("_")]
     if not hasattr(module, name):
         raise InputError(f"{prefix}{place} has no {name!r}.{nearest(name, known)}")
-    return getattr(module, name)
+    result = getattr(module, name)
+    prose = isinstance(result, str) and " " in result and not result.lstrip().startswith("{")  # no JSON, nor a name
+    if not option and (prose or isinstance(result, bytes | int | float | list | tuple | set | None)):
+        own = [key for key in known if getattr(getattr(module, key), "__module__", "") == module.__name__]
+        close = nearest(name, own) or (f" Nearest: one of {', '.join(own[:4])}." if own else "")
+        needed = "a function that builds a module, a module, or a configuration"
+        raise InputError(f"{text} is of type {type(result).__name__}; it must be {needed}.{close}")
+    return result
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """The contents of the page of a check: verdicts, curves, correlations, heads, weights, thresholds and provenance."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from limitformer.checking.page.formats import format_parts
 from limitformer.checking.thresholds import Threshold
 from limitformer.reports.figures import HeatMap, Line, Panel, evenly, number
 from limitformer.reports.page import Facts, Figures, Heading, Menu, Page, Part, Section, TextTable, verdict_card
-from limitformer.reports.verdict import BROKEN, WATCH
+from limitformer.reports.verdict import BROKEN, WATCH, Verdict
 from limitformer.results.datasets import correlation
 
 LAW = (
@@ -25,6 +26,14 @@ HEADS = "One column for each block, one row for each head; medians over samples.
 ELSEWHERE = ("laws", "description")  # shown in the table of laws and in the heading
 # Thresholds of a curve's own value; others are ratios.
 LIMITS = {"correlation": "collapse", "largest": "activation", "largest_logit": "logit"}
+BY_KIND = "Gradient by kind of weight"
+SHOWN = {  # the curve that shows a verdict
+    "collapsed": "correlation", "grows": "size", "dies": "size", "not finite": "size", "frozen": "logit_std",
+    "uniform": "effective_tokens", "exploding": "stream_gradient", "vanishing": "gradient", "dead": "gradient",
+    "router": "effective_experts", "memory": "longest_memory", "faint": "relative_branch", "range": "largest",
+    "swamped": "relative_branch", "loss": "loss",
+}  # fmt: skip
+TITLES = {"loss": "Loss", "relative_branch": "Branch 1 of a block"}  # of panels whose curve has another one
 TOKENS, DEPTHS = 128, 7  # of the correlations, at most
 Thresholds = Mapping[str, Threshold]
 Place = dict[str, Any]  # a sublayer or a kind of weight; empty: the whole curve
@@ -35,17 +44,16 @@ def contents(network: CheckedNetwork, against: CheckedNetwork | None, thresholds
     networks = [network] if against is None else [network, against]
     about = LAW if not network.exists else EXISTING if network.band is not None else ""
     beside: list[Part] = [] if against is None else [against.heading, *verdicts(against)]
-    title = f"By layer: {network.stack}" if network.stack else "By layer"
     sections = [
         Section("Verdict", verdicts(network)),
         Section(f"Verdict on {against.name}" if against is not None else "", beside),
-        Section(title, [by_layer(network, against, thresholds)]),
+        Section(layers_title(network.stack), [by_layer(network, against, thresholds)]),
     ]
     for stack in network.stacks:
         figures = by_layer(stack, stack_like(stack, network, against), thresholds)
-        sections.append(Section(f"By layer: {stack.name}", [stack.heading, figures]))
+        sections.append(Section(layers_title(stack.name), [stack.heading, figures]))
     sections += [
-        Section("Gradient by kind of weight", [gradients(network, against)]),
+        Section(BY_KIND, [gradients(network, against)]),
         Section("Correlation of tokens, at a depth", [matrices(networks), FIRST]),
         Section("Heads by block", heads(networks)),
         Section("Number formats", format_parts(network.formats, network.rounding)),
@@ -65,8 +73,23 @@ def verdicts(network: CheckedNetwork) -> list[Part]:
         rows = [[each.name, each.now, each.new] for each in network.changes()]
         head = ["differs from initialisation", "this network", "a new one, 90 %"]
         comparison = [TextTable(f"What differs from initialisation in {network.name}", head, rows)]
-    cards = [verdict_card(each, network.exists) for each in network.verdicts]
+    cards = [replace(verdict_card(each, network.exists), shown=shown_by(each, network)) for each in network.verdicts]
     return [*cards, *comparison, *network.remarks()]
+
+
+def shown_by(verdict: Verdict, network: CheckedNetwork) -> tuple[str, str] | None:
+    """Return the titles of the section and of the panel whose curve shows a verdict; None if no panel does."""
+    stack = next((each for each in network.stacks if verdict.said.startswith(f"{each.name}: ")), None)
+    narrow = verdict.name == "frozen" and not verdict.severe
+    name = "effective_tokens" if narrow else SHOWN.get(verdict.name, "")
+    if name not in (stack or network).curves or (stack is not None and name in ("gradient", "loss")):
+        return None
+    title = TITLES.get(name, CURVES[name].title)
+    return (layers_title(network.stack if stack is None else stack.name), title) if title else (BY_KIND, "")
+
+
+def layers_title(stack: str) -> str:
+    return f"By layer: {stack}" if stack else "By layer"
 
 
 def by_layer(network: CheckedNetwork, against: CheckedNetwork | None, thresholds: Thresholds) -> Figures:
@@ -159,7 +182,7 @@ def loss(network: CheckedNetwork, against: CheckedNetwork | None) -> list[Panel]
     if network.band is not None and "loss" in network.band:
         low, high = (np.full(count, float(network.band["loss"].sel(edge=edge))) for edge in ("low", "high"))
         band = (at, low, high)
-    return [Panel("Loss", note, "sample", tuple(lines), band)]
+    return [Panel(TITLES["loss"], note, "sample", tuple(lines), band)]
 
 
 def legend(network: CheckedNetwork, against: CheckedNetwork | None) -> list[tuple[str, str]]:
