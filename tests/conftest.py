@@ -53,7 +53,7 @@ def leave_out_slow(config, items):
         config.hook.pytest_deselected(items=left_out)
 
 
-PROVEN = ("test_cases", "test_documentation", "test_examples")  # files whose tests run the witness
+PROVEN = ("test_cases", "test_documentation", "test_examples", "test_what_others_computed")  # files with a witness
 
 
 @pytest.fixture(autouse=True)
