@@ -93,7 +93,7 @@ def test_half_the_change_does_not_end_the_verdict(of_config):
 
 
 def scaled(lines):
-    return lambda: pasted(lines, build=build)["model"]
+    return pasted(lines, build=build)["new_build"]
 
 
 def test_pasted_factors_give_the_network_that_was_checked(of_function):
@@ -135,7 +135,7 @@ def test_head_that_is_too_large_is_scaled_alone():
     assert result.verdicts[0].name == "loss"
     assert '"7.weight": ' in result.lines
     assert "o_proj" not in result.lines
-    model = pasted(result.lines, model=loud())["model"]
+    model = pasted(result.lines, loud=loud)["new_build"]()
     with torch.no_grad():
         loss = nn.functional.cross_entropy(model(torch.arange(8)[None])[0, :-1], torch.arange(1, 8))
     assert abs(float(loss) - np.log(60)) < 1.5

@@ -101,6 +101,7 @@ CURVES: Mapping[str, CurveInfo] = {  # in the order of the page
     "loss": CurveInfo(change="loss"),
     "logits_mean": CurveInfo(scale=LINEAR),
 }  # fmt: skip
+KEPT = 1.1  # largest over smallest size of a stream that a norm sets
 PANELS = ("size", "correlation", "effective_rank", "logit_std", "effective_tokens", "stream_gradient")  # of the picture
 TABLE = (*PANELS, "effective_experts", "longest_memory")  # of the terminal
 BY_HEAD = ("logit_std", "effective_tokens", "largest_logit")
@@ -234,6 +235,18 @@ def over_heads(curve: xr.DataArray) -> xr.DataArray:
 def typical(curve: xr.DataArray) -> Any:
     """Return the median over samples of the mean over heads."""
     return over_heads(curve).median("sample").values
+
+
+def stream_ratio(size: Array) -> Array:
+    """Return the size of the stream at the end over that at the start (sample,), from its size (sample, layer).
+
+    The start is the embedding. It is the stream after the first block if that keeps its size from there on, within a
+    tenth: a norm after each sum sets it, whatever the embedding's size is.
+    """
+    later = size[:, 1:]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        kept = later.max(1) <= KEPT * later.min(1) if later.shape[1] > 2 else np.zeros(len(size), bool)
+        return np.asarray(size[:, -1] / np.where(kept, size[:, min(1, size.shape[1] - 1)], size[:, 0]))
 
 
 def medians(curves: xr.Dataset) -> dict[str, Any]:

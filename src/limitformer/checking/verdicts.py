@@ -16,7 +16,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from limitformer.checking.curves import gradient_of_matrices, gradient_ratio
+from limitformer.checking.curves import gradient_of_matrices, gradient_ratio, stream_ratio
 from limitformer.checking.thresholds import EVERY_INPUT, FORMAT_VERDICTS, VERDICTS, Threshold, known_values
 from limitformer.reports.verdict import ANY, BROKEN, FINE, GRADES, NOTE, WAITS, WATCH, Verdict, number_text
 
@@ -134,8 +134,8 @@ def dies(curves: xr.Dataset, limits: Limits) -> RuleResult:
 
 
 def grows_from_start(curves: xr.Dataset, limits: Limits) -> RuleResult:
-    """Return the stream at the end over that before the first block, as `design` does."""
-    ratio = end_over(curves, 0)
+    """Return `stream_ratio`, as `design` does."""
+    ratio = stream_ratio(curves["size"].values)
     return RuleResult(ratio, ratio / limits["growth"], nowhere(ratio), jump(curves))
 
 
@@ -150,8 +150,8 @@ def jump(curves: xr.Dataset) -> str:
 
 
 def dies_from_start(curves: xr.Dataset, limits: Limits) -> RuleResult:
-    """Return the stream at the end over that before the first block, as `design` does."""
-    ratio = end_over(curves, 0)
+    """Return `stream_ratio`, as `design` does."""
+    ratio = stream_ratio(curves["size"].values)
     with np.errstate(divide="ignore"):
         return RuleResult(ratio, limits["decay"] / ratio, nowhere(ratio))
 

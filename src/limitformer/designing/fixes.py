@@ -24,7 +24,7 @@ from limitformer.checking.report import Report
 from limitformer.designing.knobs import Knob, factor_knob, factors_at, patterns_of
 from limitformer.designing.names import FIELD, SHAPED
 from limitformer.designing.objective import Objective
-from limitformer.designing.report import IMPORTS, SCALE, block, factor_lines, transformer_lines
+from limitformer.designing.report import IMPORTS, SCALE, block, factor_lines, lines_of, transformer_lines
 from limitformer.designing.trials import ShapedTrials, StockTrials, uses_of
 from limitformer.formats.measure import kind_of
 from limitformer.reports.verdict import GRADES, Verdict
@@ -182,9 +182,9 @@ def candidate(
     def lines(value: float) -> str:
         patch = trials.patch({name: value})
         fields = settings | patch["settings"]
-        made = [f"config.{key} = {each!r}" for key, each in fields.items()]
         if subject.config is None:
-            made = [f"model = {subject.name}({', '.join(f'{key}={each!r}' for key, each in fields.items())})"]
+            return lines_of("function", subject.name, fields, patch["weights"])
+        made = [f"config.{key} = {each!r}" for key, each in fields.items()]
         made += [f"# on the command line: --set {key}={each}" for key, each in patch["settings"].items()]
         return "\n".join([*(made if fields else []), ""]) + scale_lines(patch["weights"])
 

@@ -1,7 +1,8 @@
 r"""The objective of a design: numbers of a network at initialisation, each within its band.
 
   correlation   mean correlation ρ of different tokens after the last block
-  stream        size of the stream after the last block over that before the first, √(tr V_L/tr V_0)
+  stream        size of the stream after the last block over that before the first, √(tr V_L/tr V_0), or over that after
+                the first where a norm sets it (`stream_ratio`)
   effective     effective tokens over tokens seen, mean over heads: the smallest and the largest of all blocks
   gradient      largest over smallest gradient of like weights by block, for the worst kind
 
@@ -20,7 +21,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from limitformer.base.errors import InputError, require, require_real, set_fields
-from limitformer.checking.curves import curves, gradient_of_matrices, gradient_ratio
+from limitformer.checking.curves import curves, gradient_of_matrices, gradient_ratio, stream_ratio
 from limitformer.checking.thresholds import THRESHOLDS
 from limitformer.weightless.arrays import split_stacks
 
@@ -120,7 +121,7 @@ def values_of(curves: xr.Dataset, data: xr.Dataset) -> dict[str, tuple[Array, Ar
     if "correlation" in curves:
         result["correlation"] = as_range(curves["correlation"].values[:, -1])
     with np.errstate(divide="ignore", invalid="ignore"):
-        result["stream"] = as_range(curves["size"].values[:, -1] / curves["size"].values[:, 0])
+        result["stream"] = as_range(stream_ratio(curves["size"].values))
     if "effective_tokens" in data:
         part = (data["effective_tokens"] / data["tokens_seen"]).mean("head").values
         result["effective"] = np.nanmin(part, 1), np.minimum(np.nanmax(part, 1), 1.0)  # rounding can exceed 1

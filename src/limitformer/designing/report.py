@@ -170,10 +170,7 @@ class Design(AnyReport):
         """Return lines to paste: they change fields or arguments, then the model that is made with them."""
         if self.kind == "Transformer":
             return transformer_lines(self.changes["settings"])
-        fields = [f'    "{name}": {value!r},' for name, value in self.patch()["settings"].items()]
-        weights = factor_lines(self.changes["weights"])
-        setter = SETTERS[self.kind].format(name=self.name.partition(" with ")[0])
-        return PYTHON.format(fields=block("FIELDS", fields), factors=block("FACTORS", weights), setter=setter)
+        return lines_of(self.kind, self.name.partition(" with ")[0], self.patch()["settings"], self.changes["weights"])
 
     def __str__(self) -> str:
         """Return one screen of text, what to set first."""
@@ -284,6 +281,13 @@ def new_build(*args, **options):
     scale_weights(model)
     return model''',
 }
+
+
+def lines_of(kind: str, name: str, fields: Mapping[str, Any], weights: Mapping[str, tuple[float, float, float]]) -> str:
+    """Return lines that set the fields of a configuration, or the arguments of the function `name`, and factors."""
+    rows = [f'    "{key}": {value!r},' for key, value in fields.items()]
+    parts = {"fields": block("FIELDS", rows), "factors": block("FACTORS", factor_lines(weights))}
+    return PYTHON.format(**parts, setter=SETTERS[kind].format(name=name))
 
 
 def transformer_lines(fields: Mapping[str, float]) -> str:
