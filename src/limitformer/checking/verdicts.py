@@ -24,9 +24,6 @@ Array = NDArray[np.float64]
 Limits = Mapping[str, float]
 MOST_NAMED = 3  # kinds of weight that a verdict names
 CERTAIN = ("not finite", "dead")  # broken whatever else is measured
-# Nats between the loss and that of a uniform guess. The known models begin within 1 (`known_values`). A byte model of
-# width 64 that began 63 away was 0.2 to 0.4 behind after 300 steps, at two rates; one that began 18 away, 0.03 to 0.05.
-FAR = 50.0
 EQUAL = 4 * 2.0**-23  # distance of a correlation from 1 that is rounding in float32
 ALONE = "It is past the threshold for broken, but no other measure agrees."
 
@@ -57,11 +54,10 @@ def verdicts(curves: xr.Dataset, thresholds: Mapping[str, Threshold], skip: tupl
     pairs = [(rule, one) for rule in rules if (one := verdict_of(rule, curves, thresholds))]
     severe = {one.name for _, one in pairs if one.severe}
     agree = len(severe) > 1 or ("frozen" in severe and any(rule.find is narrow for rule, _ in pairs))
-    certain = {"collapsed": 1 - EQUAL, "loss": FAR}  # from these values on
     result = [
         one
         # Nothing can train what has no gradient or finite number, or tokens that are equal in float32.
-        if not one.severe or agree or one.name in CERTAIN or one.value >= certain.get(one.name, np.inf)
+        if not one.severe or agree or one.name in CERTAIN or (one.name == "collapsed" and one.value >= 1 - EQUAL)
         else replace(one, grade=WATCH, why=f"{ALONE} {one.why}")
         for _, one in pairs
         if one.severe or one.name not in severe
