@@ -275,3 +275,29 @@ def test_own_cross_entropy_is_compared_with_a_uniform_guess():
     assert "loss" not in [one.name for one in quiet.verdicts]
     assert float(quiet.curves["loss"].median()) == pytest.approx(math.log(400), abs=0.3)
     assert "chance" not in other.about
+
+
+@pytest.mark.parametrize("place", ["post", "pre"])
+def test_stream_that_a_norm_sets_does_not_grow(place):
+    """After each norm the size is 1 whatever the embedding's is; before the branches a small embedding is swamped."""
+
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)
+
+        def forward(self, x):
+            if place == "post":
+                return torch.nn.functional.layer_norm(x + self.down(torch.relu(self.up(x))), (32,))
+            return x + self.down(torch.relu(self.up(torch.nn.functional.layer_norm(x, (32,)))))
+
+    def build():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Embedding(60, 32), *[Block() for _ in range(6)])
+        torch.nn.init.normal_(model[0].weight, std=0.01)
+        return model
+
+    report = lf.check(build(), IDS, law=False, progress=False)
+    sizes = report.curves["size"].values[0]
+    assert sizes[-1] / sizes[0] > 30
+    assert ("grows" in {one.name for one in report.verdicts}) is (place == "pre")

@@ -230,7 +230,10 @@ def refuse_own(model: Transformer) -> None:
     parts = (model.attention, feedforward.activation if type(feedforward) is OneMatrix else feedforward)
     for part in parts:
         if type(part) in (Mixing, Elementwise, Gated):
-            raise NoLimitError(f"No limit is proven for {part!r}; it needs ShapedAttention and ShapedReLU.")
+            raise NoLimitError(
+                f"No limit is proven for {part!r}; it needs ShapedAttention and ShapedReLU. Nearest: "
+                "limitformer.simulate, which needs no limit."
+            )
 
 
 def covariance_limit(model: Transformer) -> CovarianceLimit:
