@@ -372,7 +372,7 @@ def test_expected_interval_is_that_of_a_further_network():
     words = "What to watch at a rate of 0.001; nine of ten networks lie within"
     assert f"{words}:" in str(report)
     assert f"{words}." in report.page()
-    assert "(" in report.watched().rows[0][1]
+    assert " to " in report.watched().rows[0][1]
     one = data.isel(sample=[0])
     assert "(" not in "".join(StepsReport("net", one, step_verdicts(one), dict(one.attrs)).watched().rows[0])
 

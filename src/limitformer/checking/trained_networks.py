@@ -140,8 +140,9 @@ class TrainedNetworks:
 
         def cell(row: dict[str, float], name: str) -> str:
             low, middle, high = (row[f"{name}{end}"] for end in ("_low", "", "_high"))
-            interval = f" ({number_text(low)} to {number_text(high)})" if np.isfinite(high - low) else ""
-            return "–" if np.isnan(middle) else f"{number_text(middle)}{interval}"
+            if np.isnan(middle):
+                return "–"
+            return f"{number_text(low)} to {number_text(high)}" if np.isfinite(high - low) else number_text(middle)
 
         head = ["step", *(WATCHED[name] for name in names)]
         return TextTable(words, head, [[f"{row['step']}", *(cell(row, name) for name in names)] for row in rows])
