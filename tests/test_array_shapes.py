@@ -40,6 +40,7 @@ SEEN = nn.visibility(PADDED, is_causal=True, queries=5, keys=5)
 ROWS = nn.visibility(torch.zeros(5, 5), queries=5, keys=5)
 LOGITS = nn.Logits(Q, K, 0.5, PADDED, True)
 LAYER = nn.Layer(SHAPED)
+ON_SPHERE = nn.SphereStack(lf.StochasticTransformer(tokens=5, dim=12, beta=1.0, layers_per_unit_time=10), 2)
 MEAN = lf.Mixing(mean_of_visible)
 
 
@@ -81,6 +82,8 @@ CALLS = [
     (nn.Block.forward, BLOCK, X, PADDED, True),
     (nn.Block.add, BLOCK, "attention", X, X),
     (nn.Stack.forward, nn.stack_of(SHAPED), X),
+    (nn.SphereStack.forward, ON_SPHERE, X),
+    (nn.SphereStack.attention, ON_SPHERE, X, torch.ones(1, 12, 12)),
     (nn.TrainableShapedReLU.forward, nn.TrainableShapedReLU(negative=0.5), X),
     (nn.Residual.forward, nn.Residual(0.5), X, X),
     (nn.Gain.forward, nn.Gain(1.0, 4)),

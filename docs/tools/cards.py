@@ -12,7 +12,9 @@ FIGURES = Path(__file__).resolve().parents[1] / "figures"
 PAGE = FIGURES.parent / "gallery.md"
 SECTIONS = {
     "The Shaped Transformer": ("st-", "text-fate", "gradient-limit"),
-    "Clustering in Deep Stochastic Transformers": ("ct-", "lifetimes", "transition", "large-beta", "many-tokens"),
+    "Clustering in Deep Stochastic Transformers": (
+        *("ct-", "lifetimes", "transition", "feedforward-branch", "large-beta", "many-tokens"),
+    ),
     "Stock models": ("stock-models",),
     "Studies": ("foretells",),
 }

@@ -23,6 +23,7 @@ FIGURES = {
     "lifetimes": "mean lifetime of unequal antipodal clusters, exact against simulated",
     "lifetimes-spread": "mean lifetime of unequal antipodal clusters whose tokens are not together, and how many split",
     "transition": "what becomes of the transition of [CT, Fig. 3] with drawn queries and keys, heads and a causal mask",
+    "feedforward-branch": "antipodal pairs with a feed-forward branch, linear, tanh or ReLU, simulated against exact",
     "large-beta": "tokens at large β: fair coins say where they go; unequal sides end on the time scale e^{2β}",
     "gradient-limit": "law of the tangent kernel and of gradients as depth and width grow: chain against SDE",
     "many-tokens": "clusters of up to 1,000 tokens in time, times to come together, lifetimes by the larger share",

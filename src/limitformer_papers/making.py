@@ -23,7 +23,8 @@ from limitformer_papers.common.picture import Picture
 SCALES = ("paper", "quick")
 BEGIN, END = "<!-- claims -->", "<!-- end of claims -->"
 MARKS = {True: "yes", False: "**no**"}
-NEED_TRAINING = ("st-fig2", "foretells", "foretells-rate", *RUN_FIGURES)  # figures that need the extra `train`
+# Figures that need the extra `train`.
+NEED_TRAINING = ("st-fig2", "feedforward-branch", "foretells", "foretells-rate", *RUN_FIGURES)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from limitformer.nn.initialisation import draw as draw
 from limitformer.nn.rounding import RoundingWarning as RoundingWarning
 from limitformer.nn.self_attention import ShapedSelfAttention as ShapedSelfAttention
 from limitformer.nn.shaped_attention import shaped_attention as shaped_attention
+from limitformer.nn.sphere import SphereStack as SphereStack
 from limitformer.nn.strengths import Residual as Residual
 from limitformer.nn.visibility import Visibility as Visibility
 from limitformer.nn.visibility import visibility as visibility

@@ -160,6 +160,7 @@ SENTENCES = {
         ("spread 0.3: share of pairs that are ever", "At s = 0.3, {:.0c} of the pairs are apart"),
         ("spread 0.3: share of pairs that split", "In {:.0c} one token comes nearer"),
     ],
+    "feedforward-branch": [("weakest ReLU: share at the horizon", "and {:.2c} are there at T = 8")],
     "large-beta": [
         ("N = 5: share of 3 + 2", "five tokens {:.3f} of 4,000"),
         ("N = 5: share of 4 + 1", "as 3 + 2, {:.3f} as 4 + 1"),

@@ -219,6 +219,16 @@ TWINS = {
         "rate",
     ),
     "transition, other lifetimes": ("transition", lambda d: d.assign(lived=d["lived"] * 1.5), "lifetime, in standard"),
+    "feedforward-branch, ReLU for tanh": (
+        "feedforward-branch",
+        lambda d: swapped(d, "branch", "tanh", "ReLU"),
+        "linear, tanh: least growth",
+    ),
+    "feedforward-branch, half the pairs": (
+        "feedforward-branch",
+        lambda d: d.assign(share=d["share"] * 0.5),
+        "linear, tanh: largest",
+    ),
     "large-beta, biased coins": ("large-beta", lambda d: d.assign(count=swapped(d["count"], "few", 0, 1)), "p-value"),
     "large-beta, another limit": ("large-beta", lambda d: d.assign(limit=d["limit"] * 0 + 1), "largest |share"),
     "many-tokens, that stay apart": ("many-tokens", lambda d: d.assign(rest=d["rest"] * 0 + 0.2), "odd N"),

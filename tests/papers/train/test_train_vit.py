@@ -1,4 +1,4 @@
-"""The vision experiment: the network has the law of the chain, data are read correctly, and the figure shows the
+"""The vision experiment: the network has the settings of its variant, data are read correctly, and the figure shows the
 runs.
 """
 
@@ -10,58 +10,29 @@ import pytest
 import torch
 from PIL import Image
 
-import limitformer as lf
 from limitformer.base.errors import InputError
 from limitformer_papers.training.data import cifar
 from limitformer_papers.training.data.autoaugment import OPERATIONS, POLICY, RANGES, augmented, by_policy
 from limitformer_papers.training.data.images import read_images
 from limitformer_papers.training.log import curve, read_log
 from limitformer_papers.training.tasks import vit
-from limitformer_papers.training.tasks.vit import PRESETS, SphereStack, VisionTransformer, VitConfig, run_vit
-from statistics_checks import assert_same_law
+from limitformer_papers.training.tasks.vit import PRESETS, VisionTransformer, VitConfig, run_vit
 
 SMALL = {"layers": 3, "dim": 8, "epochs": 2, "warmup_epochs": 1, "batch": 256, "patch": 4, "tensorboard": False}
-START = np.array([[1.0, 0, 0, 0], [0.6, 0.8, 0, 0], [-0.5, 0.5, 0.5, 0.5]])
-
-
-def overlaps(layers: int, beta: float, samples: int, sigma: float) -> dict[str, np.ndarray]:
-    """Return ⟨Xⁱ, Xʲ⟩ of three tokens after the layers of `samples` independent networks."""
-    x = torch.tensor(START, dtype=torch.float32)[None]
-    generator = torch.Generator().manual_seed(7)
-    stacks = (SphereStack(layers, 4, beta, "random", sigma=sigma, generator=generator) for _ in range(samples))
-    with torch.no_grad():
-        ends = torch.cat([stack(x) for stack in stacks])
-    gram = (ends @ ends.mT).numpy().astype(np.float64)
-    return {f"{i}{j}": gram[:, i, j] for i, j in ((0, 1), (0, 2), (1, 2))}
-
-
-def test_untrained_stack_has_the_law_of_the_chain():
-    model = lf.StochasticTransformer(tokens=3, dim=4, beta=2.0, layers_per_unit_time=6, sigma=0.7)
-    chain = lf.simulate(model, START, horizon=1.0, samples=2500, seed=1, record=[1.0], progress=False)
-    exact = {f"{i}{j}": chain.overlap.values[:, 0, k] for k, (i, j) in enumerate(((0, 1), (0, 2), (1, 2)))}
-    ours = overlaps(6, 2.0, 2500, sigma=0.7)
-    assert_same_law(ours, exact, wrong=overlaps(6, 2.0, 2500, sigma=0.7 * 0.9))
-
-
-def test_query_and_key_act_as_in_the_chain():
-    query, key = np.diag([1.0, 0.5, 2.0, 1.0]), np.roll(np.eye(4), 1, axis=1)
-    stack = SphereStack(1, 4, 1.3, "constant")
-    with torch.no_grad():
-        stack.query.copy_(torch.tensor(query))
-        stack.key.copy_(torch.tensor(key))
-        ours = stack(torch.tensor(START, dtype=torch.float32)[None])[0].numpy()
-    weights = np.exp(1.3 * (START @ query.T) @ (START @ key.T).T)
-    moved = START + weights @ START / weights.sum(1, keepdims=True)
-    np.testing.assert_allclose(ours, moved / np.linalg.norm(moved, axis=1, keepdims=True), atol=1e-6)
 
 
 def test_values_start_as_one_identity_or_independent_draws():
-    constant, random = (SphereStack(5, 6, 1.0, variant) for variant in ("constant", "random"))
-    assert torch.equal(constant.values.detach(), torch.eye(6)[None])
-    assert random.values.shape == (5, 6, 6)
-    assert all(parameter.requires_grad for stack in (constant, random) for parameter in stack.parameters())
+    config = VitConfig(data="digits", patch=2, layers=50, dim=40, beta=1.5, sigma=0.8, epochs=1, warmup_epochs=0)
+    built = (VisionTransformer(config, variant, channels=1, side=8, seed=0).stack for variant in vit.VARIANTS)
+    constant, random = built
+    assert torch.equal(constant.values.detach(), torch.eye(40)[None, None])
+    assert random.values.shape == (50, 1, 40, 40)
     assert not torch.equal(random.values[0], random.values[1])
-    assert float(SphereStack(50, 40, 1.0, "random").values.detach().std()) == pytest.approx(1.0, abs=0.02)
+    assert float(random.values.detach().std()) == pytest.approx(0.8, abs=0.01)
+    for stack in (constant, random):
+        assert all(parameter.requires_grad for parameter in stack.parameters())
+        assert torch.equal(stack.query.detach(), torch.eye(40)[None, None])
+        assert (stack.layers, stack.model.beta, stack.model.layers_per_unit_time) == (50, 1.5, 50)
 
 
 def test_token_is_its_patch_and_position():

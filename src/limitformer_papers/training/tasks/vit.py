@@ -40,6 +40,8 @@ from torch.nn import functional
 from transformers import EvalPrediction
 
 from limitformer.base.errors import require, require_count, require_real, set_fields
+from limitformer.models import StochasticTransformer
+from limitformer.nn import SphereStack
 from limitformer_papers.training.data.batches import steps_per_epoch
 from limitformer_papers.training.data.images import Images, Source, collate, read_images
 from limitformer_papers.training.harness import train
@@ -132,41 +134,6 @@ PRESETS: Mapping[str, VitConfig] = {
 }
 
 
-class SphereStack(nn.Module):
-    """L layers [CT, eq. 4] with trained Q, K and V, from tokens (b, n, d) on the unit sphere to tokens.
-
-    Args:
-        layers, dim, beta: L, d, β.
-        variant: "constant" or "random" V.
-        sigma: σ of the random variant.
-        generator: draws V; None takes torch's own.
-    """
-
-    def __init__(
-        self,
-        layers: int,
-        dim: int,
-        beta: float,
-        variant: Variant,
-        *,
-        sigma: float = 1.0,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        super().__init__()
-        self.layers, self.beta = layers, beta
-        self.query, self.key = nn.Parameter(torch.eye(dim)), nn.Parameter(torch.eye(dim))
-        shared = variant == "constant"
-        drawn = torch.eye(dim)[None] if shared else sigma * torch.randn(layers, dim, dim, generator=generator)
-        self.values = nn.Parameter(drawn)
-
-    def forward(self, x: Tensor) -> Tensor:
-        form = self.beta * self.query.mT @ self.key
-        for value in self.values.expand(self.layers, -1, -1).unbind(0):
-            mixed = functional.scaled_dot_product_attention(x @ form, x, x, scale=1.0)
-            x = functional.normalize(x + mixed @ value.mT / sqrt(self.layers), dim=-1)
-        return x
-
-
 class VisionTransformer(nn.Module):
     """Patches, the stack, and ten classes: images (b, channels, side, side) to logits (b, 10) and a loss.
 
@@ -188,8 +155,11 @@ class VisionTransformer(nn.Module):
             nn.init.zeros_(linear.bias)
         self.class_token = nn.Parameter(torch.randn(1, 1, config.dim, generator=generator))
         self.positions = nn.Parameter(torch.randn(1, number + 1, config.dim, generator=generator))
-        shape = (config.layers, config.dim, config.beta, variant)
-        self.stack = SphereStack(*shape, sigma=config.sigma, generator=generator)
+        sizes: Any = {"tokens": number + 1, "dim": config.dim, "layers_per_unit_time": config.layers}
+        model = StochasticTransformer(**sizes, beta=config.beta, sigma=config.sigma)
+        self.stack = SphereStack(model, config.layers, shared_values=variant == "constant", generator=generator)
+        if variant == "constant":
+            self.stack.values.data.copy_(torch.eye(config.dim))
 
     def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         """Return `logits`, and the mean cross-entropy `loss` if there are labels."""
