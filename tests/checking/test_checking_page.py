@@ -111,7 +111,7 @@ def test_verdicts_have_links_to_the_curves_that_show_them(law, law_page, network
 
 
 def test_every_verdict_of_the_page_has_its_figure(network):
-    """Whatever is wrong, the link leads to a part of the page, with one stack and with two."""
+    """The link of each verdict leads to a part of the page, with one stack and with two."""
     t5 = {"model_type": "t5", "d_model": 16, "num_layers": 2, "num_heads": 2, "d_kv": 8, "d_ff": 32, "vocab_size": 40}
     two = check(t5, tokens=6, samples=2, progress=False, witness=False)
     for report in (network, two):
