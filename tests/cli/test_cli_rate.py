@@ -42,7 +42,9 @@ def test_rate_prints_the_answer_and_writes_files(rate, tmp_path):
     record = json.loads((tmp_path / "there" / "rate.json").read_text(encoding="utf-8"))
     assert record["decided"]
     assert " ".join(result.stdout.split()).startswith(record["answer"])
-    assert "Next:" not in result.stdout
+    command = shlex.split(result.stdout.splitlines()[-1])
+    assert command[:3] == ["Next:", "limitformer", "transfer"]
+    assert command[command.index("--inputs") + 1] == "mine.py:batch"
     page = (tmp_path / "there" / "rate.html").read_text(encoding="utf-8")
     assert record["answer"] in page
     assert "input_ids (2, 6)" in page

@@ -62,7 +62,7 @@ def test_steps_prints_verdicts_table_and_caveat(steps):
     assert "\nsmall.json: SGD (" in result.stdout
     assert "SGD (momentum 0, dampening 0, weight_decay 0), 3 rates, 1 step, 2 networks, 6 tokens, same batches" in words
     assert "the loss of the batch falls within 1 step up to a rate of 0.1, in 2 of 2 networks" in words
-    assert [line.split()[0] for line in result.stdout.splitlines()[-13:-10]] == ["0.01", "0.1", "100"]
+    assert [line.split()[0] for line in result.stdout.splitlines()[-12:-9]] == ["0.01", "0.1", "100"]
     assert "What to watch at a rate of 0.1; nine of ten networks lie within:" in words
     assert "nothing is said about later steps" in words
 

@@ -52,7 +52,10 @@ class StepsReport(TrainedNetworks, AnyReport):
         return self.text()
 
     def text(self, full: bool = True) -> str:
-        """Return the verdicts and the table by rate, on lines of at most 80 characters; `full`: with their reasons."""
+        """Return the verdicts, the table by rate and what to watch, on lines of at most 80 characters.
+
+        `full`: with the reasons of the verdicts, and with what to watch between the first step and the last.
+        """
         lines = verdict_lines(self.verdicts, exists=True, full=full)  # the first line is the answer
         lines += ["", *wrapped(f"{self.name}: {self.heading}", ""), *wrapped(self.proof, "")]
         table = self.rows()
@@ -66,14 +69,14 @@ class StepsReport(TrainedNetworks, AnyReport):
             for row in table
         ]
         watched = self.watched()
-        cells = aligned([watched.head, *watched.rows], left=0)
+        cells = aligned([watched.head, *(watched.rows if full else watched.rows[:: len(watched.rows) - 1])], left=0)
         noise = "".join(
             f"Simple noise scale of SGD at step {row['step']}: {number_text(row['scale'])} sequences "
             f"({number_text(row['low'])} to {number_text(row['high'])}). "
             for row in self.noise()
             if row["weights"] == ALL
         )
-        numbers = [above, head, *(row.rstrip() for row in rows), "", f"{watched.label}:", *cells]
+        numbers = [above, head, *(row.rstrip() for row in rows), f"{watched.label}:", *cells]
         return "\n".join([*lines, "", *numbers, "", *wrapped(f"{noise}{self.caveat}", "")])
 
     def contents(self) -> Page:

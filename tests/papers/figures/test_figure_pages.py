@@ -102,7 +102,7 @@ SENTENCES = {
     ],
     "st-fig8": [
         ("share of the map", "* {:.0c} of the map is stable"),
-        ("largest rise of t* from one γ to the next, γ ≤ 0.7", "noise of 100 samples ({:.4f})"),
+        ("largest fall of t* from one τ₀", "noise of 100 samples ({:.4f})"),
         ("median t* at γ = 0.7", "the median is {:.2f} at γ = 0.7,"),
         ("median t* at γ = 0.8", "{:.2f} at 0.8,"),
         ("median t* at γ = 0.9", "{:.2f} at 0.9 and 1 at"),
