@@ -237,3 +237,24 @@ def test_lists_that_do_not_grow_with_depth_are_not_blocks():
     eps = parametrise(config, "depth", 4, 2, "completep").eps_factors
     assert {value for name, value in eps.items() if "encoder.layers." in name} == {0.5}
     assert {value for name, value in eps.items() if "encoder.layers." not in name} == {1.0}
+
+
+class OwnHead(nn.Module):
+    """A head that is a parameter of the module itself, or the weight of a map."""
+
+    def __init__(self, width, mapped):
+        super().__init__()
+        self.table, self.blocks = nn.Embedding(40, width), nn.ModuleList([nn.Linear(width, width)])
+        self.tongue = nn.Linear(width, 40, bias=False) if mapped else nn.Parameter(torch.randn(40, width) * width**-0.5)
+
+    def forward(self, ids):
+        x = self.table(ids)
+        x = x + self.blocks[0](x)
+        return x @ self.tongue.T if isinstance(self.tongue, nn.Parameter) else self.tongue(x)
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_head_that_shapes_show_as_a_table_has_a_note(mapped):
+    put = parametrise(lambda width: OwnHead(width, mapped), "width", 64, 16, "mup", "adam")
+    assert any("make it the weight of an nn.Linear" in note for note in put.notes) is not mapped
+    assert (put.multipliers == {"tongue": 0.25}) is mapped

@@ -196,6 +196,7 @@ class Broken(nn.Module):
         (Silent, np.ones((1, 2, 3)), {}, "has no blocks: no module of a list receives tokens"),
         (Broken, np.ones((1, 2, 8)), {}, r"cannot run with these inputs: AttributeError.*no_such_thing"),
         ("small", [3, 99], {}, "embed_tokens.weight has rows 0 to 39; got the number 99"),
+        ("small", [3, -1], {}, "embed_tokens.weight has rows 0 to 39; got the number -1. Nearest: ids of 0 or more"),
         ("small", [[0.5]], {}, "ids must be whole numbers"),
         ("small", 0, {}, "at least one token"),
         ("small", 41, {}, "need a larger vocabulary than 40"),
@@ -267,3 +268,21 @@ def test_tied_head_has_the_zero_row_of_the_padding():
     data = lf.weightless.simulate(Tied, [[3, 7, 9]], samples=3, seed=0, gradients=True, loss=loss, progress=False)
     assert max(seen) == 0.0
     assert np.isfinite(data.loss).all()
+
+
+def test_table_is_looked_up_by_whole_numbers():
+    """As torch, which refuses other numbers."""
+
+    class Table(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.blocks = torch.nn.Embedding(20, 8), torch.nn.ModuleList([torch.nn.Linear(8, 8)])
+
+        def forward(self, ids):
+            return self.blocks[0](self.table(ids))
+
+    for given in (torch.rand(2, 5), torch.ones(2, 5, dtype=torch.bool)):
+        with pytest.raises(RuntimeError, match="indices"):
+            Table()(given)
+        with pytest.raises(lf.InputError, match=r"table.weight is looked up by whole numbers; got torch"):
+            lf.weightless.simulate(Table, given, samples=1, seed=0, progress=False)

@@ -69,7 +69,7 @@ def knobs_of(names: Iterable[str], network: Weightless, uses: MatrixUses) -> lis
     """
     every = []
     for name in distinct(names):
-        if name != FIELD and name not in SCALES and not is_pattern(name):
+        if name != FIELD and name not in SCALES and not is_pattern(name) and name not in network.laws:
             raise no_knob(name, (FIELD, *SCALES))
         every.append(field_knob(network) if name == FIELD else factor_knob(name, network, uses))
     owners: dict[str, str] = {}

@@ -220,7 +220,8 @@ class Design(AnyReport):
             for end, inner in (values[:2], values[:-3:-1]):
                 more = sorted(float(f"{end * (end / inner) ** k:.4g}") for k in range(3))
                 if best == end and more[-1] <= knob.most:
-                    return [f"That is the end of the grid; beyond it: --grid {knob.name}={','.join(map(str, more))}."]
+                    names, beyond = ",".join(each.name for each in self.knobs), ",".join(map(str, more))
+                    return [f"That is the end of the grid; beyond it: --knobs {names} --grid {knob.name}={beyond}."]
         return []
 
     def record(self) -> dict[str, Any]:

@@ -16,10 +16,11 @@ from torch import nn
 
 from limitformer.base.errors import InputError, nearest, require
 from limitformer.scaling.multipliers import Effect
-from limitformer.scaling.roles import Role, Shape, kind_of, partners, roles_of
+from limitformer.scaling.roles import Role, Shape, is_table_by_shape, kind_of, partners, roles_of
 from limitformer.scaling.rules import (
     FIXED,
     HIDDEN,
+    INPUT,
     ONE,
     OUTPUT,
     RULES,
@@ -125,7 +126,13 @@ def parametrise(
         epsilons,
         effect.multipliers,
         {name: each.role for name, each in roles.items()},
-        [*notes, *(f"at {over} {size}: {note}" for note in effect.notes), *law_notes, *tie_notes(module, roles)],
+        [
+            *notes,
+            *(f"at {over} {size}: {note}" for note in effect.notes),
+            *law_notes,
+            *tie_notes(module, roles),
+            *table_notes(module, roles),
+        ],
         at.stays,
         laws,
         effect.lines,
@@ -247,6 +254,19 @@ def grouped(laws: dict[str, Law], names: list[str]) -> dict[str, Law]:
         else:
             result |= {name: laws[name] for name in every if name in laws}
     return result
+
+
+def table_notes(module: nn.Module, roles: dict[str, Role]) -> list[str]:
+    """Return a note on the user's own parameters that their shapes alone show as tables, since a head looks alike."""
+    notes = []
+    for name in (name for name, role in roles.items() if role.role == INPUT):
+        path, _, attribute = name.rpartition(".")
+        if is_table_by_shape(module.get_submodule(path), attribute, path, module.get_parameter(name).dim()):
+            notes.append(
+                f"{kind_of(name)} is taken for a table that is looked up or added. If it maps to the output it needs "
+                "another rule: make it the weight of an nn.Linear"
+            )
+    return list(dict.fromkeys(notes))
 
 
 def tie_notes(module: nn.Module, roles: dict[str, Role]) -> list[str]:

@@ -16,6 +16,9 @@ from limitformer.scaling.rules import FIXED, HIDDEN, INPUT, OUTPUT, VECTOR
 from limitformer.weightless.layout import outermost_list
 
 Shape = tuple[int, ...]
+TABLES = nn.Embedding, nn.EmbeddingBag
+TRANSPOSED = nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d
+MAPS = nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase, nn.MultiheadAttention
 ROUTERS = ("router", "gate", "classifier", "head")  # in the names of modules whose own parameter maps to a fixed size
 
 
@@ -105,16 +108,22 @@ def axes_of(part: nn.Module, attribute: str, shape: Shape, path: str) -> tuple[i
     """Return the dimensions of fan-in and fan-out."""
     if is_conv1d(part):
         return 0, 1
-    if isinstance(part, nn.Embedding | nn.EmbeddingBag):
+    if isinstance(part, TABLES):
         return 0, 1
-    if isinstance(part, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d):
+    if isinstance(part, TRANSPOSED):
         return 0, 1
-    if isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.RNNBase | nn.MultiheadAttention):
+    if isinstance(part, MAPS):
         return 1, 0
+    if is_table_by_shape(part, attribute, path, len(shape)):
+        return len(shape) - 2, len(shape) - 1
+    return len(shape) - 1, len(shape) - 2  # used as the weight of a linear map
+
+
+def is_table_by_shape(part: nn.Module, attribute: str, path: str, dimensions: int) -> bool:
+    """Whether a parameter of the user's own module is taken for a table, such as positions or tokens of a class."""
     words = f"{path}.{attribute}.{type(part).__name__}".lower()
-    if any(word in words for word in ROUTERS) or (len(shape) == 2 and "weight" in attribute):
-        return len(shape) - 1, len(shape) - 2  # used as the weight of a linear map
-    return len(shape) - 2, len(shape) - 1  # a table, such as positions or tokens of a class
+    known = is_conv1d(part) or isinstance(part, (*TABLES, *TRANSPOSED, *MAPS))
+    return not known and not any(word in words for word in ROUTERS) and not (dimensions == 2 and "weight" in attribute)
 
 
 def kind_of(name: str) -> str:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from limitformer.base.errors import InputError
+from limitformer.base.errors import InputError, require
 from limitformer.weightless.convolutions import (
     Convolution,
     RedrawnConvolution,
@@ -398,6 +398,10 @@ def embedding(
     whole = isinstance(weight, Implicit) and weight.part is None and not weight.turned
     if not isinstance(weight, Implicit) or not whole or max_norm is not None or scale_grad_by_freq or sparse:
         return NotImplemented
+    whole_numbers = not input.is_floating_point() and input.dtype != torch.bool
+    require(
+        whole_numbers, f"{weight.weight.name} is looked up by whole numbers; got {input.dtype}. Nearest: ids of int64."
+    )
     rows = weight.weight.run.embed(weight.weight, input)[0]
     rows = rows.detach() if weight.frozen else rows
     if padding_idx is not None:
