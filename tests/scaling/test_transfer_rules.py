@@ -239,7 +239,7 @@ def test_lists_that_do_not_grow_with_depth_are_not_blocks():
     assert {value for name, value in eps.items() if "encoder.layers." not in name} == {1.0}
 
 
-class OwnHead(nn.Module):
+class OwnMap(nn.Module):
     """A head that is a parameter of the module itself, or the weight of a map."""
 
     def __init__(self, width, mapped):
@@ -255,6 +255,6 @@ class OwnHead(nn.Module):
 
 @pytest.mark.parametrize("mapped", [False, True])
 def test_head_that_shapes_show_as_a_table_has_a_note(mapped):
-    put = parametrise(lambda width: OwnHead(width, mapped), "width", 64, 16, "mup", "adam")
+    put = parametrise(lambda width: OwnMap(width, mapped), "width", 64, 16, "mup", "adam")
     assert any("make it the weight of an nn.Linear" in note for note in put.notes) is not mapped
     assert (put.multipliers == {"tongue": 0.25}) is mapped
