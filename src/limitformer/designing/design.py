@@ -92,7 +92,7 @@ def design(
     require_enough(count, least, risk)
     scan = SCANNED[type(trials)] if scan is None else require_count("scan", scan)
     if isinstance(trials, StockTrials):
-        trials.require_room(max(count, scan))
+        trials.require_room()
     is_function = isinstance(trials, StockTrials) and trials.kind == "function"
     own = name_of(loss) if callable(loss) else trials.name
     keeps = f"store keeps cells of configurations; the code of {own} may change between two calls."

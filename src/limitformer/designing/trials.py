@@ -95,17 +95,20 @@ class StockTrials:
         loss = loss_of(network.subject, network, self.loss, seed, self.batch_dim) if self.gradients else None
         tokens = self.inputs.rows * token_count(self.inputs)
         check_scratch(largest_layer(network, tokens, self.gradients), "One layer of it", "fewer tokens")
-        parts = list[Arrays]()
-        for sample in range(samples):
+        first, every = Arrays(), list[Values]()
+        for sample in range(samples):  # one at a time in memory
             call = partial(network.run, seed, range(sample, sample + 1), self.inputs, "auto", loss)
-            parts.append(named_errors(call, network.subject, self.inputs))
-            require_same_blocks(parts[0], parts[-1])
-        data = dataset(parts, network.trained, network.read_where, network.stacks, self.inputs, {})
-        return values_of_stacks(data)
+            arrays = named_errors(call, network.subject, self.inputs)
+            first = first or arrays
+            require_same_blocks(first, arrays)
+            data = dataset([arrays], network.trained, network.read_where, network.stacks, self.inputs, {})
+            every.append(values_of_stacks(data))
+        low, high = ({name: np.concatenate([each[name][k] for each in every]) for name in every[0]} for k in (0, 1))
+        return {name: (low[name], high[name]) for name in low}
 
-    def require_room(self, samples: int) -> None:
-        """Raise `InputError` unless the results of that number of networks fit into memory."""
-        require_recordings(next(iter(self.built.values())), self.inputs, samples)
+    def require_room(self) -> None:
+        """Raise `InputError` unless the results of the networks of a report fit into memory."""
+        require_recordings(next(iter(self.built.values())), self.inputs, REPORTED)
 
     def laws(self, setting: Setting) -> dict[str, Law]:
         """Return the laws of the weights that factors change."""
