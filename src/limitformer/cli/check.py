@@ -216,9 +216,9 @@ def check(
             print_plain(f"\n{report.fix}\n\n{report.lines}".rstrip())
         print_written([] if as_json else written)
         if report.lines and names_code(what[0]) and not report.exists:
-            place = what[0].rpartition(":")[0]
-            label = f"Next, with these lines in {place}"
-            print_next(context, "rate", label, what=f"{place}:new_build", optimizer="adamw", settings=None)
+            file = what[0].rpartition(":")[0]
+            label = f"Next, with these lines in {file}"
+            print_next(context, "rate", label, what=f"{file}:new_build", optimizer="adamw", settings=None)
         if not report.lines:  # which come next
             if not apply_fix and any(each.name in FIXES for each in report.verdicts) and not holds_weights(what[0]):
                 print_next(context, "check", label="Fix", apply_fix=True, against=None)
