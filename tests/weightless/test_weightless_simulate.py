@@ -269,7 +269,6 @@ def test_tied_head_has_the_zero_row_of_the_padding():
     assert max(seen) == 0.0
     assert np.isfinite(data.loss).all()
 
-
     """Torch refuses other numbers, too."""
     """As torch, which refuses other numbers."""
 
