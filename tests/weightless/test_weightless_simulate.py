@@ -269,8 +269,9 @@ def test_tied_head_has_the_zero_row_of_the_padding():
     assert max(seen) == 0.0
     assert np.isfinite(data.loss).all()
 
+
+def test_table_is_looked_up_by_whole_numbers():
     """Torch refuses other numbers, too."""
-    """As torch, which refuses other numbers."""
 
     class Table(torch.nn.Module):
         def __init__(self):
