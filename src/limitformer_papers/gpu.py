@@ -22,14 +22,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import typer
 
 from limitformer.base.errors import InputError, nearest, require
 from limitformer.base.files import check_writable
 from limitformer.cli.report import errors_in_one_line, print_plain
-from limitformer_papers.training.plan import SUMMARY
 
 PICTURES = {"vit": ("ct-fig2",), "mlm": ("st-lr", "st-fig6")}
 GAMMA = 0.2
@@ -168,6 +165,7 @@ def continue_runs(size: str, budget: Any, out: Path, data: Path | None = None) -
 def finish_all(jobs: Jobs, budget: Any) -> int:
     """Finish runs until the budget is spent; return how many are. The two variants of a setting share what is left."""
     from limitformer_papers.training.interrupts import Budget, time_is_up, within
+    from limitformer_papers.training.plan import SUMMARY
 
     pairs = list(jobs.items())
     for (folder, train), (other, train_other) in zip(pairs[::2], pairs[1::2], strict=True):
@@ -185,6 +183,7 @@ def finish_all(jobs: Jobs, budget: Any) -> int:
 def finish(folder: Path, train: Callable[[], object]) -> bool:
     """Finish a run and remove its checkpoints; return False if the time is up before."""
     from limitformer_papers.training.interrupts import TrainingInterrupted, time_is_up
+    from limitformer_papers.training.plan import SUMMARY
 
     if not (folder / SUMMARY).exists():
         if time_is_up():
@@ -217,10 +216,13 @@ def draw_so_far(root: Path) -> None:
 
     Runs with less than half of the steps of the longest one are left out.
     """
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
     from limitformer_papers import make
     from limitformer_papers.training.harness import summary_of
     from limitformer_papers.training.log import FILE, curve, read_log
-    from limitformer_papers.training.plan import RUN, finite, read_json, write_json
+    from limitformer_papers.training.plan import RUN, SUMMARY, finite, read_json, write_json
 
     logs = {path.parent: read_log(path.parent) for path in root.glob(f"*/{FILE}")}
     done = {folder: int(curve(log, "loss")[0][-1]) for folder, log in logs.items()}

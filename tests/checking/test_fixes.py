@@ -135,10 +135,29 @@ def test_head_that_is_too_large_is_scaled_alone():
     assert result.verdicts[0].name == "loss"
     assert '"7.weight": ' in result.lines
     assert "o_proj" not in result.lines
+    torch.manual_seed(0)
     model = pasted(result.lines, loud=loud)["new_build"]()
     with torch.no_grad():
-        loss = nn.functional.cross_entropy(model(torch.arange(8)[None])[0, :-1], torch.arange(1, 8))
+        loss = nn.functional.cross_entropy(model(torch.arange(60)[None])[0, :-1], torch.arange(1, 60))
     assert abs(float(loss) - np.log(60)) < 1.5
+
+
+class OwnHead(nn.Module):
+    """A head that is a parameter of the module itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.tongue = build(std=0.02)[:-1], nn.Parameter(100 * torch.randn(60, 32))
+
+    def forward(self, ids):
+        return self.body(ids) @ self.tongue.T
+
+
+def test_head_without_a_module_is_scaled():
+    result = lf.fix(OwnHead, **FAST)
+    assert result.verdicts[0].name == "loss"
+    assert '"tongue": ' in result.lines
+    assert "loss" not in {each.name for each in result.against.verdicts}
 
 
 @pytest.mark.parametrize("kind", ["Llama", "Qwen3"])

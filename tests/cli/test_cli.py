@@ -186,6 +186,19 @@ def test_gradients_are_in_the_table_and_in_the_data(simulate, tmp_path, kind):
     assert "layers.0.attention.value" in data["weight"].values
 
 
+def test_gradients_of_a_limit_are_printed_at_their_first_time(simulate, tmp_path):
+    """Other recorded times change nothing of the line; the data have the median."""
+    lines = {}
+    for record in ("0", "0,0.1"):
+        result = simulate("--as", "limit", "--gradients", "--record", record, "--out", tmp_path / "data.nc")
+        assert result.exit_code == 0, result.output
+        lines[record] = re.sub(r"\s+", " ", re.search(r"median \|∂W\|[^;]*?query \S+", result.stdout).group())
+    assert len(set(lines.values())) == 1
+    norms = lf.load(tmp_path / "data.nc")["weight_gradient"].sel(weight="attention.query")
+    assert f"query {float(norms.isel(time=0).median()):.3g}," in lines["0"]
+    assert f"query {float(norms.median()):.3g}," not in lines["0"]
+
+
 def test_gradients_that_are_lost_are_counted(simulate):
     table = simulate("--set", "lam=1e30", "--gradients").stdout
     assert "6 samples have no gradients (NaN), which need all layers within the ball" in " ".join(table.split())

@@ -95,6 +95,15 @@ def test_gain_and_chain_read_a_compiled_helper_alike(monkeypatch):
     assert old.function.digest == new.function.digest
 
 
+def reads_builtins(x):
+    """Read what C code reads that imports a module while the function runs."""
+    return x if globals()["__builtins__"] else 0.0
+
+
+def test_copy_has_builtins_among_its_globals():
+    assert freeze(reads_builtins)(2.0) == 2.0
+
+
 def test_digests_differ_where_a_set_in_the_code_does():
     first, second, third = (lambda x: x in {1, 2}), (lambda x: x in {1, 3}), (lambda x: x in {2, 1})
     assert freeze(first).digest == freeze(third).digest != freeze(second).digest

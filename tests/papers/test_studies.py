@@ -182,7 +182,7 @@ def test_study_4_finds_a_shift_that_is_foretold_and_no_reversed_one(monkeypatch,
             runs.append(file, row)
         transfer.main("train", str(file))
         rows = runs.rows_in(file)
-        assert transfer.best_of(transfer.runs_of(rows, transfer.SETTINGS[2], 64)) == 1
+        assert runs.best_place(transfer.runs_of(rows, transfer.SETTINGS[2], 64)) == 1
         shift, regret = transfer.analysis(rows)[-2:]
         assert shift == f"shift: ρ {sign:.2f} of 16, one-sided p {0 if sign == 1 else 1:.4f}"
         assert regret.startswith("|shift|, regret: ρ 1.00")

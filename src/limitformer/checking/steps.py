@@ -69,7 +69,8 @@ class StepsReport(TrainedNetworks, AnyReport):
             for row in table
         ]
         watched = self.watched()
-        cells = aligned([watched.head, *(watched.rows if full else watched.rows[:: len(watched.rows) - 1])], left=0)
+        rows_shown = watched.rows if full else [watched.rows[0], watched.rows[-1]]
+        cells = aligned([watched.head, *rows_shown], left=0)
         noise = "".join(
             f"Simple noise scale of SGD at step {row['step']}: {number_text(row['scale'])} sequences "
             f"({number_text(row['low'])} to {number_text(row['high'])}). "

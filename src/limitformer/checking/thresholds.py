@@ -65,7 +65,7 @@ THRESHOLDS: Mapping[str, Threshold] = {
         100.0,
         f"stream at the end over that after the first block; growth: arXiv 2502.05795, the number is {OURS}",
     ),
-    "growth": Threshold(30.0, None, f"stream at the end over that before the first block; {OURS}"),
+    "growth": Threshold(30.0, None, f"stream at the end over the embedding (`stream_ratio`); {OURS}"),
     "decay": Threshold(0.5, None, f"stream at the end over that before the first block; {OURS}"),
     "swamped": Threshold(
         10.0,

@@ -113,7 +113,8 @@ def design(
             "grid": values,
             "seed": seed,
         }
-        options["store"] = None if names_code(what) else out  # the code of a function may change between two runs
+        code = names_code(what) or names_code(loss or "")  # which may change between two runs
+        options["store"] = None if code else out
         with suggest_quicker("a --grid of fewer values, or fewer --tokens, is quicker."):
             result = run_design(what, data, **options)
         written = [] if out is None else result.save(out)

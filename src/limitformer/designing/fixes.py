@@ -117,10 +117,11 @@ def fix(what: Any, text: Any = None, *, report: Report | None = None, **options:
     for name, sign in FIXES[verdict.name]:
         if (name in SHAPED) != (subject.transformer is not None):
             continue
-        try:
-            candidates.append(candidate(name, sign, what, text, subject, report, options))
-        except InputError as error:  # the family lacks this knob, or a norm takes its factor away
-            missing = str(error).partition(" Nearest:")[0]
+        for own in heads_of(report, subject.module) if name == HEAD else [name]:
+            try:
+                candidates.append(candidate(own, sign, what, text, subject, report, options))
+            except InputError as error:  # the family lacks this knob, or a norm takes its factor away
+                missing = str(error).partition(" Nearest:")[0]
     tries = [(k, each, each.value(k)) for k in range(1, POWERS + 1) for each in candidates]
     tries = [(k, each, value) for k, each, value in tries if value <= each.knob.most]
     steps = track(tries, "fixes to try, at most") if options.get("progress", True) else iter(tries)
@@ -158,8 +159,6 @@ def candidate(
         InputError: it does not have the knob.
     """
     tokens, settings = options.get("tokens", TOKENS), dict(options.get("settings") or {})
-    if name == HEAD:
-        name = head_of(report, subject.module)
     if subject.module is not None:
         return existing(name, sign, text, subject, options)
     if subject.transformer is not None:
@@ -239,12 +238,12 @@ def stds_by_kind(module: nn.Module) -> dict[str, float]:
     return {name: sqrt(sum(kinds[kind_of(name)]) / len(kinds[kind_of(name)])) for name, _ in module.named_parameters()}
 
 
-def head_of(report: Report, module: nn.Module | None) -> str:
-    """Return the name of the last matrix that has a row for each class of the loss; a name of none if there is none."""
+def heads_of(report: Report, module: nn.Module | None) -> list[str]:
+    """Return the names of matrices that have a row for each class of the loss, the last first; or a name of none."""
     classes = round(exp(float(report.about.get("chance", 0.0))))
     named = [] if module is None else [(name, tuple(each.shape)) for name, each in module.named_parameters()]
     shapes = dict(named) if report.laws is None else report.laws.shapes
-    return next((name for name, each in reversed(shapes.items()) if len(each) > 1 and each[0] == classes), "*.head")
+    return [name for name, each in reversed(shapes.items()) if len(each) > 1 and each[0] == classes] or ["*.head"]
 
 
 def scale_lines(weights: Mapping[str, tuple[float, float, float]]) -> str:

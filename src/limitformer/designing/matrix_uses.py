@@ -24,7 +24,7 @@ WEIGHTS = NONE, NONE  # in place of queries and keys, after their softmax
 
 
 class MatrixUses(Observer):
-    """An observer of the pass that `stream` measures; which finds parameters by their use.
+    """An observer of the pass that `stream` measures, which finds parameters by their use.
 
     Attributes:
         outputs: names of those that write to the stream, in any block.

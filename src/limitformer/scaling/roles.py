@@ -16,8 +16,7 @@ from limitformer.scaling.rules import FIXED, HIDDEN, INPUT, OUTPUT, VECTOR
 from limitformer.weightless.layout import outermost_list
 
 Shape = tuple[int, ...]
-TABLES = nn.Embedding, nn.EmbeddingBag
-TRANSPOSED = nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d
+FAN_IN_FIRST = nn.Embedding, nn.EmbeddingBag, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d  # fan-in first
 MAPS = nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase, nn.MultiheadAttention
 ROUTERS = ("router", "gate", "classifier", "head")  # in the names of modules whose own parameter maps to a fixed size
 
@@ -106,11 +105,7 @@ def is_conv1d(part: nn.Module) -> bool:
 
 def axes_of(part: nn.Module, attribute: str, shape: Shape, path: str) -> tuple[int, int]:
     """Return the dimensions of fan-in and fan-out."""
-    if is_conv1d(part):
-        return 0, 1
-    if isinstance(part, TABLES):
-        return 0, 1
-    if isinstance(part, TRANSPOSED):
+    if is_conv1d(part) or isinstance(part, FAN_IN_FIRST):
         return 0, 1
     if isinstance(part, MAPS):
         return 1, 0
@@ -122,7 +117,7 @@ def axes_of(part: nn.Module, attribute: str, shape: Shape, path: str) -> tuple[i
 def is_table_by_shape(part: nn.Module, attribute: str, path: str, dimensions: int) -> bool:
     """Whether a parameter of the user's own module is taken for a table, such as positions or tokens of a class."""
     words = f"{path}.{attribute}.{type(part).__name__}".lower()
-    known = is_conv1d(part) or isinstance(part, (*TABLES, *TRANSPOSED, *MAPS))
+    known = is_conv1d(part) or isinstance(part, (*FAN_IN_FIRST, *MAPS))
     return not known and not any(word in words for word in ROUTERS) and not (dimensions == 2 and "weight" in attribute)
 
 

@@ -99,11 +99,11 @@ def simulate_steps(
         `loss` of the batch of the next step, and after the last step of the last batch; `loss_unseen`; `gradient_norm`
         of all weights together, and `clipping`, the factor of all gradients. Measured on the first batch: `stream`,
         the root mean square of its entries by layer, `stream_change` |X_t − X_0|/|X_0|, `largest` entry, `correlation`,
-        the mean over pairs of a sequence's tokens, all absent if the module has no blocks;
-        `branch` and `branch_change` by block and sublayer, infinite where a branch was zero;
-        `entropy`, `logit_std`, `largest_logit`, … of attention by head, and `logit_change`, the change of the first
-        sequence's logits (at most its last 64 tokens) along the loss's gradient by them at the start, as a root mean
-        square; `output` and `output_change`, the root mean squares of the output and of its difference from the start.
+        the mean over pairs of a sequence's tokens, all absent if the module has no blocks; `branch` and
+        `branch_change` by block and sublayer, infinite where a branch was zero; `entropy`, `logit_std`,
+        `largest_logit`, … of attention by head, and `logit_change`, the change of the first sequence's logits (at most
+        its last 64 tokens) along the loss's gradient by them at the start, as a root mean square; `output` and
+        `output_change`, the root mean squares of the output and of its difference from the start.
         By weight: `weight_gradient`, `weight_change` |W_t − a W_0| with a the factor of weight decay, relative to
         `weight_size`, the norm |W_0| in root mean square over networks (infinite for a weight that was zero and moves);
         its largest singular value `weight_spectral` where the change has low rank, relative to the same;

@@ -89,14 +89,14 @@ def mean_correlation(arrays: Arrays, inputs: Inputs) -> NDArray[np.float64] | No
     """Return the mean correlation by layer over pairs of different tokens of a sequence."""
     if "covariance" not in arrays:
         return None
-    v = arrays["covariance"][0].astype(float)
+    v = arrays["covariance"][0]
     sequence = inputs.sequence_of(v.shape[-1])
     if len(sequence) != v.shape[-1] or v.shape[-1] == inputs.rows:
         return None
     first, second = np.nonzero(np.triu(sequence[:, None] == sequence, 1))
     with np.errstate(invalid="ignore"):  # a stream that is not finite
-        sizes = np.sqrt(np.diagonal(v, axis1=-2, axis2=-1))
-        rho = correlations(v[:, first, second], sizes[:, first], sizes[:, second])
+        sizes = np.sqrt(np.diagonal(v, axis1=-2, axis2=-1).astype(float))
+        rho = correlations(v[:, first, second].astype(float), sizes[:, first], sizes[:, second])
     return np.asarray(rho.mean(-1))
 
 

@@ -26,7 +26,7 @@ from limitformer.scaling.lines import lines_of
 from limitformer.scaling.transfer import factors_of, parametrised
 from limitformer_papers.beyond import study_networks as nets
 from limitformer_papers.beyond.study_networks import StudyNetwork, batch_of
-from limitformer_papers.beyond.study_runs import Row, append, rows_in
+from limitformer_papers.beyond.study_runs import Row, append, best_place, rows_in
 
 STEPS, WARMUP, FACTOR, LEAST = 200, 20, 2.0, -4
 PARTS = ("initialise", "multiply", "rates")  # what a rule changes
@@ -163,15 +163,11 @@ def runs_of(rows: list[Row], setting: Setting, size: int) -> dict[int, Row]:
     return {r["place"]: r for r in rows if "place" in r and (r["setting"], r["size"]) == (setting.name, size)}
 
 
-def best_of(own: dict[int, Row]) -> int:
-    return min(own, key=lambda k: (math.inf if own[k]["choose"] is None else own[k]["choose"], k))
-
-
 def next_place(own: dict[int, Row], wanted: int) -> int | None:
     """Return the next place on the grid: `wanted`, then the neighbours of the best one until both are known."""
     if wanted not in own:
         return wanted
-    best = best_of(own)
+    best = best_place(own)
     return next((k for k in (best + 1, best - 1) if k not in own and k >= LEAST), None)
 
 
@@ -184,7 +180,7 @@ def to_train(rows: list[Row]) -> Iterator[Row]:
             while (place := next_place(own, wanted)) is not None:
                 own[place] = {"setting": setting.name, "size": size, "place": place}
                 yield own[place]  # the caller adds the losses to it
-            wanted = best_of(own) if size == AXES[setting.over][0] else wanted
+            wanted = best_place(own) if size == AXES[setting.over][0] else wanted
 
 
 def analysis(rows: list[Row]) -> list[str]:
@@ -196,10 +192,10 @@ def analysis(rows: list[Row]) -> list[str]:
         if (
             setting.name not in known
             or not all(every)
-            or any(next_place(own, best_of(own)) is not None for own in every)
+            or any(next_place(own, best_place(own)) is not None for own in every)
         ):
             continue
-        places, said = [best_of(own) for own in every], known[setting.name]
+        places, said = [best_place(own) for own in every], known[setting.name]
         at_base = [own[places[0]]["loss"] for own in every[1:]]
         regrets = [math.inf if at is None else at - own[best]["loss"] for at, own, best in
                    zip(at_base, every[1:], places[1:], strict=True)]  # fmt: skip

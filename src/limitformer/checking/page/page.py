@@ -82,6 +82,7 @@ def shown_by(verdict: Verdict, network: CheckedNetwork) -> tuple[str, str] | Non
     stack = next((each for each in network.stacks if verdict.said.startswith(f"{each.name}: ")), None)
     narrow = verdict.name == "frozen" and not verdict.severe
     name = "effective_tokens" if narrow else SHOWN.get(verdict.name, "")
+    name = "largest_logit" if verdict.name == "range" and "logit" in verdict.said else name
     if name not in (stack or network).curves or (stack is not None and name in ("gradient", "loss")):
         return None
     title = TITLES.get(name, CURVES[name].title)
