@@ -571,3 +571,14 @@ def test_design_command_refuses_bad_options(arguments, says):
     assert result.exit_code == 2
     assert says in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_command_takes_the_loss_of_a_file_and_keeps_no_cells(tmp_path, monkeypatch):
+    """Its code may change between two runs."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(GPT2 | {"model_type": "gpt2"}))
+    (tmp_path / "mine.py").write_text("def loss(out, inputs):\n    return out.logits[:, -1].square().mean(-1)\n")
+    options = ["--loss", "mine.py:loss", "--out", "there", "--tokens", "6", "--samples", "29", "--scan", "1"]
+    result = CliRunner().invoke(app, ["design", "config.json", *options, "--knobs", "output", "--grid", "output=0.5,1"])
+    assert result.exit_code == 0, result.output
+    assert {path.suffix for path in (tmp_path / "there").iterdir()} == {".json", ".nc", ".png"}
