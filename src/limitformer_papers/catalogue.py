@@ -28,15 +28,15 @@ FIGURES = {
     "gradient-limit": "law of the tangent kernel and of gradients as depth and width grow: chain against SDE",
     "many-tokens": "clusters of up to 1,000 tokens in time, times to come together, lifetimes by the larger share",
     "stock-models": "what transformers draws for stock models at their real shapes: stream, heads, gradients by depth",
-    "foretells": "does the law at initialisation foretell training? 48 tiny networks, half of them held out",
-    "foretells-rate": "do the first steps in law foretell the largest learning rate? 40 tiny networks, half held out",
 }
-# Figures of finished runs of `limitformer train`, at the scale of those runs.
+# Figures of finished runs, at the scale of those runs: of `limitformer train`, or those that the package has (STORED).
+STORED = ("foretells",)
 RUN_FIGURES = {
     "st-lr": "[ST v1, Fig. 5] training loss by learning rate, shaped (Recover) against Pre-LN",
     "st-fig6": "[ST, Fig. 6] entropy of attention while training, by learning rate, shaped (Recover) against Pre-LN",
     "st-table1": "[ST, Table 1] training and held-out loss at the best learning rate, by variant and residual strength",
     "st-table2": "[ST, Table 2] scores on CoLA, MRPC and RTE after fine-tuning, shaped against Pre-LN",
+    "foretells": "do verdicts, fixes, rates and transfer foretell training? Four studies, rules written first",
     "ct-fig2": "[CT, Fig. 2] validation accuracy, independent random values against one identity",
 }
 FOLDERS = {"st": "shaped_transformer", "ct": "clustering"}  # by the beginning of the name; others: `beyond`

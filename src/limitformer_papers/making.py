@@ -16,7 +16,7 @@ from limitformer.base.extras import package_version
 from limitformer.base.files import check_writable, write_whole
 from limitformer.base.lock import only_one
 from limitformer.results.storage import save
-from limitformer_papers.catalogue import FIGURES, FOLDERS, RUN_FIGURES
+from limitformer_papers.catalogue import FIGURES, FOLDERS, RUN_FIGURES, STORED
 from limitformer_papers.common.claims import Claim, FigureRun
 from limitformer_papers.common.picture import Picture
 
@@ -24,7 +24,7 @@ SCALES = ("paper", "quick")
 BEGIN, END = "<!-- claims -->", "<!-- end of claims -->"
 MARKS = {True: "yes", False: "**no**"}
 # Figures that need the extra `train`.
-NEED_TRAINING = ("st-fig2", "feedforward-branch", "foretells", "foretells-rate", *RUN_FIGURES)
+NEED_TRAINING = ("st-fig2", "feedforward-branch", *RUN_FIGURES)
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ def make(
     `picture` chooses another format than PNG, the width, letters of panels and a serif typeface.
 
     A figure of a grid that is interrupted leaves `.NAME.sweeps` in `out` and resumes from it when it is made again. A
-    figure of `RUN_FIGURES` is drawn from the finished runs in `runs`, at their scale. If `out` has a page NAME.md with
-    the marks for a table of claims, the table is updated.
+    figure of `RUN_FIGURES` is drawn from the finished runs in `runs`, at their scale; `foretells` also from those that
+    the package has. If `out` has a page NAME.md with the marks for a table of claims, the table is updated.
 
     A user-defined figure has a new name and a `module`, or any object with the attributes of a figure's module: `paper`
     and `quick`, which return a dataclass; `compute(config, run)`; `claims(data)`; `draw(data)`; a docstring.
@@ -67,7 +67,7 @@ def make(
     require(not (own and name in names), f"{name} is a figure of the package; give your figure another name.")
     require(own or name in names, f"Unknown figure {name!r}; there are {', '.join(names)}.")
     require(scale in SCALES, f"Unknown scale {scale!r}; there are {', '.join(SCALES)}.")
-    missing = name in RUN_FIGURES and runs is None
+    missing = name in RUN_FIGURES and name not in STORED and runs is None
     require(not missing, f"{name} is drawn from finished runs: give their folder (--runs).")
     require(own or name in RUN_FIGURES or runs is None, f"{name} is not drawn from runs; leave out --runs.")
     folder = Path(out)

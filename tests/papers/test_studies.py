@@ -5,12 +5,14 @@ import json
 import math
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
+from limitformer_papers.beyond import foretells
 from limitformer_papers.beyond import study_analysis as analysis
 from limitformer_papers.beyond import study_networks as nets
 from limitformer_papers.beyond import study_runs as runs
@@ -44,11 +46,12 @@ def test_runs_resume_after_a_kill_and_repeat_nothing(study, tmp_path, monkeypatc
     whole, part = tmp_path / "whole.jsonl", tmp_path / "part.jsonl"
     runs.main(["train", str(whole), "--study", str(study)])
     lines = whole.read_text().splitlines()
+    assert json.loads(lines[0])["unigrams"] == pytest.approx(3.24, abs=0.2)
     part.write_text("\n".join(lines[:7]) + "\n" + lines[7][:20])  # killed while it wrote
     runs.main(["train", str(part), "--study", str(study), "--minutes", "0"])
     assert len(runs.rows_in(part)) == 7
     runs.main(["train", str(part), "--study", str(study)])
-    own = [[r | {"seconds": 0} for r in runs.rows_in(path)] for path in (whole, part)]
+    own = [[r | {"seconds": 0} for r in runs.rows_in(path)[1:]] for path in (whole, part)]
     assert own[0] == own[1]
     assert len({runs.key_of(row) for row in own[0]}) == len(own[0]) == (96 if study == 1 else 280)
 
@@ -130,13 +133,13 @@ def test_sign_flips_are_all_signs():
 
 def synthetic(twin):
     """Return files in which distance orders the losses, fixes gain 0.3 nats and 16 of 20 ranges hold; or none does."""
-    foretold, made = [], []
+    foretold, made = [], [{"study": 0, "seed": 0, "warmup": 0, "unigrams": UNIGRAMS}]
     for half in (CHOOSE, TEST):
         for k, one in enumerate(runs.networks(half)):
             quality = random.random()
             numbers = {name: random.random() for name in ("grade", "verdicts", "gradients' ratio", "RKSP radius")}
             numbers["distance"] = random.random() if twin and half == TEST else quality
-            foretold.append({"study": 1, **runs.asdict(one), "numbers": numbers, "placebo": {"inner": 2.0}})
+            foretold.append({"study": 1, **runs.asdict(one), "numbers": numbers, "verdict": "grows"})
             for kind in ("", "fix", "placebo") if k % 2 else ("",):
                 gain = 0.3 * (kind == "fix" and not twin)
                 for rate in RATES:
@@ -148,20 +151,27 @@ def synthetic(twin):
         foretold.append({"study": 3, **runs.asdict(one), "low": low, "high": 1.6e-3, "borne": 0.02 + k / 1000})
         places, row = range(2, 9), {"study": 3, "kind": "", "seed": one.seed, "warmup": 0}
         made += [row | {"rate": GRID[p]} | fake(one, GRID[p], 1, 0) for p in places]
-    return json.loads(json.dumps([foretold, made]))
+    return *json.loads(json.dumps([foretold, made])), []
+
+
+def lines_of(data):
+    return [f"{claim.name} {claim.value:.3f} {claim.holds}" for claim in analysis.claims(data)]
 
 
 def test_analysis_finds_built_in_relations_and_wrong_twin_has_none():
-    there, twin = ("\n".join(analysis.analysis(*synthetic(each), UNIGRAMS)) for each in (False, True))
-    assert "H1a: distance, ρ 1.00 held out" in there
-    assert "H1a: distance" in twin
-    assert there.count("holds") >= 2
-    assert "p 0.0001: holds" in there
-    assert ": fails" in twin.split("H1a")[1].split("\n")[0]
-    assert "fix − placebo: -0.300 (-0.300 to -0.300)" in there
-    assert "fix − placebo: 0.000" in twin
-    assert "of 16 of 20 networks (0.56 to 0.94)" in there
-    assert "of 0 of 20" in twin
+    there, twin = (lines_of(analysis.collected(*synthetic(each))) for each in (False, True))
+    assert there[0] == "H1a: ρ of distance and the loss is above 0, held out (p = 0.0001) 1.000 True"
+    assert twin[0].startswith("H1a: ρ of distance")
+    assert twin[0].endswith("False")
+    (fix, same), (range_, missed) = (
+        [next(x for x in lines if key in x) for lines in (there, twin)] for key in ("H2", "H3")
+    )
+    assert "(-0.300 to -0.300, p = 0.0" in fix
+    assert fix.endswith("-0.300 True")
+    assert same.endswith(" 0.000 False")
+    assert "20 networks whose best rate is in the range (0.56 to 0.94;" in range_
+    assert range_.endswith("0.800 True")
+    assert missed.endswith("0.000 False")
 
 
 def test_study_4_finds_a_shift_that_is_foretold_and_no_reversed_one(monkeypatch, tmp_path):
@@ -183,10 +193,12 @@ def test_study_4_finds_a_shift_that_is_foretold_and_no_reversed_one(monkeypatch,
         transfer.main("train", str(file))
         rows = runs.rows_in(file)
         assert runs.best_place(transfer.runs_of(rows, transfer.SETTINGS[2], 64)) == 1
-        shift, regret = transfer.analysis(rows)[-2:]
-        assert shift == f"shift: ρ {sign:.2f} of 16, one-sided p {0 if sign == 1 else 1:.4f}"
-        assert regret.startswith("|shift|, regret: ρ 1.00")
-        assert sum("4.000" in line for line in transfer.analysis(rows)) == 5  # shifts of two places
+        data = analysis.settings(rows)
+        shift, regret = analysis.transfer_study(data)[:2]
+        assert (shift.value, shift.holds, "H4" in shift.name) == (pytest.approx(sign), sign == 1, True)
+        assert regret.value == pytest.approx(1)
+        assert sum(data["regret"][:, -1].values == 4) == 5  # shifts of two places
+        assert data["losses"].notnull().sum() == sum("place" in row for row in rows)
 
 
 def test_rule_of_study_4_changes_nothing_at_the_base_and_each_part_elsewhere():
@@ -197,3 +209,10 @@ def test_rule_of_study_4_changes_nothing_at_the_base_and_each_part_elsewhere():
             every.setdefault(size, {})[setting.name] = loss
     assert len(set(every[64].values())) == 1
     assert len(set(every[128].values())) == len(every[128]) == 5
+
+
+def test_published_record_is_that_of_the_packaged_runs():
+    record = json.loads((Path(__file__).parents[2] / "docs/figures/foretells.json").read_text(encoding="utf-8"))
+    current = analysis.claims(analysis.load(foretells.STORED))
+    assert [(one["name"], one["holds"]) for one in record["claims"]] == [(one.name, one.holds) for one in current]
+    assert [one["value"] for one in record["claims"]] == pytest.approx([one.value for one in current], nan_ok=True)

@@ -8,9 +8,7 @@ NaN counts as ∞, and all ∞ are tied. Within groups, ρ is the mean over the 
 enter it.
 
 If x and y are independent within groups, each order of y there has the same probability. p is the share of drawn orders
-whose |ρ| reaches the observed one, which is counted among them [Phipson and Smyth, 2010], so p is never 0. The interval
-of ρ lies between percentiles of pairs drawn with replacement [Efron, 1979]. It is too short for small n, and p does not
-use it.
+whose |ρ| reaches the observed one, which is counted among them [Phipson and Smyth, 2010], so p is never 0.
 """
 
 import numpy as np
@@ -61,14 +59,6 @@ def p_value(x: ArrayLike, y: ArrayLike, groups: ArrayLike, seed: int, draws: int
         drawn += correlations(ranks(x[part]), shuffled) / len(parts)
     reached = np.abs(drawn) >= abs(within(x, y, groups)) - ROUNDING
     return (1 + int(reached.sum())) / (1 + draws)
-
-
-def interval(x: ArrayLike, y: ArrayLike, seed: int, draws: int = DRAWS) -> tuple[float, float]:
-    """Return the ends of the 95 % interval of ρ of x and y (n,)."""
-    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-    chosen = generator(seed).integers(0, len(x), (draws, len(x)))
-    low, high = np.quantile(correlations(ranks(x[chosen]), ranks(y[chosen])), (0.025, 0.975))
-    return float(low), float(high)
 
 
 def generator(seed: int) -> np.random.Generator:

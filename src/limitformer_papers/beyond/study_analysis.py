@@ -1,6 +1,6 @@
-"""The numbers of `docs/studies/protocol.md`, from the files that `study_runs` writes.
+"""The numbers of `docs/studies/protocol.md`, from the files that `study_runs` and `study_transfer` write.
 
-python -m limitformer_papers.beyond.study_analysis FORETOLD.jsonl RUNS.jsonl
+python -m limitformer_papers.beyond.study_analysis FOLDER     # with foretold.jsonl, runs.jsonl and transfer.jsonl
 """
 
 import math
@@ -10,28 +10,135 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xarray as xr
 from numpy.typing import NDArray
 from scipy import optimize, stats
 
+from limitformer_papers.beyond import study_runs as runs
+from limitformer_papers.beyond import study_transfer as transfer
 from limitformer_papers.beyond.ranks import p_value, ranks, within
-from limitformer_papers.beyond.study_networks import WORDS, loss_of_frequencies
-from limitformer_papers.beyond.study_runs import (
-    CHOOSE,
-    FAMILIES_OF,
-    GRID,
-    RATES,
-    TEST,
-    Row,
-    best_place,
-    diverges,
-    next_place,
-    rates_of,
-    rows_in,
-)
+from limitformer_papers.beyond.study_networks import WORDS
+from limitformer_papers.beyond.study_runs import CHOOSE, GRID, RATES, TEST, Row, best_place, rows_in
+from limitformer_papers.common.claims import Claim
 
 Array = NDArray[np.float64]
+FILES = ("foretold", "runs", "transfer")
 OURS = ("grade", "verdicts", "distance", "gradients' ratio")
+KINDS = ("unchanged", "placebo", "fix")
 MARGIN, LEVEL, COVERED = 0.2, 0.025, 0.8
+PLACES = range(transfer.LEAST, 9)
+
+
+def collected(foretold: list[Row], trained: list[Row], transferred: list[Row]) -> xr.Dataset:
+    """Return what is foretold and what came, of all networks whose runs are complete.
+
+    Of study 1 (network): `loss`, `trains`, `diverged`, and `numbers` (predictor, network). Of study 2: `after` (kind,
+    pair). Of study 3 (case): `low`, `high`, `borne`, `best`, `over`, NaN where there is none. Of study 4 (setting,
+    size): `place`, `regret`, `range_low`, `range_high`, and `losses` (setting, size, rate).
+    """
+    unigrams = next(row["unigrams"] for row in trained if "unigrams" in row)
+    ends = outcomes(trained, unigrams)
+    parts = [networks(foretold, ends), pairs(foretold, ends), cases(foretold, trained), settings(transferred)]
+    return xr.merge(parts).assign_attrs(unigrams=unigrams)
+
+
+def outcomes(trained: list[Row], unigrams: float) -> dict[tuple[str, int], Row]:
+    """Return the outcome by kind and seed of the networks with all their runs, of studies 1 and 2."""
+    groups: dict[tuple[str, int], list[Row]] = {}
+    for run in trained:
+        if run["study"] in (1, 2):
+            groups.setdefault((run["kind"], run["seed"]), []).append(run)
+    return {key: outcome(each, unigrams) for key, each in groups.items() if len(each) == len(RATES)}
+
+
+def outcome(own: list[Row], unigrams: float) -> Row:
+    """Return what a network's runs gave: the loss at the best rate, that of a uniform guess if all diverged."""
+    sound = [run for run in own if run["choose"] is not None]
+    best = min(sound, key=lambda run: run["choose"], default={"loss": math.inf})
+    trains = sum(run["loss"] <= unigrams - MARGIN for run in sound)
+    return {"loss": min(best["loss"], math.log(WORDS)), "trains": trains, "diverged": len(own) - len(sound)}
+
+
+def networks(foretold: list[Row], ends: dict[tuple[str, int], Row]) -> xr.Dataset:
+    rows = [row for row in foretold if row["study"] == 1 and ("", row["seed"]) in ends]
+    names = [*rows[0]["numbers"], "depth"]
+    numbers = [[(row["numbers"] | row)[name] for row in rows] for name in names]
+    found = {
+        key: ("network", [float(ends["", row["seed"]][key]) for row in rows]) for key in ("loss", "trains", "diverged")
+    }
+    about = {key: ("network", [row[key] for row in rows]) for key in ("family", "seed")}
+    half = [CHOOSE if row["family"] in runs.FAMILIES_OF[CHOOSE] else TEST for row in rows]
+    along = {"predictor": names, "half": ("network", half), **about}
+    return xr.Dataset({"numbers": (("predictor", "network"), np.array(numbers, float)), **found}, along)
+
+
+def pairs(foretold: list[Row], ends: dict[tuple[str, int], Row]) -> xr.Dataset:
+    rows = {row["seed"]: row for row in foretold if row["study"] == 1}
+    seeds = [seed for kind, seed in ends if kind == "fix" and {("", seed), ("placebo", seed)} <= ends.keys()]
+    after = np.array([[ends["" if kind == KINDS[0] else kind, seed]["loss"] for seed in seeds] for kind in KINDS])
+    names = [architecture(rows[seed]["family"], rows[seed]["depth"]) for seed in seeds]
+    verdicts = [rows[seed]["verdict"] for seed in seeds]
+    along = {"kind": list(KINDS), "architecture": ("pair", names), "verdict": ("pair", verdicts)}
+    return xr.Dataset({"after": (("kind", "pair"), after)}, along)
+
+
+def architecture(family: str, depth: float) -> str:
+    return f"{family}, {depth:.0f} layers"
+
+
+def cases(foretold: list[Row], trained: list[Row]) -> xr.Dataset:
+    """Return the networks of study 3 whose search is complete; NaN is a range or a rate that is not known."""
+    known = {row["seed"]: row for row in foretold if row["study"] == 3}
+    found, families, none = [], [], math.nan
+    for seed, warmup in sorted({(run["seed"], run["warmup"]) for run in trained if run["study"] == 3}):
+        own, row = runs.rates_of(trained, seed, warmup), known[seed]
+        if runs.next_place(own) is not None:
+            continue
+        over = [GRID[k] for k in own if k > best_place(own) and runs.diverges(own[k])]
+        families.append(row["family"])
+        said = [none if row[key] is None else row[key] for key in ("low", "high", "borne")]
+        found.append([warmup, *said, best_rate(own), min(over, default=none)])
+    columns = np.array(found, float).reshape(-1, 6).T
+    names = ("warmup", "low", "high", "borne", "best", "over")
+    every = {name: ("case", column) for name, column in zip(names, columns, strict=True)}
+    return xr.Dataset(every, {"case_family": ("case", np.array(families, str))})
+
+
+def best_rate(own: dict[int, Row]) -> float:
+    """Return the rate of the lowest loss, by a parabola through the best rate and its neighbours."""
+    k = best_place(own)
+    around = np.array([own[j]["choose"] if j in own else None for j in (k - 1, k, k + 1)], float)
+    if np.isnan(around).any():
+        return GRID[k]
+    a, b, _ = np.polyfit([-1, 0, 1], around, 2)
+    return float(GRID[k] * 2 ** np.clip(-b / (2 * a), -1, 1)) if a > 0 else GRID[k]
+
+
+def settings(rows: list[Row]) -> xr.Dataset:
+    """Return the settings of study 4; those whose runs are not complete have no best place (NaN)."""
+    said = {row["setting"]: row for row in rows if "exponent" in row}
+    ranges = {(row["setting"], row["size"]): row for row in rows if "low" in row}
+    ones = [each for each in transfer.SETTINGS if each.name in said]
+    losses, ends, place, regret = (np.full((len(ones), 3, n), math.nan) for n in (len(PLACES), 2, 1, 1))
+    for a, setting in enumerate(ones):
+        every = [transfer.runs_of(rows, setting, size) for size in transfer.AXES[setting.over]]
+        for b, (size, own) in enumerate(zip(transfer.AXES[setting.over], every, strict=True)):
+            for k, run in own.items():
+                losses[a, b, k - transfer.LEAST] = math.nan if run["loss"] is None else run["loss"]
+            if found := ranges.get((setting.name, size)):
+                ends[a, b] = found["low"], found["high"]
+        if all(own and transfer.next_place(own, best_place(own)) is None for own in every):
+            best = [best_place(own) for own in every]
+            at_base = [math.inf if own[best[0]]["loss"] is None else own[best[0]]["loss"] for own in every]
+            place[a, :, 0] = best
+            regret[a, :, 0] = [at - own[k]["loss"] for at, own, k in zip(at_base, every, best, strict=True)]
+    told = {
+        key: ("setting", np.array([said[each.name][key] for each in ones], float)) for key in ("transfers", "exponent")
+    }
+    by_size = {"place": place[..., 0], "regret": regret[..., 0], "range_low": ends[..., 0], "range_high": ends[..., 1]}
+    data = told | {name: (("setting", "size"), values) for name, values in by_size.items()}
+    along = {"setting": [each.name for each in ones], "rate": list(PLACES)}
+    return xr.Dataset(data | {"losses": (("setting", "size", "rate"), losses)}, along)
 
 
 def auroc(x: Array, fails: NDArray[np.bool_]) -> float:
@@ -83,124 +190,152 @@ def sign_flips(differences: Array) -> float:
     return float(np.mean(np.abs(every @ differences) >= abs(differences.sum()) - 1e-12))
 
 
-def outcome(runs: list[Row], unigrams: float) -> Row:
-    """Return what a network's runs gave: the loss at the best rate, that of a uniform guess if all diverged."""
-    sound = [run for run in runs if run["choose"] is not None]
-    best = min(sound, key=lambda run: run["choose"], default={"loss": math.inf})
-    trains = sum(run["loss"] <= unigrams - MARGIN for run in sound)
-    return {"loss": min(best["loss"], math.log(WORDS)), "trains": trains, "diverged": len(runs) - len(sound)}
+def of_half(data: xr.Dataset, half: str) -> xr.Dataset:
+    return data.isel(network=np.flatnonzero(data["half"] == half))
 
 
-def outcomes(runs: list[Row], unigrams: float) -> dict[tuple[str, int], Row]:
-    """Return the outcome by kind and seed of the networks with all their runs, of studies 1 and 2."""
-    groups: dict[tuple[str, int], list[Row]] = {}
-    for run in runs:
-        if run["study"] < 3:
-            groups.setdefault((run["kind"], run["seed"]), []).append(run)
-    return {key: outcome(each, unigrams) for key, each in groups.items() if len(each) == len(RATES)}
+def clusters_of(data: xr.Dataset) -> list[str]:
+    return [
+        architecture(*each)
+        for each in zip(data["family"].values, data["numbers"].sel(predictor="depth").values, strict=True)
+    ]
 
 
-def verdicts_study(foretold: list[Row], ends: dict[tuple[str, int], Row], unigrams: float) -> list[str]:
-    """Return the lines of study 1."""
-    lines, halves = [], {}
-    for half in (CHOOSE, TEST):
-        rows = [r for r in foretold if r["study"] == 1 and r["family"] in FAMILIES_OF[half] and ("", r["seed"]) in ends]
-        if not rows:
-            continue
-        y, trains, diverged = (
-            np.array([ends["", row["seed"]][key] for row in rows]) for key in ("loss", "trains", "diverged")
-        )
-        numbers = {name: np.array([row["numbers"][name] for row in rows], float) for name in rows[0]["numbers"]}
-        numbers |= {"depth": np.array([row["depth"] for row in rows], float)}
-        families, clusters = np.array([r["family"] for r in rows]), [(r["family"], r["depth"]) for r in rows]
-        halves[half] = numbers, y, families, clusters
-        fails = y > unigrams - MARGIN
-        lines.append(
-            f"study 1, {half}: {len(rows)} networks, {fails.sum()} fail, {(diverged > 0).sum()} diverge somewhere"
-        )
-        lines.append(f"  {'':24} {'ρ, loss':24} {'AUROC, fails':22} ρ, rates that do not train; AUROC, diverges")
-        few = [len({c for c, f in zip(clusters, fails, strict=True) if f == wanted}) for wanted in (True, False)]
-        for name, x in numbers.items():
-            rho, area = within(x, y, families), auroc(x, fails)
-            low, high = rho_interval(x, y, families, clusters)
-            ends_of = "{:.2f} to {:.2f}".format(*auroc_interval(area, *few))
-            more = f"{within(x, -trains, families):5.2f}; {auroc(x, diverged > 0):.2f}"
-            lines.append(f"  {name:24} {rho:5.2f} ({low:5.2f} to {high:5.2f})  {area:5.2f} ({ends_of})  {more}")
-    if len(halves) < 2:
-        return lines
-    numbers, y, families, _ = halves[CHOOSE]
-    first = {name: within(x, y, families) for name, x in numbers.items()}
-    ours = max(OURS, key=lambda name: first[name])
-    rival = max((name for name in first if name not in OURS), key=lambda name: first[name])
-    numbers, y, families, clusters = halves[TEST]
-    a, b = numbers[ours], numbers[rival]
-    p, found = p_value(a, y, families, 1), within(a, y, families)
-    low, high = jackknife(lambda k: within(a[k], y[k], families[k]) - within(b[k], y[k], families[k]), clusters,
-                          level=1 - LEVEL)  # fmt: skip
-    lines.append(f"H1a: {ours}, ρ {found:.2f} held out, p {p:.4f}: {'holds' if p < LEVEL and found > 0 else 'fails'}")
-    return [*lines, f"H1b: ρ above that of {rival}, by {low:.2f} to {high:.2f}: {'holds' if low > 0 else 'fails'}"]
+def table(data: xr.Dataset, half: str) -> xr.Dataset:
+    """Return ρ and AUROC of each predictor in one half, with their intervals `_low` and `_high` (predictor,)."""
+    one = of_half(data, half)
+    y, families, clusters = one["loss"].values, one["family"].values, clusters_of(one)
+    fails = y > data.attrs["unigrams"] - MARGIN
+    few = [len({c for c, f in zip(clusters, fails, strict=True) if f == wanted}) for wanted in (True, False)]
+    names = ("ρ", "ρ_low", "ρ_high", "AUROC", "AUROC_low", "AUROC_high", "ρ_rates", "AUROC_diverges")
+    rows = []
+    for x in one["numbers"].values:
+        area = auroc(x, fails)
+        ends = *rho_interval(x, y, families, clusters), area, *auroc_interval(area, *few)
+        more = within(x, -one["trains"].values, families), auroc(x, one["diverged"].values > 0)
+        rows.append([within(x, y, families), *ends, *more])
+    columns = {name: ("predictor", column) for name, column in zip(names, np.transpose(rows), strict=True)}
+    return xr.Dataset(columns, {"predictor": data["predictor"]}, {"fails": int(fails.sum())})
 
 
-def fixes_study(foretold: list[Row], ends: dict[tuple[str, int], Row]) -> list[str]:
-    """Return the lines of study 2: differences of losses, the mean over architectures."""
-    rows = {row["seed"]: row for row in foretold if row["study"] == 1}
-    seeds = [seed for kind, seed in ends if kind == "fix" and {("", seed), ("placebo", seed)} <= ends.keys()]
-    clusters = [(rows[seed]["family"], rows[seed]["depth"]) for seed in seeds]
-    if len(set(clusters)) < 3:
+def chosen(data: xr.Dataset) -> tuple[str, str]:
+    """Return the two predictors with the largest ρ in the choosing half: of ours, and of all others."""
+    one = of_half(data, CHOOSE)
+    rho = {str(n): within(x, one["loss"].values, one["family"].values)
+           for n, x in zip(one["predictor"].values, one["numbers"].values, strict=True)}  # fmt: skip
+    ours = max(OURS, key=lambda name: rho[name])
+    return ours, max((name for name in rho if name not in OURS), key=lambda name: rho[name])
+
+
+def verdicts_study(data: xr.Dataset) -> list[Claim]:
+    """Return the hypotheses of study 1, then the table."""
+    found = []
+    halves = [half for half in (CHOOSE, TEST) if len(of_half(data, half)["loss"]) == 24]
+    if len(halves) == 2:
+        one, names = of_half(data, TEST), chosen(data)
+        a, b = (one["numbers"].sel(predictor=name).values for name in names)
+        y, families = one["loss"].values, one["family"].values
+        p, rho = p_value(a, y, families, 1), within(a, y, families)
+        low, high = jackknife(lambda k: within(a[k], y[k], families[k]) - within(b[k], y[k], families[k]),
+                              clusters_of(one), level=1 - LEVEL)  # fmt: skip
+        found = [
+            Claim(f"H1a: ρ of {names[0]} and the loss is above 0, held out (p = {p:.4f})", rho, p < LEVEL and rho > 0),
+            Claim(f"H1b: that ρ minus the one of {names[1]} is above 0 ({low:.2f} to {high:.2f})",
+                  rho - within(b, y, families), low > 0),
+        ]  # fmt: skip
+    for half in halves:
+        rows = table(data, half)
+        found.append(Claim(f"study 1, {half}: networks of 24 that fail", rows.attrs["fails"]))
+        for name in rows["predictor"].values:
+            row = {str(key): float(value) for key, value in rows.sel(predictor=name).data_vars.items()}
+            for of in ("ρ", "AUROC"):
+                ends = f"({row[of + '_low']:.2f} to {row[of + '_high']:.2f})"
+                found.append(Claim(f"{half}: {of} of {name} {ends}", row[of]))
+            found.append(Claim(f"{half}: ρ of {name} and the number of rates that do not train", row["ρ_rates"]))
+            found.append(Claim(f"{half}: AUROC of {name}, any run diverges", row["AUROC_diverges"]))
+    return found
+
+
+def fixes_study(data: xr.Dataset) -> list[Claim]:
+    """Return the differences of losses of study 2, the mean over architectures."""
+    found, names = [], data["architecture"].values
+    if len(set(names)) < 3:
         return []
-    lines = [f"study 2: {len(seeds)} networks of {len(set(clusters))} architectures"]
-    for one, other in (("fix", "placebo"), ("fix", ""), ("placebo", "")):
-        d = np.array([ends[one, seed]["loss"] - ends[other, seed]["loss"] for seed in seeds])
-        means = np.array([d[[c == each for c in clusters]].mean() for each in sorted(set(clusters))])
+    for one, other in (("fix", "placebo"), ("fix", "unchanged"), ("placebo", "unchanged")):
+        d = (data["after"].sel(kind=one) - data["after"].sel(kind=other)).values
+        means = np.array([d[names == each].mean() for each in np.unique(names)])
         half = stats.t.ppf(0.975, len(means) - 1) * means.std(ddof=1) / math.sqrt(len(means))
         low, high, p = means.mean() - half, means.mean() + half, sign_flips(means)
-        lines.append(f"  {one} − {other or 'unchanged'}: {means.mean():.3f} ({low:.3f} to {high:.3f}), p {p:.4f}")
-    return lines
+        about = f"({low:.3f} to {high:.3f}, p = {p:.4f}; {len(names)} networks of {len(means)} architectures)"
+        first = other == "placebo"
+        name = f"{'H2' if first else 'study 2'}: loss of {one} minus {other} {about}"
+        found.append(Claim(name, float(means.mean()), bool(p < 0.05 and means.mean() < 0) if first else None))
+    return found
 
 
-def best_rate(own: dict[int, Row]) -> float:
-    """Return the rate of the lowest loss, by a parabola through the best rate and its neighbours."""
-    k = best_place(own)
-    around = np.array([own[j]["choose"] if j in own else None for j in (k - 1, k, k + 1)], float)
-    if np.isnan(around).any():
-        return GRID[k]
-    a, b, _ = np.polyfit([-1, 0, 1], around, 2)
-    return float(GRID[k] * 2 ** np.clip(-b / (2 * a), -1, 1)) if a > 0 else GRID[k]
-
-
-def rates_study(foretold: list[Row], runs: list[Row]) -> list[str]:
-    """Return the lines of study 3, without and with warm-up."""
-    lines = []
-    for warmup in sorted({run["warmup"] for run in runs if run["study"] == 3}):
-        cases = []
-        for row in (row for row in foretold if row["study"] == 3):
-            own = rates_of(runs, row["seed"], warmup)
-            if own and next_place(own) is None:
-                best, high = best_rate(own), [GRID[k] for k in own if k > best_place(own) and diverges(own[k])]
-                inside = row["low"] is not None and row["low"] < best < row["high"]
-                cases.append((row["family"], inside, best, row["borne"] or math.nan, min(high, default=math.inf)))
-        if not cases:
-            continue
-        families, inside, rates, borne, over = map(np.array, zip(*cases, strict=True))
-        test = stats.binomtest(int(inside.sum()), len(cases), COVERED, alternative="less")
-        low, up = stats.binomtest(int(inside.sum()), len(cases)).proportion_ci(0.95, "exact")
-        lines.append(f"H3, warm-up {warmup}: the range holds the best rate of {inside.sum()} of {len(cases)} networks "
-                     f"({low:.2f} to {up:.2f}); p of {COVERED:.0%} or more {test.pvalue:.4f}")  # fmt: skip
-        lines += [f"  {f}: {inside[families == f].sum()} of {(families == f).sum()}" for f in np.unique(families)]
-        for name, rate in (("best", rates), ("diverging", over)):
+def rates_study(data: xr.Dataset) -> list[Claim]:
+    """Return the coverage of study 3, without and with warm-up."""
+    found = []
+    for warmup in np.unique(data["warmup"]):
+        part = data.isel(case=np.flatnonzero(data["warmup"] == warmup))
+        families, best = part["case_family"].values, part["best"].values
+        inside = (part["low"].values < best) & (best < part["high"].values)
+        count, total, what = int(inside.sum()), len(inside), f"warm-up {warmup:.0f}"
+        p = stats.binomtest(count, total, COVERED, alternative="less").pvalue
+        low, up = stats.binomtest(count, total).proportion_ci(0.95, "exact")
+        about = (
+            f"of {total} networks whose best rate is in the range ({low:.2f} to {up:.2f}; p of 80 % or more {p:.4f})"
+        )
+        found.append(Claim(f"{'study 3' if warmup else 'H3'}, {what}: share {about}", count / total,
+                           bool(p >= 0.05) if not warmup and total == 20 else None))  # fmt: skip
+        found += [
+            Claim(f"{what}: {f}, share in the range", float(inside[families == f].mean())) for f in np.unique(families)
+        ]
+        for name in ("best", "over"):
+            rate, borne = part[name].values, part["borne"].values
             known = np.isfinite(borne) & np.isfinite(rate)
             if known.sum() > 2:
-                x, y, groups = borne[known], rate[known], families[known]
-                logs, p, rho = np.log2(y / x), p_value(x, y, groups, 3), within(x, y, groups)
-                lines.append(f"  {name} rate over the rate that nine of ten bear: 2^{np.median(logs):.2f}, "
-                             f"scatter 2^{logs.std(ddof=1):.2f}, ρ within families {rho:.2f}, p {p:.4f}")  # fmt: skip
-    return lines
+                logs, rest = np.log2(rate / borne)[known], (borne[known], rate[known], families[known])
+                about = (
+                    f"scatter {logs.std(ddof=1):.2f}; ρ within families {within(*rest):.2f}, p {p_value(*rest, 3):.4f}"
+                )
+                what_rate = {"best": "best", "over": "diverging"}[name]
+                what_it_is = f"log₂ of the {what_rate} rate over the one that nine of ten bear, median ({about})"
+                found.append(Claim(f"{what}: {what_it_is}", float(np.median(logs))))
+    return found
 
 
-def analysis(foretold: list[Row], runs: list[Row], unigrams: float) -> list[str]:
-    ends = outcomes(runs, unigrams)
-    return [*verdicts_study(foretold, ends, unigrams), *fixes_study(foretold, ends), *rates_study(foretold, runs)]
+def transfer_study(data: xr.Dataset) -> list[Claim]:
+    """Return what study 4 says of the settings whose runs are complete."""
+    part = data.isel(setting=np.flatnonzero(data["place"].notnull().all("size")))
+    shifts, regret = (part["place"][:, -1] - part["place"][:, 0]).values, part["regret"][:, -1].values
+    foretold, found = -2 * part["exponent"].values, list[Claim]()  # of a ratio of 4, in powers of two
+    if len(shifts) > 3:
+        one, other = (
+            stats.spearmanr(x, y, alternative="greater") for x, y in ((foretold, shifts), (abs(foretold), regret))
+        )
+        count = f"({len(shifts)} settings, one-sided p = "
+        found = [
+            Claim(f"H4: ρ of foretold and found change of the best rate is above 0 {count}{one.pvalue:.4f})",
+                  float(one.statistic), bool(one.pvalue < 0.05) if len(shifts) == len(transfer.SETTINGS) else None),
+            Claim(f"study 4: ρ of the change's size and the regret {count}{other.pvalue:.4f})", float(other.statistic)),
+        ]  # fmt: skip
+    for k, name in enumerate(part["setting"].values):
+        said = f"foretold {foretold[k]:+.1f}" + ", transfers" * (part["transfers"][k] == 1).item()
+        found.append(Claim(f"{name}: change of the best rate in powers of two ({said})", float(shifts[k])))
+        found.append(Claim(f"{name}: regret in nats", float(regret[k])))
+    return found
+
+
+def claims(data: xr.Dataset) -> list[Claim]:
+    return [*verdicts_study(data), *fixes_study(data), *rates_study(data), *transfer_study(data)]
+
+
+def load(folder: Path) -> xr.Dataset:
+    """Return the data of the three files in a folder."""
+    return collected(*(rows_in(folder / f"{name}.jsonl") for name in FILES))
 
 
 if __name__ == "__main__":
-    print("\n".join(analysis(rows_in(Path(sys.argv[1])), rows_in(Path(sys.argv[2])), loss_of_frequencies())))
+    for claim in claims(load(Path(sys.argv[1]))):
+        print(f"{claim.value:8.4f}  {claim.name}" + {True: ": holds", False: ": fails", None: ""}[claim.holds])

@@ -234,6 +234,9 @@ def main(arguments: list[str] | None = None) -> None:
     trains, known = given.what == "train", rows_in(given.foretold) if given.foretold else []
     work = to_train(given.study, given.half, rows, known) if trains else to_foretell(rows)
     ahead = [] if trains and given.study == 3 else list(work)
+    if trains and not any("unigrams" in row for row in rows):
+        about = {"study": 0, "kind": "", "seed": 0, "rate": 0, "warmup": 0, "text": nets.text()[1]}
+        append(given.out, about | {"unigrams": nets.loss_of_frequencies()})
     total = len(ahead)
     for k, row in enumerate(ahead or work, 1):
         if time.monotonic() - began > 60 * given.minutes:

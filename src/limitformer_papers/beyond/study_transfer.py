@@ -2,12 +2,10 @@
 
     python -m limitformer_papers.beyond.study_transfer foretell TRANSFER.jsonl
     python -m limitformer_papers.beyond.study_transfer train TRANSFER.jsonl
-    python -m limitformer_papers.beyond.study_transfer analysis TRANSFER.jsonl
 
 A rule is put into effect by the lines that `transfer` prints; muP done wrong leaves out one of their three functions.
 """
 
-import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,9 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from scipy import stats
 from torch import nn
 
 import limitformer as lf
@@ -183,43 +179,10 @@ def to_train(rows: list[Row]) -> Iterator[Row]:
             wanted = best_place(own) if size == AXES[setting.over][0] else wanted
 
 
-def analysis(rows: list[Row]) -> list[str]:
-    """Return the numbers of study 4, for the settings whose runs are all there."""
-    lines, cases = [f"{'setting':44}{'best place':>14}{'regret (nats)':>18}{'foretold':>30}"], []
-    known = {row["setting"]: row for row in rows if "exponent" in row}
-    for setting in SETTINGS:
-        every = [runs_of(rows, setting, size) for size in AXES[setting.over]]
-        if (
-            setting.name not in known
-            or not all(every)
-            or any(next_place(own, best_place(own)) is not None for own in every)
-        ):
-            continue
-        places, said = [best_place(own) for own in every], known[setting.name]
-        at_base = [own[places[0]]["loss"] for own in every[1:]]
-        regrets = [math.inf if at is None else at - own[best]["loss"] for at, own, best in
-                   zip(at_base, every[1:], places[1:], strict=True)]  # fmt: skip
-        cases.append((said, places, regrets[-1]))
-        word = f"{said['transfers']}, {said['exponent']:+.2f} {said['measure'].split(' ')[0]}"
-        numbers = ", ".join(f"{each:.3f}" for each in regrets)
-        lines.append(f"{setting.name:44}{places!s:>14}{numbers:>18}{word:>30}")
-    if len(cases) > 3:
-        shifts = np.array([places[-1] - places[0] for _, places, _ in cases])
-        foretold = np.array([-2 * said["exponent"] for said, _, _ in cases])  # of a ratio of 4, in powers of two
-        regret = np.array([each for *_, each in cases])
-        for name, x, y in (("shift", foretold, shifts), ("|shift|, regret", abs(foretold), regret)):
-            found = stats.spearmanr(x, y, alternative="greater")
-            lines.append(f"{name}: ρ {found.statistic:.2f} of {len(cases)}, one-sided p {found.pvalue:.4f}")
-    return lines
-
-
 def main(what: str, path: str) -> None:
     torch.set_num_threads(1)
     file = Path(path)
     rows = rows_in(file)
-    if what == "analysis":
-        print("\n".join(analysis(rows)))
-        return
     if what == "foretell":
         done = {row["setting"] for row in rows if "exponent" in row}
         for setting in (each for each in SETTINGS if each.name not in done):
