@@ -31,6 +31,7 @@ THEOREMS = {
 BEND = lf.ShapedSmooth(own.shifted_tanh, scale=0.7)
 SMOOTH = {
     "smooth": {"feedforward": BEND},
+    "smooth, both": {"attention": ATTENTION, "feedforward": BEND},
     "smooth, causal, both": {"attention": ATTENTION, "feedforward": BEND, "mask": "causal"},
 }
 
@@ -221,15 +222,15 @@ def moments(limit, start, step):
 
     V′ is a sum of known functions of its normals, which follow from the seed. Twice as many paths as functions
     determine the coefficients to rounding. All functions but the first have mean 0, so the first coefficient is the
-    mean. They are orthonormal except the bends, whose share is O(dt), so the squares of their coefficients are the
+    mean. They are orthonormal except the kinks, whose share is O(dt), so the squares of their coefficients are the
     covariance.
     """
     normals = normals_of(limit, len(start), step)
     i, j = np.triu_indices(normals.shape[1])
     squares = (normals[:, i] * normals[:, j] - (i == j)) / np.where(i == j, sqrt(2), 1)
-    bends = bends_of(normals[:, -len(start) :], start, limit) if is_bent(limit, step) else normals[:, :0]
-    paths = 2 * (1 + normals.shape[1] + len(i) + bends.shape[1])
-    design = np.hstack([np.ones((len(normals), 1)), normals, squares, bends])[:paths]
+    kinks = kinks_of(normals[:, -len(start) :], start) if limit.kink and step == "factor" else normals[:, :0]
+    paths = 2 * (1 + normals.shape[1] + len(i) + kinks.shape[1])
+    design = np.hstack([np.ones((len(normals), 1)), normals, squares, kinks])[:paths]
     moved = one_step(limit, paths, start, record=[limit.horizon], dt=limit.horizon, step=step) / sqrt(limit.horizon)
     fitted = np.linalg.lstsq(design, moved)[0]
     assert np.abs(design @ fitted - moved).max() < 1e-7 * np.abs(moved).max(), (
@@ -241,26 +242,16 @@ def moments(limit, start, step):
 def normals_of(limit, m, step):
     """Return the normals of a step (paths, count): linear noise, mixing, and the bend of the factor step."""
     linear = m * m if step == PAPER else m * (m + 1) // 2
-    bend = m if is_bent(limit, step) else 0
+    bend = m if (limit.kink or limit.second) and step == "factor" else 0
     return replica_normals(key(4, f"limit {step}"), 2000, linear + (m * m if limit.tau0 else 0) + bend)
 
 
-def is_bent(limit, step):
-    return bool(limit.kink or limit.second) and step == "factor"
-
-
-def bends_of(normals, v, limit):
-    """Return |h_α h_β| or (h_α h_β)² minus its mean, h ~ N(0, V) from the root of V that begins a path.
-
-    The products |h_α|² of a kink are among the squares of the normals.
-    """
+def kinks_of(normals, v):
+    """Return |h_α h_β| minus its mean for α < β, h ~ N(0, V) from the root of V that begins a path."""
+    a, b = np.triu_indices(len(v), 1)
     root = np.linalg.cholesky(v)
     root[-1, -1] *= -1  # the sign of the reflected factor
     h = np.abs(normals @ root.T)
-    if limit.second:
-        a, b = np.triu_indices(len(v))
-        return (h[:, a] * h[:, b]) ** 2 - (np.diag(v)[a] * np.diag(v)[b] + 2 * v[a, b] ** 2)
-    a, b = np.triu_indices(len(v), 1)
     size = np.sqrt(np.diag(v))[a] * np.sqrt(np.diag(v))[b]
     rho = v[a, b] / size
     return h[:, a] * h[:, b] - 2 / pi * size * (np.sqrt(1 - rho**2) + rho * np.arcsin(rho))

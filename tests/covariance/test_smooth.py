@@ -112,7 +112,7 @@ def layer_drift(width):
 
 def test_drift_is_the_limit_of_expectations():
     """By Richardson's extrapolation; a term that is off by a thousandth is rejected."""
-    exact = 2 * layer_drift(4000) - layer_drift(2000)
+    exact = 2 * layer_drift(32_000) - layer_drift(16_000)
     limit = lf.limit(model(SMOOTH))
     np.testing.assert_allclose(limit.drift(V3), exact, atol=1e-5)
     for change in ({"second": 1.001 * limit.second}, {"third": 1.001 * limit.third}):
@@ -158,11 +158,11 @@ def test_small_differences_keep_their_relative_precision():
 
 @pytest.mark.parametrize("matrices", [1, 2])
 def test_one_token_explodes_with_the_probability_of_the_formula(matrices):
-    """With κ = ¾σ″²/a² and one or two matrices a layer, P = P(Gamma(1 + κ/matrices) < V₀ κ/matrices) [theory].
+    """P is P(Gamma(1 + c₀/matrices) < c₀V₀/matrices) (docs/theory.md), here with c₀ = ¾σ″²/q².
 
-    The other number of matrices is the twin. No path of tanh, whose κ is negative, explodes.
+    The other number of matrices a layer is the twin. No path of tanh, whose c₀ is negative, explodes.
     """
-    kappa, start, samples = 0.75, [[2.0]], 4_000
+    c0, start, samples = 0.75, [[2.0]], 4_000
 
     def causes(part, gamma):
         layer = lf.OneMatrix(activation=part) if matrices == 1 else part
@@ -172,7 +172,7 @@ def test_one_token_explodes_with_the_probability_of_the_formula(matrices):
     gamma = 1.0 if matrices == 1 else GAMMA
     share = (causes(lf.ShapedSmooth(of_softplus, scale=0.5), gamma) == LEFT_BALL).mean()
     for count in (1, 2):
-        chance = gammainc(1 + kappa / count, 2.0 * kappa / count)
+        chance = gammainc(1 + c0 / count, 2.0 * c0 / count)
         error = sqrt(chance * (1 - chance) / samples)
         assert (abs(share - chance) < STANDARD_ERRORS * error) == (count == matrices)
     assert (causes(lf.ShapedSmooth(own.tanh, scale=0.5), gamma) == INSIDE).all()

@@ -168,11 +168,11 @@ AGREEMENT = 1e-7  # of derivatives on two intervals, relative to the largest if 
 @register("feedforward")
 @dataclass(frozen=True, kw_only=True)
 class ShapedSmooth(Feedforward):
-    """σ_n(x) = a√n σ(x/(a√n)) with σ(0) = 0, σ′(0) = 1 [Li, Nica and Roy, 2022], such as σ = tanh.
+    """σ_n(x) = q√n σ(x/(q√n)) with σ(0) = 0, σ′(0) = 1 [Li, Nica and Roy, 2022], such as σ = tanh.
 
     Attributes:
         function: σ, as in `Elementwise`; it must be smooth at 0.
-        scale: a; the activation approaches the identity like 1/(a√n).
+        scale: q; the layer is the more linear, the larger q is.
         torch: the same σ on tensors, as in `Elementwise`.
 
     Raises:
@@ -211,7 +211,7 @@ class ShapedSmooth(Feedforward):
         return derivatives_at_zero(function_of(self))[2:]
 
     def scale_at(self, width: int) -> float:
-        """Return a√n."""
+        """Return q√n."""
         return self.scale * sqrt(width)
 
     def gain_at(self, width: int) -> float:

@@ -65,8 +65,8 @@ class CovarianceLimit:
         hidden_ratio: r = hidden width / width; None, for ∞, where a layer has one matrix.
         mask: None or "causal".
         horizon: T = depth/width.
-        second: σ″(0)/a of a smooth activation; 0 with others.
-        third: σ‴(0)/a² of a smooth activation. V may explode if 3 second²/4 + third > 0.
+        second: σ″(0)/q of a smooth activation; 0 with others.
+        third: σ‴(0)/q² of a smooth activation. V may explode if 3 second²/4 + third > 0.
     """
 
     gamma: float
@@ -284,7 +284,7 @@ def covariance_limit(model: Transformer) -> CovarianceLimit:
     if shaped is not None and type(shaped) not in (ShapedReLU, ShapedSmooth):
         raise NoLimitError(
             f"No limit: {type(shaped).__name__} bends every layer by a fixed amount; its slopes must "
-            "approach 1 like 1/sqrt(width). Use ShapedReLU(c_plus, c_minus) or ShapedSmooth(function, scale=a)."
+            "approach 1 like 1/sqrt(width). Use ShapedReLU(c_plus, c_minus) or ShapedSmooth(function, scale)."
         )
     kink, second, third = None, 0.0, 0.0
     if type(shaped) is ShapedReLU:
@@ -317,7 +317,7 @@ def missing_shape(interventions: tuple[bool, bool, str]) -> str:
 
 
 def largest_step(limit: CovarianceLimit, tokens: int) -> float:
-    """Return the dt below which the factor step exists: 1/((2m − 1) a² + η + γ²κ)."""
+    """Return the dt below which the factor step exists: 1/((2m − 1) a² + η + γ²c₀)."""
     constants = limit.constants()
     rate = (2 * tokens - 1) * constants.linear**2 + constants.kink + 3 * constants.square + 2 * constants.cube
     return inf if rate <= 0 else 1 / rate

@@ -12,11 +12,10 @@ With 1_α the indicator of what α sees, P needs no four-index sum:
 
 Feed-forward [ST, eq. 6]:  b_αβ = γ² ν(ρ_αβ) √(V_αα V_ββ),  ν(ρ) = (c₊ − c₋)²/(2π) (√(1 − ρ²) − ρ arccos ρ).
 
-A smooth activation, σ_n(x) = x + σ″x²/(2a√n) + σ‴x³/(6a²n) + … with the derivatives at 0, has E σ_n(x)σ_n(y) =
-V_xy + (c₁(V_xx V_yy + 2V_xy²) + c₂V_xy(V_xx + V_yy))/n + … and E σ_n(g)² = 1 + κ/n + …, so that
-  b_αβ = γ² (c₁ (V_αα V_ββ + 2V_αβ²) + c₂ V_αβ (V_αα + V_ββ) − κ V_αβ),
-  c₁ = σ″²/(4a²),   c₂ = σ‴/(2a²),   κ = 3c₁ + 2c₂.
-The variance of one token has the drift γ²κ (V² − V): it may explode if κ > 0.
+A smooth activation, σ_n(x) = x + σ″x²/(2q√n) + σ‴x³/(6q²n) + … with the derivatives at 0:
+  b_αβ = γ² (c₁ (V_αα V_ββ + 2V_αβ²) + c₂ V_αβ (V_αα + V_ββ) − c₀ V_αβ),
+  c₁ = σ″²/(4q²),   c₂ = σ‴/(2q²),   c₀ = 3c₁ + 2c₂.
+The variance of one token has the drift γ²c₀ (V² − V): it may explode if c₀ > 0.
 
 **Where each term is written.** To change the second-order term W V + V Wᵀ or the term V∘P, change this file and the ½
 in `CovarianceLimit.constants`. Each term has more than one form, because the factor step never forms b:
@@ -27,9 +26,8 @@ in `CovarianceLimit.constants`. Each term has more than one form, because the fa
   `add_second_order_to_tokens` with a mask, `add_second_order_to_differences` without.
 * P is `spread_of_logits`; without a mask `spread_without_mask`, the same number for every pair, again from C V C. The
   factor step has V∘P in its noise and in `factor_step.diagonal_growth`.
-* The term of the ReLU is `kink_drift`. The factor step draws a sample of it (`factor_step.add_bend_to_…`).
-* That of a smooth activation is `smooth_drift`. The factor step draws a sample of c₁'s part, multiplies tokens for c₂
-  (`factor_step.add_cube`), and has κ in C².
+* The term of the ReLU is `kink_drift`. The factor step draws a sample of it (`factor_step.add_kink_to_…`).
+* That of a smooth activation is `smooth_drift`. The factor step has it in `factor_step.add_smooth`, and c₀ in C².
 
 b is held against the paper's nested sums by `test_theorem_4_2_drift` and `test_causal_drift`, and the factor step
 against b by `test_one_step_has_the_drift_and_covariance_of_the_limit` (tests/covariance/test_limit.py). `theory.md`
@@ -237,7 +235,7 @@ def is_smooth(constants):
 
 @kernel
 def smooth_drift(v, i, j, lane, constants):
-    """Return γ² (c₁ (V_ii V_jj + 2V_ij²) + c₂ V_ij (V_ii + V_jj) − κ V_ij)."""
+    """Return γ² (c₁ (V_ii V_jj + 2V_ij²) + c₂ V_ij (V_ii + V_jj) − c₀ V_ij)."""
     both, own = v[i, i, lane] + v[j, j, lane], v[i, j, lane]
     squares = v[i, i, lane] * v[j, j, lane] + own * (2.0 * own - 3.0)
     return constants.square * squares + constants.cube * own * (both - 2.0)

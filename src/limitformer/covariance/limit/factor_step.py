@@ -18,8 +18,8 @@ Its square has the SDE's mean and covariance up to O(dt²), term by term:
 * The last column, g ~ N(0, I) and |·| entry by entry, adds η E|h||h|ᵀ with h ~ N(0, V). That is
   ηV + γ² ν(ρ)√(V_αα V_ββ): the drift of the ReLU, as a sample of it.
 
-* A smooth activation has (R g)² as the last column, with the mean V_αα V_ββ + 2V_αβ² of products; token α is multiplied
-  by 1 + dt γ²c₂V_αα, and −γ²κ dt is added to C².
+* A smooth activation has two blocks more, √(γ²c₁ dt) diag V, and √(2γ²c₁ dt) diag(R g) R of another g, whose squares
+  have the means γ²c₁V_αα V_ββ dt and 2γ²c₁V_αβ² dt. Token α is multiplied by 1 + dt γ²c₂V_αα, and C² loses γ²c₀ dt.
 
 **With a mask** the rows of R are the tokens. A token's row of B depends on what it sees, so E BVBᵀ = V∘P is not a
 multiple of V: the second block adds the γ²λ²/τ₀² part of it, and W is a full matrix.
@@ -50,6 +50,7 @@ from limitformer.covariance.limit.drift import (
     add_second_order_to_differences,
     add_second_order_to_tokens,
     drift_workspace,
+    is_smooth,
 )
 from limitformer.numerics.factor import (
     FIRST,
@@ -183,22 +184,17 @@ class StepWorkspace(NamedTuple):
     turned: np.ndarray  # C R, then L G₂, then B R or B V
     moved: np.ndarray  # W times the first block, or L G₁ Lᵀ
     variances: np.ndarray  # (m, 1, LANES): diag V
-    column: np.ndarray  # (m, 1, LANES): s, then the normals of the last column
+    column: np.ndarray  # (m, 1, LANES): s, then the normals of the kink or square
     sums: np.ndarray  # (m, 1, LANES)
     failed: np.ndarray  # (1, 1, LANES): positive where V has no root
-    rows: np.ndarray  # (m, columns, LANES): the blocks of the factor step; m, with a mask 2m, if bent one more
-
-
-@kernel
-def is_bent(constants):
-    """Return whether the last column of the factor step is a sample of the activation's drift."""
-    return constants.kink > 0.0 or constants.square > 0.0
+    rows: np.ndarray  # (m, columns, LANES): the blocks; m columns, with a mask 2m, and 1 for a kink, m + 1 for a square
 
 
 @allocator
 def step_workspace(tokens, constants, mask):
     masked = constants.mixing > 0.0 and not mask.full
-    columns = tokens + (tokens if masked else 0) + (1 if is_bent(constants) else 0)
+    columns = tokens + (tokens if masked else 0) + (1 if constants.kink > 0.0 else 0)
+    columns += tokens + 1 if constants.square > 0.0 else 0
     return StepWorkspace(
         drift_workspace(tokens),
         lane_matrix(2, 1),
@@ -217,9 +213,11 @@ def step_workspace(tokens, constants, mask):
 def factor_step(stream, dt, constants, mask, factor, out, work):
     """Move the lower triangular `factor`, measured, by dt into `out`."""
     if mask.full:
-        blocks_of_differences(stream, dt, constants, mask, factor, work)
+        blocks_of_differences(stream, dt, constants, factor, work)
     else:
         blocks_of_tokens(stream, dt, constants, mask, factor, work)
+    if is_smooth(constants):
+        add_smooth(stream, dt, constants, mask, factor, work)
     triangularise(work.rows, FIRST, work.rows.shape[1], out, FIRST)
     if mask.full:
         join_twins(mask.twins, out)
@@ -228,7 +226,7 @@ def factor_step(stream, dt, constants, mask, factor, out, work):
 
 
 @kernel
-def blocks_of_differences(stream, dt, constants, mask, factor, work):
+def blocks_of_differences(stream, dt, constants, factor, work):
     """The blocks of the next factor without a mask into `work.rows`."""
     if constants.mixing > 0.0:
         draw_linear(stream, dt, constants, diagonal_growth(dt, constants, load(work.pace, 1, 0)), factor, work)
@@ -236,10 +234,8 @@ def blocks_of_differences(stream, dt, constants, mask, factor, work):
         add_second_order_to_differences(dt, constants, work)
     else:
         draw_linear(stream, dt, constants, everywhere(0.0), factor, work)
-    if constants.cube != 0.0:
-        add_cube(dt, constants, mask, factor, work)
-    if is_bent(constants):
-        add_bend_to_differences(stream, dt, constants, factor, work)
+    if constants.kink > 0.0:
+        add_kink_to_differences(stream, dt, constants, factor, work)
 
 
 @kernel
@@ -250,10 +246,8 @@ def blocks_of_tokens(stream, dt, constants, mask, factor, work):
         add_mixing_to_tokens(stream, dt, constants, mask, factor, work)
         add_mixing_block(dt, constants, work)
         add_second_order_to_tokens(dt, constants, work)
-    if constants.cube != 0.0:
-        add_cube(dt, constants, mask, factor, work)
-    if is_bent(constants):
-        add_bend_to_tokens(stream, dt, constants, factor, work)
+    if constants.kink > 0.0:
+        add_kink_to_tokens(stream, dt, constants, factor, work)
 
 
 @kernel
@@ -364,49 +358,61 @@ def add_mixing_block(dt, constants, work):
 
 
 @kernel
-def add_cube(dt, constants, mask, factor, work):
-    """Multiply token α of the first block of `work.rows` by 1 + dt γ²c₂V_αα."""
-    m, scale = factor.shape[0], dt * constants.cube
+def add_smooth(stream, dt, constants, mask, factor, work):
+    """The blocks of a smooth activation, the last ones of `work.rows`; multiply the first one.
+
+    The row of a difference is that of its token minus that of the first token: z_αx_α − z₀x₀ = z_αy + (z_α − z₀)x₀.
+    """
+    m, last = factor.shape[0], work.rows.shape[1] - 1
+    scale = dt * constants.cube
+    column, block = square_root(constants.square * dt), square_root(2.0 * constants.square * dt)
+    for k in range(m):
+        store(work.column, k, 0, next_normal(stream) if constants.square > 0.0 else everywhere(0.0))
     for i in range(m - 1, -1, -1):  # the first token last
-        own = scale * variance_of(factor, mask, i)
-        beyond = everywhere(0.0)
+        own, z = variance_of(factor, mask, i), everywhere(0.0)
+        for k in range(i + 1):
+            z = z + load(factor, i, k) * load(work.column, k, 0)
+        beyond, difference = everywhere(0.0), z
         if mask.full and i > 0:
-            beyond = scale * variance_beyond_first(factor, i)
+            beyond, z = variance_beyond_first(factor, i), z + load(factor, 0, 0) * load(work.column, 0, 0)
         for k in range(m):
             x = load(work.rows, i, k)
-            store(work.rows, i, k, x + (own * x + beyond * load(work.rows, 0, k)))
+            store(work.rows, i, k, x + scale * (own * x + beyond * load(work.rows, 0, k)))
+            if constants.square > 0.0:
+                x = z * load(factor, i, k)
+                if mask.full and i > 0:
+                    x = x + difference * load(factor, 0, k)
+                store(work.rows, i, last - m + k, block * x)
+        if constants.square > 0.0:
+            store(work.rows, i, last, column * (beyond if mask.full and i > 0 else own))
 
 
 @kernel
-def add_bend_to_differences(stream, dt, constants, factor, work):
-    """√(η dt) |R g| or √(γ²c₁ dt) (R g)² into the last column of `work.rows`.
-
-    Differences are |h + δ| − |h| = (2h + δ) δ/(|h + δ| + |h|) or (2h + δ) δ.
-    """
+def add_kink_to_differences(stream, dt, constants, factor, work):
+    """√(η dt) |R g| into the last column of `work.rows`; |h + δ| − |h| = (2h + δ) δ/(|h + δ| + |h|)."""
     m, last = factor.shape[0], work.rows.shape[1] - 1
-    scale = square_root((constants.kink + constants.square) * dt)
+    scale = square_root(constants.kink * dt)
     for k in range(m):
         store(work.column, k, 0, next_normal(stream))
     first = load(factor, 0, 0) * load(work.column, 0, 0)
-    store(work.rows, 0, last, scale * (magnitude(first) if constants.kink > 0.0 else first * first))
+    store(work.rows, 0, last, scale * magnitude(first))
     for i in range(1, m):
         change = everywhere(0.0)
         for k in range(i + 1):
             change = change + load(factor, i, k) * load(work.column, k, 0)
         both = magnitude(first + change) + magnitude(first)
-        change = (first + (first + change)) * change
-        store(work.rows, i, last, scale * (where_positive(both, change / both) if constants.kink > 0.0 else change))
+        store(work.rows, i, last, scale * where_positive(both, (first + (first + change)) * change / both))
 
 
 @kernel
-def add_bend_to_tokens(stream, dt, constants, factor, work):
-    """√(η dt) |R g| or √(γ²c₁ dt) (R g)² into the last column of `work.rows`."""
+def add_kink_to_tokens(stream, dt, constants, factor, work):
+    """√(η dt) |R g| into the last column of `work.rows`."""
     m, last = factor.shape[0], work.rows.shape[1] - 1
-    scale = square_root((constants.kink + constants.square) * dt)
+    scale = square_root(constants.kink * dt)
     for k in range(m):
         store(work.column, k, 0, next_normal(stream))
     for i in range(m):
         total = everywhere(0.0)
         for k in range(i + 1):
             total = total + load(factor, i, k) * load(work.column, k, 0)
-        store(work.rows, i, last, scale * (magnitude(total) if constants.kink > 0.0 else total * total))
+        store(work.rows, i, last, scale * magnitude(total))

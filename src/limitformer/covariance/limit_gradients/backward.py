@@ -39,7 +39,7 @@ from limitformer.covariance.gradients.matrices import Buffer, clear
 from limitformer.covariance.limit.drift import add_second_order_to_tokens, drift_workspace
 from limitformer.covariance.limit.factor_step import (
     StepWorkspace,
-    add_bend_to_tokens,
+    add_kink_to_tokens,
     add_mixing,
     add_mixing_block,
     centre_rows,
@@ -278,7 +278,7 @@ def step_up(stream, dt, constants, mask, factor, logits, out, work):
         add_mixing_block(dt, constants, work)
         add_second_order_to_tokens(dt, constants, work)
     if constants.kink > 0.0:
-        add_bend_to_tokens(stream, dt, constants, factor, work)
+        add_kink_to_tokens(stream, dt, constants, factor, work)
     triangularise(work.rows, FIRST, work.rows.shape[1], out, FIRST)
 
 
