@@ -178,12 +178,9 @@ class ShapedSmooth(Feedforward):
     Raises:
         InputError: as of `Elementwise`; or σ(0) is not 0, σ′(0) not 1, or σ not smooth at 0.
 
-    >>> from math import tanh
-    >>> def hyperbolic_tangent(x):
-    ...     return tanh(x)
-    >>> part = ShapedSmooth(hyperbolic_tangent, scale=1.0)
-    >>> [round(value, 6) for value in part.derivatives]  # of second and third order at 0
-    [0.0, -2.0]
+    >>> from limitformer.models import Tanh
+    >>> ShapedSmooth(Tanh().function, scale=1.0).derivatives  # of second and third order at 0
+    (0.0, -2.0)
     """
 
     function: Function | str = field(kw_only=False)
