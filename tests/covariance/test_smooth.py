@@ -111,7 +111,7 @@ def layer_drift(width):
 
 
 def test_drift_is_the_limit_of_expectations():
-    """By Richardson's extrapolation; a term that is off by a thousandth is rejected."""
+    """Richardson extrapolates in the width; a term that is off by a thousandth is rejected."""
     exact = 2 * layer_drift(32_000) - layer_drift(16_000)
     limit = lf.limit(model(SMOOTH))
     np.testing.assert_allclose(limit.drift(V3), exact, atol=1e-5)

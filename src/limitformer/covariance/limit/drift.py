@@ -27,7 +27,7 @@ in `CovarianceLimit.constants`. Each term has more than one form, because the fa
 * P is `spread_of_logits`; without a mask `spread_without_mask`, the same number for every pair, again from C V C. The
   factor step has V∘P in its noise and in `factor_step.diagonal_growth`.
 * The term of the ReLU is `kink_drift`. The factor step draws a sample of it (`factor_step.add_kink_to_…`).
-* That of a smooth activation is `smooth_drift`. The factor step has it in `factor_step.add_smooth`, and c₀ in C².
+* That of a smooth activation is `add_smooth_drift`. The factor step has it in `factor_step.add_smooth`, and c₀ in C².
 
 b is held against the paper's nested sums by `test_theorem_4_2_drift` and `test_causal_drift`, and the factor step
 against b by `test_one_step_has_the_drift_and_covariance_of_the_limit` (tests/covariance/test_limit.py). `theory.md`
@@ -234,11 +234,14 @@ def is_smooth(constants):
 
 
 @kernel
-def smooth_drift(v, i, j, lane, constants):
-    """Return γ² (c₁ (V_ii V_jj + 2V_ij²) + c₂ V_ij (V_ii + V_jj) − c₀ V_ij)."""
-    both, own = v[i, i, lane] + v[j, j, lane], v[i, j, lane]
-    squares = v[i, i, lane] * v[j, j, lane] + own * (2.0 * own - 3.0)
-    return constants.square * squares + constants.cube * own * (both - 2.0)
+def add_smooth_drift(v, constants, out):
+    """Add γ² (c₁ (V_αα V_ββ + 2V_αβ²) + c₂ V_αβ (V_αα + V_ββ) − c₀ V_αβ) to `out`."""
+    for i in range(v.shape[0]):
+        for j in range(v.shape[0]):
+            first, second, both = load(v, i, i), load(v, j, j), load(v, i, j)
+            squares = constants.square * (first * second + both * (2.0 * both - 3.0))
+            cubes = constants.cube * (both * (first + second - 2.0))
+            store(out, i, j, load(out, i, j) + (squares + cubes))
 
 
 @kernel
@@ -252,8 +255,8 @@ def drift(v, constants, mask, work, out):
             for lane in range(LANES):
                 mixed = out[i, j, lane] if constants.mixing_drift > 0.0 else 0.0
                 out[i, j, lane] = mixed + constants.kink * kink_drift(v, i, j, lane)
-                if is_smooth(constants):
-                    out[i, j, lane] += smooth_drift(v, i, j, lane, constants)
+    if is_smooth(constants):
+        add_smooth_drift(v, constants, out)
 
 
 @driver
