@@ -109,6 +109,11 @@ def test_too_few_networks_do_not_decide():
     assert not fewer.decided
     assert np.isnan(fewer.borne.spread)
     np.testing.assert_array_equal(fewer.data["critical"], report.data["critical"][:1])
+    critical, ends = float(fewer.data["critical"][0]), [number(each, 2) for each in fewer.tune]
+    provisional = f"Provisional: the critical rate of one network is {number(critical, 2)}, and one would tune between "
+    assert fewer.answer.endswith(f". {provisional}{' and '.join(ends)}.")
+    assert 61 * fewer.tune[0] == pytest.approx(critical, rel=0.02)  # the page: a 61st to a 13th
+    assert 13 * fewer.tune[1] == pytest.approx(critical, rel=0.04)
 
 
 def test_networks_that_bear_no_rate_or_every_rate():

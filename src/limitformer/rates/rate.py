@@ -115,8 +115,9 @@ class RateReport(AnyReport):
                 return (
                     f"Tune between {ends}. Not decided is which rate nine of ten networks bear: {more}. So far {borne}."
                 )
-            so_far = f" So far {borne}, and one would tune between {ends}." if self.networks > 1 else ""
-            return f"Not decided: {more}.{so_far}"
+            if self.networks == 1:
+                borne = f"the critical rate of one network is {number(self.rate, 2)}"
+            return f"Not decided: {more}. Provisional: {borne}, and one would tune between {ends}."
         return f"Tune between {ends}; {borne}."
 
     @property
