@@ -99,7 +99,7 @@ def test_range_to_tune_in_is_known_before_the_rate_that_nine_of_ten_bear(report)
 
 
 def test_too_few_networks_do_not_decide():
-    report = searched(networks=4)
+    report = searched(networks=3)
     assert not report.decided
     assert report.answer.startswith("Not decided: ")
     ends = [number(each, 2) for each in report.record()["tune"]]
@@ -191,7 +191,7 @@ def test_inputs_without_sequences(call, inputs):
 
 
 def test_search_does_not_begin_above_rates_that_a_network_does_not_bear():
-    """Three of four networks bear 0.0085 to 0.04 but nothing from 0.0035 to 0.0085, as a post-norm decoder was seen to."""
+    """Three of four networks bear 0.0085 to 0.04 but nothing from 0.0035 on, as in a post-norm decoder."""
 
     def searches(begin, networks=8, own=1e-3):
         found = []
