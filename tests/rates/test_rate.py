@@ -87,7 +87,7 @@ def test_text_json_csv_and_data_agree(report, tmp_path):
 
 
 def test_range_to_tune_in_is_known_before_the_rate_that_nine_of_ten_bear(report):
-    """Of two groups of critical rates the mean logarithm is known well, their tenth percentile is not."""
+    """The mean logarithm of two groups of critical rates is known well, their tenth percentile is not."""
     groups = np.tile([0.003, 0.04], 30)
     apart = replace(report, borne=borne_rate(groups), data=report.data.isel(network=np.arange(60) % report.networks)
                     .assign(critical=("network", groups)))  # fmt: skip
