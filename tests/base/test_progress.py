@@ -61,6 +61,15 @@ def test_estimate_excludes_work_done_before_the_bar(clock, terminal):
     progress.advance(bar, -1)
 
 
+def test_estimate_excludes_preparation_before_the_first_piece(clock, terminal):
+    bar = progress.progress_bar("networks", 8, 0.0)
+    for now, done in ((30.0, 0), (40.0, 1)):
+        clock.now = now
+        progress.advance(bar, done)
+    assert bar.progress.tasks[0].fields["left"] == "about 70 s left"  # the twin that counts 40 s for one says 280
+    progress.advance(bar, -1)
+
+
 @pytest.mark.parametrize(("second", "says"), [(10.0, "networks: about 80 s in all; fewer samples.\n"), (2.4, "")])
 def test_long_work_is_estimated_once_with_a_quicker_setting(clock, capsys, second, says):
     """It is printed after the first piece; 19.2 s in all are not long."""

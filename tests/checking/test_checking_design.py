@@ -381,7 +381,7 @@ def test_shaped_choice_matches_the_closed_form(shaped):
         ({"knobs": "*.nothing.weight"}, "no random weight has such a name"),
         ({"knobs": ("output", "*.c_proj.weight")}, "both set transformer.h.0.attn.c_proj.weight"),
         ({"grid": {"embedding": [1.0, 2.0]}}, "not a knob of this design"),
-        ({"grid": {"output": [0.0, 2.0]}}, "two or more positive numbers"),
+        ({"grid": {"output": [0.0, 2.0]}}, "must be positive numbers"),
         ({"objective": {"corelation": (0, 1)}}, "an objective has correlation, stream"),
         ({"objective": {"stream": (3.0, 1.0)}}, "stream must be two numbers in ascending order"),
         ({"objective": {"gradient": 0.5}}, "must be at least 1"),
@@ -393,6 +393,16 @@ def test_design_refuses_bad_input(options, says):
     with pytest.raises(lf.InputError, match=says) as caught:
         lf.design(small(), **({"tokens": 5, "progress": False} | options))
     assert "\n" not in str(caught.value)
+
+
+def test_grid_of_one_value_judges_it(tmp_path):
+    """Second route: the same cell of two values has the same probability."""
+    options = {"tokens": 5, "samples": 30, "scan": 4, "seed": 0, "risk": 0.1, "progress": False, "knobs": ["output"]}
+    one, two = (lf.design(small(), grid={"output": values}, **options) for values in ([0.5], [0.5, 2.0]))
+    assert one.region["probability"].item() == two.region["probability"][0].item()
+    assert one.chosen.setting == {"output": 0.5}
+    assert "cells are safe" in str(one)
+    assert (tmp_path / "design.png") in one.save(tmp_path)
 
 
 def test_design_refuses_other_subjects(tmp_path):

@@ -186,6 +186,39 @@ def test_logits_knob_multiplies_the_deviation_of_logits(model, names):
     assert abs(deviations[1] / deviations[0] - 0.5) < 1e-4
 
 
+@pytest.mark.parametrize(
+    ("stds", "names"),
+    [
+        ({"keys": 3.0}, ["keys"]),
+        ({"queries": 3.0}, ["queries"]),
+        ({"keys": 0.1}, ["keys"]),
+        ({"keys": 0.45}, ["queries", "keys"]),  # of uniform entries, whose size is 1/√3 = 0.58
+        ({"queries": 3.0, "keys": 3.0}, ["queries", "keys"]),
+    ],
+)
+def test_logits_knob_is_the_matrix_that_departs_from_the_values(stds, names):
+    """The logits' deviation has the factor itself; with the even split each matrix has its root."""
+
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.queries, self.keys, self.values, self.back = (torch.nn.Linear(8, 8, bias=False) for _ in range(4))
+            for name, std in stds.items():
+                torch.nn.init.normal_(getattr(self, name).weight, std=std / 8**0.5)
+
+        def forward(self, x):
+            y = torch.nn.functional.layer_norm(x, (8,))
+            return x + self.back(torch.softmax(self.queries(y) @ self.keys(y).mT, -1) @ self.values(y))
+
+    def build():
+        return torch.nn.Sequential(torch.nn.Embedding(20, 8), Block(), Block(), torch.nn.Linear(8, 20))
+
+    trials, _ = trials_of(build, None, ["logits"], Objective(gradient=None, effective=None), None, 5, None)
+    assert trials.knobs[0].weights == tuple(f"{k}.{name}.weight" for k in (1, 2) for name in names)
+    deviations = [float(trials.report({"logits": value}, 3).curves["logit_std"][:, 0].mean()) for value in (1.0, 0.5)]
+    assert abs(deviations[1] / deviations[0] - 0.5) < 1e-4
+
+
 def test_missing_knob_is_refused():
     with pytest.raises(lf.InputError, match=r"gpt2 has no knob logits: its queries are not a separate matrix\."):
         knobs(CONFIGS["gpt2"](), "logits")

@@ -125,6 +125,21 @@ def test_fix_of_a_module_scales_copies_of_it():
     assert alike(lf.check(model, **FAST), result.against)
 
 
+def test_keys_that_are_too_large_are_scaled_alone():
+    torch.manual_seed(0)
+    model = build(std=0.1)
+    with torch.no_grad():
+        for each in model[1:-1]:
+            each.k_proj.weight.mul_(100)
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    assert "frozen" in [each.name for each in lf.check(model, **FAST).verdicts]
+    result = lf.fix(model, **FAST)
+    assert re.findall('"(.*)": ', result.lines) == ["*.k_proj.weight"]  # the even split names q_proj too
+    pasted(result.lines, model=model)
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items() if "k_proj" not in name)
+    assert "frozen" not in [each.name for each in lf.check(model, **FAST).verdicts]
+
+
 def test_head_that_is_too_large_is_scaled_alone():
     def loud():
         model = build(std=0.02)

@@ -279,6 +279,19 @@ def test_logits_verdict_needs_a_logit_that_passes_the_threshold():
     assert verdict(dataset().drop_vars("largest_logit"), "logits") is None
 
 
+def test_tokens_that_become_alike_are_a_note_beside_the_rate():
+    at_end = np.broadcast_to([0.3, 0.9, 0.995, 0.999], (4, 20, 4))[..., None]
+    by_layer = at_end * [0, 0, 1]
+    data = dataset().assign(correlation=(("rate", "sample", "step", "layer"), by_layer))
+    one = verdict(data, "alike")
+    assert (one.grade, one.value) == ("note", 0.995)
+    assert "goes from 0.3 to 0.995 in 2 steps" in one.said
+    assert "Tokens become alike at a rate of 0.001" in verdict(data, "rate").mends
+    for other in (0.98 * data["correlation"], 0 * data["correlation"] + 0.995):  # never alike, or from the start
+        assert verdict(data.assign(correlation=other), "alike") is None
+    assert "alike" not in verdict(dataset(), "rate").mends
+
+
 def test_medians_count_networks_that_diverged_as_infinite():
     values = np.array([[1.0, 2.0, np.nan], [np.nan, np.nan, 1.0], [np.nan] * 3, [1.0, 2.0, 3.0]])
     assert middle(values).tolist()[:2] == [2.0, np.inf]
@@ -412,6 +425,7 @@ def test_verdict_names_and_thresholds_are_complete():
     assert failing(None, STEP_VERDICTS) == ()
     data = changed(still_data(), "largest_logit", np.s_[:, :, 1], 200.0)
     data = changed(data, "loss_unseen", np.s_[1, :, -1], 9.0).assign_attrs(muon_outside="wte.weight")
+    data["correlation"] = 0.998 * data["stream"] * (data["step"] > 0)
     assert [one.name for one in step_verdicts(data)] == [name for name in STEP_VERDICTS if name != "fastest"]
     assert all(each.source for each in STEP_THRESHOLDS.values())
     assert all((each.watch is None) != (each.broken is None) for each in STEP_THRESHOLDS.values())

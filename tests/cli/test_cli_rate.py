@@ -54,6 +54,7 @@ def test_answer_that_is_not_decided_ends_with_the_command_that_would(rate, run):
     result = rate("--networks", "1")
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("Not decided: 3 more networks, about ")
+    assert "Provisional: the critical rate of one network is " in " ".join(result.stdout.split())
     command = result.stdout.splitlines()[-1]
     assert command.startswith("Next: limitformer rate")
     assert re.search(r"--networks 4 --minutes \d+ ", command)
@@ -75,6 +76,7 @@ def test_interruption_prints_the_finished_networks(rate, monkeypatch):
     assert result.exit_code == 130
     assert "2 networks" in " ".join(result.stdout.split())
     assert "finished networks" in result.stderr
+    assert result.stdout.splitlines()[-1].startswith("Next: limitformer rate small.json")
 
 
 @pytest.mark.parametrize(

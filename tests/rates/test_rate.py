@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from torch.nn import functional
 
 import limitformer as lf
 from limitformer.rates import rate as module
-from limitformer.rates.critical import RESOLUTION
+from limitformer.rates.critical import RESOLUTION, borne_rate, critical_rate
 from limitformer.rates.rate import RateInterrupted
 from limitformer.reports.figures import number
 from training_networks import Small
@@ -85,8 +86,20 @@ def test_text_json_csv_and_data_agree(report, tmp_path):
     assert {path.suffix for path in written} >= {".json", ".csv", ".nc"}
 
 
+def test_range_to_tune_in_is_known_before_the_rate_that_nine_of_ten_bear(report):
+    """The mean logarithm of two groups of critical rates is known well, their tenth percentile is not."""
+    groups = np.tile([0.003, 0.04], 30)
+    apart = replace(report, borne=borne_rate(groups), data=report.data.isel(network=np.arange(60) % report.networks)
+                    .assign(critical=("network", groups)))  # fmt: skip
+    assert not apart.decided
+    ends = [number(each, 2) for each in apart.tune]
+    assert apart.answer.startswith(f"Tune between {ends[0]} and {ends[1]}. Not decided is which rate nine of ten")
+    few = replace(apart, borne=borne_rate(groups[:8]), data=apart.data.isel(network=slice(8)))
+    assert few.answer.startswith("Not decided: ")
+
+
 def test_too_few_networks_do_not_decide():
-    report = searched(networks=4)
+    report = searched(networks=3)
     assert not report.decided
     assert report.answer.startswith("Not decided: ")
     ends = [number(each, 2) for each in report.record()["tune"]]
@@ -96,6 +109,11 @@ def test_too_few_networks_do_not_decide():
     assert not fewer.decided
     assert np.isnan(fewer.borne.spread)
     np.testing.assert_array_equal(fewer.data["critical"], report.data["critical"][:1])
+    critical, ends = float(fewer.data["critical"][0]), [number(each, 2) for each in fewer.tune]
+    provisional = f"Provisional: the critical rate of one network is {number(critical, 2)}, and one would tune between "
+    assert fewer.answer.endswith(f". {provisional}{' and '.join(ends)}.")
+    assert 61 * fewer.tune[0] == pytest.approx(critical, rel=0.02)  # the page: a 61st to a 13th
+    assert 13 * fewer.tune[1] == pytest.approx(critical, rel=0.04)
 
 
 def test_networks_that_bear_no_rate_or_every_rate():
@@ -170,6 +188,36 @@ def test_inputs_without_sequences(call, inputs):
         call(Small, inputs, optimizer="sgd", seed=0, progress=False, **needed)
     with pytest.raises(lf.InputError, match="sequences must be a whole number"):
         call(Small, 8, optimizer="sgd", seed=0, progress=False, sequences="3", **needed)
+
+
+def test_search_does_not_begin_above_rates_that_a_network_does_not_bear():
+    """Three of four networks bear 0.0085 to 0.04 but nothing from 0.0035 on, as in a post-norm decoder."""
+
+    def searches(begin, networks=8, own=1e-3):
+        found = []
+        for k in range(networks):
+            top = 0.04 * 1.05**k
+            island = k % 4 > 0
+            bears = partial(lambda rate, top, island: rate < top and not (island and 0.0035 < rate < 0.0085), top=top,
+                            island=island)  # fmt: skip
+            found.append(critical_rate(bears, begin(found, own)))
+        return np.array(found)
+
+    found = searches(module.beginning)
+    low = np.arange(8) % 4 > 0
+    assert found[low] == pytest.approx(0.0035, rel=RESOLUTION - 1)
+    assert found[~low] == pytest.approx(0.04 * 1.05 ** np.arange(8)[~low], rel=RESOLUTION - 1)
+    twin = searches(lambda found, own: found[-1] / 4 if found else own)
+    assert (twin[low] > 0.02).any()
+
+
+def test_lower_beginning_ends_at_the_same_rate():
+    ends = {critical_rate(lambda rate: rate < 0.123, 0.1 / 2**k) for k in range(6)}
+    assert len(ends) == 1
+    assert module.beginning([0.4], 1.0) == 0.1
+    assert module.beginning([0.4], 0.02) == 0.1 / 8
+    assert module.beginning([0.4] * 4, 0.02) == 0.1
+    assert module.beginning([0.01, 0.4, 0.4, 0.4], 0.02) == 0.1 / 32
 
 
 def test_interruption_keeps_the_finished_networks(monkeypatch, report):

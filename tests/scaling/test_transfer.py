@@ -119,7 +119,7 @@ def test_fewer_than_four_networks_with_a_measure_give_no_verdict():
         ({"width": [32, 64]}, {"warm_up": 2}, "transfer has no option warm_up. Nearest: warmup"),
         ({"width": [32, 64]}, {"base": 0}, "base must be at least 1; got 0"),
         ({"width": [32, 64]}, {"base": -7}, "base must be at least 1; got -7"),
-        ({"width": [32, 64]}, {"target": 64}, "target must be larger than every width that is run; got 64"),
+        ({"width": [32, 64]}, {"target": 63}, "target must be the largest width that runs or more; got 63"),
         ({"width": [32, 64]}, {"target": 72}, "at width 72"),
         ({"width": [32, 64]}, {"rate": 0.0}, "a learning rate must be above 0"),
         ({"width": [32, 64]}, {"optimizer": "adamax"}, "unknown optimizer 'adamax'"),
@@ -144,7 +144,15 @@ class BarThatNotes:
         self.parts.append(self.part)
 
 
-def test_one_bar_shows_all_sizes_and_weighs_them_by_their_parameters(monkeypatch):
+def test_target_that_is_the_largest_size_changes_nothing():
+    options = {"optimizer": "adamw", "rule": "mup", "steps": 1, "samples": 2, "seed": 0, "progress": False}
+    named, unnamed = (lf.transfer(SMALL, {"width": [16, 32]}, 6, target=each, **options) for each in (32, None))
+    assert named.lines.title == "width 32, rule mup, base 16"
+    assert str(named) == str(unnamed)
+    assert "as these sizes predict" not in named.conclusion
+
+
+def test_one_bar_shows_all_sizes_and_weighs_them_by_the_sides_of_their_parameters(monkeypatch):
     bars = []
     monkeypatch.setattr(
         "limitformer.scaling.transfer.progress_bar", lambda *settings: bars.append(BarThatNotes(*settings)) or bars[-1]
@@ -152,17 +160,17 @@ def test_one_bar_shows_all_sizes_and_weighs_them_by_their_parameters(monkeypatch
     monkeypatch.setattr("limitformer.stepping.simulate.progress_bar", lambda *_: pytest.fail("a second bar"))
     lf.transfer(SMALL, {"width": [16, 32, 64]}, 6, optimizer="sgd", steps=1, samples=2, seed=0)
     (bar,) = bars
-    entries = [parameters_of_llama(width) for width in (16, 32, 64)]
-    # A size begins, and has two networks, each with a step and the passes after it.
-    steps = np.outer(np.array(entries) / 4, [0, 1, 1, 1, 1]).ravel() / sum(entries)
+    sides = [sides_of_llama(width) for width in (16, 32, 64)]
+    # A size begins, is prepared, and has two networks, each with a step and the passes after it.
+    steps = np.outer(np.array(sides) / 4, [0, 0, 1, 1, 1, 1]).ravel() / sum(sides)
     assert bar.total == 6
     np.testing.assert_allclose(bar.done, 6 * np.cumsum(steps), rtol=1e-12)
     sizes = ["width 16, 1 of 3", "width 32, 2 of 3", "width 64, 3 of 3"]
-    assert bar.parts == np.repeat(sizes, 5).tolist()
+    assert bar.parts == np.repeat(sizes, 6).tolist()
 
 
-def parameters_of_llama(width):
-    """Count the parameters of `SMALL` at another width: two blocks, and an embedding and a head for 40 words."""
+def sides_of_llama(width):
+    """Sum the square roots of the sizes of the parameters of `SMALL` at another width."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from limitformer.scaling.sizes import at_size
@@ -171,7 +179,7 @@ def parameters_of_llama(width):
     assert config.hidden_size == width
     fields = {key: value for key, value in config.to_dict().items() if key != "model_type"}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **fields))
-    return sum(each.numel() for each in model.parameters())
+    return sum(each.numel() ** 0.5 for each in model.parameters())
 
 
 def test_interrupted_transfer_keeps_networks_that_every_size_has(monkeypatch):

@@ -1,5 +1,6 @@
 """Rules in effect: stream and logits of weightless networks at several sizes, and other routes to a multiplier."""
 
+import math
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -205,6 +206,22 @@ def test_attention_of_growing_heads_is_scaled_by_their_size(scaled):
     )
     np.testing.assert_allclose(own.logit_std.values[:, 0], 0.5 * plain.logit_std.values[:, 0], rtol=1e-3)
     assert np.isfinite(own.weight_gradient.values).all()
+
+
+def test_heads_of_unknown_size_have_a_note_with_the_factor_of_known_ones():
+    def factory(width, hidden=True):
+        module = Network(width, scaled=False)
+        for block in module.blocks if hidden else ():
+            block.attention.columns = block.attention.__dict__.pop("head_dim")
+        return module
+
+    hidden, known = (
+        parametrise(build, "width", 256, 64, "mup", "adamw") for build in (factory, lambda width: factory(width, False))
+    )
+    assert hidden.multipliers == {"head": 0.25}
+    assert [note for note in hidden.notes if note.endswith("multiply queries by √(d of the base/d)")]
+    assert not [note for note in known.notes if "multiply queries" in note]
+    assert known.multipliers["blocks.0.attention logits"] == math.sqrt(16 / 64)  # not 16/64, which 1/d alone would be
 
 
 def test_multiplied_branches_have_the_gradients_of_smaller_matrices():

@@ -112,6 +112,8 @@ class Bar:
         elif now - self.printed >= MINUTE and not math.isinf(PATIENCE):
             self.printed = now
             print_line(f"{task.description}: {int(done):,} of {int(total):,}, {remaining}".removesuffix(", "))
+        if done <= self.first:
+            self.began = now  # preparation before the first piece takes no share of the pieces
 
 
 def duration(seconds: float) -> str:

@@ -12,6 +12,7 @@ therefore counts the networks, says whether they are enough for "nine of ten", a
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from limitformer.checking.curves import kind_and_block
 from limitformer.checking.thresholds import (
+    ALIKE,
     FASTEST,
     LOGITS,
     MUON,
@@ -180,7 +182,11 @@ def step_verdicts(data: xr.Dataset) -> list[Verdict]:
         return [step_verdict(RATE, BROKEN, sentence, share, "falls", share=share, why=why, mends=mends)]
     place = stated_rate(table)
     at, rate = data.isel(rate=place), float(table["rate"][place])
-    verdicts = [rate_verdict(data, table), unseen_verdict(data, table)]
+    first, alike = rate_verdict(data, table), alike_verdict(at, rate)
+    if alike is not None:
+        remark = f"Tokens become alike at a rate of {number_text(rate)}; smaller ones may be better."
+        first = replace(first, mends=f"{first.mends} {remark}")
+    verdicts = [first, unseen_verdict(data, table), alike]
     verdicts += [rule(at, rate) for rule in (fastest_verdict, still_verdict, logits_verdict)]
     verdicts.append(muon_verdict(data))
     return [each for each in verdicts if each is not None]
@@ -302,6 +308,29 @@ def unseen_verdict(data: xr.Dataset, table: xr.Dataset) -> Verdict | None:
         rate=float(table["rate"][place]),
         why="A large step can memorise a few tokens while it ruins the network for all others.",
         mends="" if sound else "Smaller rates, or more tokens.",
+    )  # fmt: skip
+
+
+def alike_verdict(data: xr.Dataset, rate: float) -> Verdict | None:
+    """Return the step after which all tokens are alike at the end of the stream, if they were not before.
+
+    It is a note, as sound networks may pass through such a state while they learn the frequencies of tokens.
+    """
+    if "correlation" not in data:
+        return None
+    ends = middle(data["correlation"].isel(layer=-1).transpose("sample", "step").values, 0)
+    above = ends > limit("alike")
+    if above[0] or not above.any():
+        return None
+    step = int(above.argmax())
+    return step_verdict(
+        ALIKE, NOTE,
+        f"tokens become alike at a rate of {number_text(rate)}: their mean correlation at the end goes from "
+        f"{number_text(float(ends[0]))} to {number_text(float(ends[step]))} in {step} step{'' if step == 1 else 's'}",
+        float(ends[step]), "alike", rate=rate,
+        why="Networks that first learn the frequencies of tokens may pass through this state. If the correlation does "
+        "not fall again, all tokens give one output.",
+        mends="If the loss stays at that of frequencies: a smaller rate, a warm-up, or norms before the branches.",
     )  # fmt: skip
 
 

@@ -25,7 +25,8 @@ VERDICTS = (  # the names in `verdicts.RULES`; a test compares them
     *("exploding", "router", "memory", "deaf", "constant", "equal", "faint", "uneven", "swamped", "range"),
 )
 FORMAT_VERDICTS = ("overflow", "underflow", "swallowed", "no scale", "lost", "coarse", "unchanged")  # of `formats`
-RATE, UNSEEN, FASTEST, STILL, LOGITS, MUON = STEP_VERDICTS = ("rate", "unseen", "fastest", "still", "logits", "muon")
+STEP_VERDICTS = ("rate", "unseen", "alike", "fastest", "still", "logits", "muon")
+RATE, UNSEEN, ALIKE, FASTEST, STILL, LOGITS, MUON = STEP_VERDICTS
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,7 @@ STEP_THRESHOLDS: Mapping[str, Threshold] = {  # of `steps`
     ),
     "stream": Threshold(10.0, None, f"change of the last stream after all steps, over its size at the start; {OURS}"),
     "logit": THRESHOLDS["logit"],
+    "alike": Threshold(0.99, None, f"mean correlation of tokens at the end of the stream after a step; {OURS}"),
 }
 SHARES = ("collapse", "narrow", "uniform", "dead", "decay", "router", "deaf", "constant", "faint")  # in (0, 1]
 RATIOS = ("stream", "growth", "gradient", "massive", "uneven")  # above 1

@@ -553,7 +553,7 @@ WORDS = {  # by name: why it matters, and the usual fix
     ),
     "grows": (
         "Branches multiply the stream; in pre-norm networks late layers then do little.",
-        "Output projections divided by √(2·layers), a larger embedding, or λ² + γ² = 1.",
+        "Output projections divided by √(2·layers), a larger embedding, or λx + γf for x + f with λ² + γ² = 1.",
     ),
     "dies": ("The skip connection takes away more than the branches give.", "A larger λ or γ."),
     "frozen": (

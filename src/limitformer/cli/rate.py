@@ -127,22 +127,31 @@ def rate(
                     equal = equivalent_rates(subject, batch, optimizer=rule, other=other, rate=at, **known)
                 save_and_print(equal, place, as_json)
                 return
-            with suggest_quicker(f"at most {largest} networks; it ends as soon as the interval decides."):
+            with suggest_quicker(
+                f"at most {largest} networks, none after {minutes:g} min; it ends as soon as the interval decides."
+            ):
                 report = run_rate(subject, batch, optimizer=rule, **options)
         except RateInterrupted as interrupt:
             save_and_print(interrupt.report, place, as_json, full)
+            print_longer(context, interrupt.report, largest, minutes)
             print_interrupted(interrupt.report.networks)
             raise typer.Exit(INTERRUPTED) from interrupt
         save_and_print(report, place, as_json, full)
-        if not report.decided and not report.unusual():
-            more, seconds = report.missing
-            longer = (float(report.data["seconds"].sum()) + 1.3 * seconds) / 60
-            enough = max(largest, report.networks + more), math.ceil(max(minutes, longer))
-            print_next(context, "rate", networks=enough[0], minutes=enough[1])
-        width = width_of(what, changes) if report.decided else None
+        print_longer(context, report, largest, minutes)
+        width = width_of(what, changes) if report.tunable else None
         if width is not None:
             sizes: dict[str, Any] = {"widths": f"{width},{2 * width}", "target": 4 * width}
             print_next(context, "transfer", rate=f"{math.sqrt(math.prod(report.tune)):.2g}", **sizes)
+
+
+def print_longer(context: typer.Context, report: Any, networks: int, minutes: float) -> None:
+    """Print the command that would decide, unless the report does, or critical rates are not numbers."""
+    if not report.decided and not report.unusual():
+        more, seconds = report.missing
+        longer = (float(report.data["seconds"].sum()) + 1.3 * seconds) / 60
+        enough = max(networks, report.networks + more), math.ceil(max(minutes, longer))
+        label = "To decide" if report.tunable else "Next"
+        print_next(context, "rate", label, networks=enough[0], minutes=enough[1])
 
 
 def width_of(what: str, changes: dict[str, Any]) -> int | None:

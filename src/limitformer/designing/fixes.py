@@ -207,11 +207,13 @@ def existing(name: str, sign: int, text: Any, subject: Subject, options: Mapping
         finally:
             passes.state.restore()
     stds = stds_by_kind(module)
+    laws = {each: normal(std) for each, std in stds.items()}
     network: Any = SimpleNamespace(  # what knobs read of a `Weightless`
         subject=subject,
         module=module,
         blocks=[module.get_submodule(each) for block in passes.layout.blocks for each in block.members],
         weights=[SimpleNamespace(name=each) for each, std in stds.items() if std > 0],
+        laws=laws,
     )
     knob = factor_knob(name, network, uses)
 
@@ -224,7 +226,7 @@ def existing(name: str, sign: int, text: Any, subject: Subject, options: Mapping
         return replace(after, name=f"{after.name}, {name} × {value:g}")
 
     def lines(value: float) -> str:
-        table = LawTable(subject.name, {each: normal(std) for each, std in stds.items()}, {}, {})
+        table = LawTable(subject.name, laws, {}, {})
         return scale_lines(patterns_of(factors_at([knob], {name: value}), table))
 
     return Candidate(knob, sign, checked, lines)

@@ -4,8 +4,9 @@ r"""Knobs: what can be set before training, and which weights or fields of a fam
                       the argument of a function of that name;
   embedding           × the std of the tables of tokens and positions, outside the blocks;
   output              × the std of what writes to the stream: the last matrix of each branch (`matrix_uses`);
-  logits              × the std of attention logits: queries and keys each by its root, or queries alone if keys share a
-                      matrix with the values; not a knob if queries do
+  logits              × the std of attention logits: queries and keys each by its root; queries alone if keys share a
+                      matrix with the values, not a knob if queries do; if their sizes, std times √columns, differ by
+                      more than a factor of two, that one alone which is farther from the values'
   a pattern           × the std of the weights of these names, such as "*.mlp.up_proj.weight"
   gamma, tau0         fields of a `limitformer.Transformer`
 
@@ -18,7 +19,7 @@ import re
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from math import inf
+from math import inf, log, nan, sqrt
 from typing import Any
 
 from torch import nn
@@ -33,6 +34,7 @@ from limitformer.weightless.network import Weightless
 
 FIELDS = ("initializer_range", "initializer_factor", "init_std")  # names in families
 STEPS = (1 / 16, 1 / 4, 1.0, 4.0, 16.0)  # of a grid, times the present setting
+APART = 2.0  # ratio of the sizes of queries and keys, from which the logits are due to one of them
 GAMMAS = (0.1, 0.1778, 0.3162, 0.5623, 1.0)
 
 
@@ -95,7 +97,7 @@ def field_knob(network: Weightless) -> Knob:
 
 def factor_knob(name: str, network: Weightless, uses: MatrixUses) -> Knob:
     """Return a factor on standard deviations of weights, which are recognised by their names, place or use."""
-    chosen, power = logits_of(uses) if name == "logits" else (uses.outputs, 1.0)
+    chosen, power = logits_of(network, uses) if name == "logits" else (uses.outputs, 1.0)
     if name in ("output", "logits"):
         weights = random_names(network, lambda each, parameter: each in chosen and parameter.dim() >= 2)
     else:
@@ -123,11 +125,23 @@ def embeddings(network: Weightless) -> list[str]:
     return random_names(network, lambda name, parameter: id(parameter) in outside)
 
 
-def logits_of(uses: MatrixUses) -> tuple[Set[str], float]:
+def logits_of(network: Weightless, uses: MatrixUses) -> tuple[Set[str], float]:
     """Return the matrices that logits are made of, and the power of a factor in each, without those of values."""
     if uses.queries & uses.values:
         return set(), 1.0
-    return (uses.queries, 1.0) if uses.keys & uses.values else (uses.queries | uses.keys, 0.5)
+    if uses.keys & uses.values:
+        return uses.queries, 1.0
+    query, key, value = (log_size(network, names) for names in (uses.queries, uses.keys, uses.values))
+    if abs(query - key) > log(APART) and value == value:  # NaN without values
+        return (uses.queries if abs(query - value) > abs(key - value) else uses.keys), 1.0
+    return uses.queries | uses.keys, 0.5
+
+
+def log_size(network: Weightless, names: Set[str]) -> float:
+    """Return the mean logarithm of the size of random matrices; NaN without any."""
+    columns = {name: each.shape[-1] for name, each in network.module.named_parameters() if name in names}
+    known = random_names(network, lambda name, _: name in columns and network.laws[name].std > 0)
+    return sum(log(network.laws[name].std * sqrt(columns[name])) for name in known) / len(known) if known else nan
 
 
 def named(pattern: str) -> Any:
@@ -163,7 +177,7 @@ def axes_of(knobs: list[Knob], grid: Mapping[str, Any] | None) -> dict[str, list
     """Return ascending values of each knob: the user's, or some around its present value.
 
     Raises:
-        InputError: values of a knob that does not vary, or that are not at least two positive numbers.
+        InputError: values of a knob that does not vary, or that are not positive numbers.
     """
     valid = grid is None or (isinstance(grid, Mapping) and all(isinstance(each, Iterable) for each in grid.values()))
     require(valid, f'grid must map names of knobs to lists, such as {{"output": [0.5, 1]}}; got {grid!r}.')
@@ -178,9 +192,9 @@ def axis_of(knob: Knob, grid: Any) -> list[float]:
             return list(GAMMAS)
         return [value for step in STEPS if (value := float(f"{knob.present * step:.4g}")) <= knob.most]
     values = sorted({require_real(f"grid[{knob.name!r}]", value) for value in grid})
-    fits = len(values) >= 2 and values[0] > 0 and values[-1] <= knob.most
+    fits = bool(values) and values[0] > 0 and values[-1] <= knob.most
     upper = "" if knob.most == inf else f", at most {knob.most:g}"
-    require(fits, f"grid[{knob.name!r}] must be two or more positive numbers{upper}; got {values}.")
+    require(fits, f"grid[{knob.name!r}] must be positive numbers{upper}; got {values}.")
     return values
 
 

@@ -217,7 +217,7 @@ class Design(AnyReport):
         """Return the values beyond the end of the grid at which the chosen setting lies, if it does."""
         for knob in self.knobs:
             values, best = self.region[knob.name].values, self.best[knob.name]
-            for end, inner in (values[:2], values[:-3:-1]):
+            for end, inner in (values[:2], values[:-3:-1]) if len(values) > 1 else ():
                 more = sorted(float(f"{end * (end / inner) ** k:.4g}") for k in range(3))
                 if best == end and more[-1] <= knob.most:
                     names, beyond = ",".join(each.name for each in self.knobs), ",".join(map(str, more))

@@ -1,7 +1,8 @@
 """`rate`: the learning rate that nine of ten networks bear, by a search in each of them."""
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ import xarray as xr
 
 from limitformer.base.errors import require, require_count, require_real
 from limitformer.base.progress import advance, duration, progress_bar
-from limitformer.rates.critical import HIGHEST, BorneRate, borne_rate, critical_rate, networks_needed
+from limitformer.rates.critical import HIGHEST, STRIDE, BorneRate, borne_rate, critical_rate, networks_needed
 from limitformer.rates.kinds import ALL, VECTORS, kinds_of, stream_change
 from limitformer.rates.tuning import leave_one_out, tuning_range
 from limitformer.reports.figures import Line, Panel, number
@@ -87,6 +88,14 @@ class RateReport(AnyReport):
         return self.borne is not None and self.networks >= FEWEST and self.borne.factor <= NARROW
 
     @property
+    def tunable(self) -> bool:
+        """Whether the range to tune in is known within a factor of √2: two standard errors of the mean logarithm."""
+        if self.borne is None or self.networks < FEWEST:
+            return False
+        error = self.borne.spread / math.sqrt(self.networks)
+        return self.decided or 2 * error <= math.log(NARROW) / 2
+
+    @property
     def answer(self) -> str:
         """The answer in a sentence, or what would give one."""
         unusual = self.unusual()
@@ -102,8 +111,13 @@ class RateReport(AnyReport):
         if not self.decided:
             needed, seconds = self.missing
             more = f"{needed} more network{'' if needed == 1 else 's'}, {duration(seconds)}"
-            so_far = f" So far {borne}, and one would tune between {ends}." if self.networks > 1 else ""
-            return f"Not decided: {more}.{so_far}"
+            if self.tunable:
+                return (
+                    f"Tune between {ends}. Not decided is which rate nine of ten networks bear: {more}. So far {borne}."
+                )
+            if self.networks == 1:
+                borne = f"the critical rate of one network is {number(self.rate, 2)}"
+            return f"Not decided: {more}. Provisional: {borne}, and one would tune between {ends}."
         return f"Tune between {ends}; {borne}."
 
     @property
@@ -147,7 +161,7 @@ class RateReport(AnyReport):
     @property
     def source(self) -> str:
         """The sentence about the range in which to tune; empty if there is none."""
-        if not self.decided:
+        if not self.tunable:
             return ""
         within, count = leave_one_out()
         return (
@@ -393,7 +407,7 @@ def rate(
     bar = progress_bar(BAR, networks, 0.0) if progress else None
     try:
         while len(finished) < networks:
-            start = finished[-1].critical / 4 if finished else own
+            start = beginning([each.critical for each in finished], own)
             finished.append(search(training, len(finished), start, subject, first))
             advance(bar, len(finished))
             now = report()
@@ -421,6 +435,23 @@ def changes_by_kind(training: Training, found: RateReport, subject: Any, first: 
             change[k, sample] = named_errors(call, subject, first)
     dimensions = "kind", "network"
     return xr.Dataset({"stream_change": (dimensions, change), "stream_rate": rate}, {"kind": list(kinds)})
+
+
+def beginning(critical: Sequence[float], own: float) -> float:
+    """Return where the next search begins: lower, by whole strides, than a quarter of the last critical rate if needed.
+
+    A network may bear large rates above smaller ones that it does not bear. A search from the last critical rate alone
+    would stay where the first one ended; so the first searches begin no higher than the optimiser's own rate, and none
+    above a rate that another network did not bear.
+    """
+    if not critical:
+        return own
+    start, highest = critical[-1] / 4, min(critical) / STRIDE
+    if len(critical) < FEWEST:
+        highest = min(highest, own)
+    while start > highest:
+        start /= STRIDE  # the search goes up by the same strides, and so ends at the same rate if nothing lies between
+    return start
 
 
 @dataclass

@@ -278,7 +278,10 @@ class Effect:
                 note = f"{kind_of(path)} keeps logits q·k/√d: it has no factor and no map of queries to change"
                 self.notes += [note] if note not in self.notes else []
         if any_attention and not seen:
-            self.notes.append("the size of heads is not visible, so that logits keep their factor: the rule has 1/d")
+            self.notes.append(
+                "the size of heads is not visible, so that logits q·k/√d keep their factor, and the rule has q·k/d: if "
+                "heads have another size d than the base, multiply queries by √(d of the base/d)"
+            )
 
     def scale_logits(self, path: str, part: nn.Module, factor: float) -> bool:
         name = next((each for each in SCALES if isinstance(getattr(part, each, None), float)), None)

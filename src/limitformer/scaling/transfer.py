@@ -165,7 +165,8 @@ def transfer(
         rule: "standard" (one rate, the model's own initialisation), "mup", "completep" or "depth-mup". The rule sets
             initialisation, multipliers and rates of every size relative to the base.
         base: the size at which the rule changes nothing; None: the smallest.
-        target: a larger size that is not run: the verdict is about the effects that the sizes predict there.
+        target: a larger size that does not run: the verdict is about the effects that the sizes predict there. The
+            largest size that runs, as None: they are measured there, and the lines to paste are for it.
         steps: number of steps.
         samples: number of networks at each size; a verdict needs four.
         seed: the same seed gives the same numbers.
@@ -198,8 +199,9 @@ def transfer(
     require(not strange, f"transfer has no option {', '.join(strange)}.{nearest(''.join(strange[:1]), sorted(known))}")
     require_count("samples", samples)
     base = sizes[0] if base is None else require_count("base", base)
-    far = target is None or require_count("target", target) > sizes[-1]
-    require(far, f"target must be larger than every {name} that is run; got {target}. Nearest: {2 * sizes[-1]}.")
+    far = target is None or require_count("target", target) >= sizes[-1]
+    require(far, f"target must be the largest {name} that runs or more; got {target}. Nearest: {sizes[-1]}.")
+    target = None if target == sizes[-1] else target  # nothing is predicted there, and the lines are for it
     models, factor, proof = {}, 1.0, None
     for size in sizes:
         with about(f"{name} {size}"):
@@ -224,8 +226,8 @@ def transfer(
         )
     notes[:0] = [f"{other} at each {name}: {', '.join(map(str, values))}" for other, values in others.items()]
     bar = progress_bar(BAR, samples * len(sizes), 0.0) if options.pop("progress", True) else None
-    entries = np.array([count * (size if name == BATCH else 1) for size, (_, count, _) in models.items()], float)
-    works = samples * len(sizes) * entries / entries.sum()  # networks of the mean size that take as long
+    work = np.array([each * (size if name == BATCH else 1) for size, (_, each, _) in models.items()])
+    works = samples * len(sizes) * work / work.sum()  # networks of the mean size that take as long
     data: dict[int, xr.Dataset] = {}
 
     def arguments(size: int) -> dict[str, Any]:
@@ -319,20 +321,20 @@ def unmeasured(data: Mapping[int, xr.Dataset]) -> list[str]:
 
 def parametrised(
     model: Any, over: str, size: int, base: int, rule: str, optimizer: Any, steps: int
-) -> tuple[Parametrisation, int, StepRules]:
-    """Put the rule into effect for the optimiser of each parameter; return also the entries and the rules of steps."""
-    rules, entries = read_at(model, over, size, optimizer, steps, rule)
+) -> tuple[Parametrisation, float, StepRules]:
+    """Put the rule into effect for the optimiser of each parameter; return also the work and the rules of steps."""
+    rules, work = read_at(model, over, size, optimizer, steps, rule)
     kinds = {key: each.name for key, each in rules.rules.items()}
-    return parametrise(model, over, size, base, rule, kinds), entries, rules
+    return parametrise(model, over, size, base, rule, kinds), work, rules
 
 
-def read_at(model: Any, over: str, size: int, optimizer: Any, steps: int, rule: str) -> tuple[StepRules, int]:
-    """Read the optimiser of the model at a size; return also the number of the model's entries."""
+def read_at(model: Any, over: str, size: int, optimizer: Any, steps: int, rule: str) -> tuple[StepRules, float]:
+    """Read the optimiser of the model at a size; return also the work of a network, in a unit of its own."""
     module, _ = build_without_weights(at_size(model, over, size).model, torch.float32)
-    entries = sum(each.numel() for each in module.parameters())
+    work = sum(each.numel() ** 0.5 for each in module.parameters())  # of a matrix: time grows as its side, if at all
     try:
-        return read_optimizer(optimizer, module, steps=steps), entries
+        return read_optimizer(optimizer, module, steps=steps), work
     except NotUnderstoodError as error:
         require(rule == STANDARD, f"{error} The factors of the rule {rule} depend on the optimiser.")
         rate = base_rate(made_by(optimizer, module)[0])
-        return StepRules({}, None, (), rate, "", not_understood=error.reason), entries
+        return StepRules({}, None, (), rate, "", not_understood=error.reason), work

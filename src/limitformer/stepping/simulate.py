@@ -146,6 +146,7 @@ def simulate_steps(
         return dataset(parts, [each.base for each in every], network, about)
 
     bar = progress_bar(BAR, samples * len(every), 0.0) if progress is True else progress or None
+    advance(bar, 0)
     try:
         for sample in range(samples):
             of_rates: list[Arrays] = []

@@ -131,4 +131,4 @@ def require_shape(name: str) -> None:
     """Raise `InputError` unless there is a public shape of this name."""
     if name not in SHAPES:
         hint = nearest(name.lower(), SHAPES, cutoff=0.3)
-        raise InputError(f"there is no public shape, file or folder {name!r}.{hint} All: limitformer.shapes().")
+        raise InputError(f"there is no public shape, file or folder {name!r}.{hint} All: limitformer check list.")

@@ -206,7 +206,7 @@ def vit(
     epochs: Annotated[int | None, typer.Option(help="Number of epochs.", show_default=PRESETS)] = None,
     layers: Annotated[int | None, typer.Option(help="Number of layers.", show_default=PRESETS)] = None,
     learning_rate: Annotated[
-        float | None, typer.Option(help="Learning rate of both variants.", show_default=PRESETS)
+        float | None, typer.Option(help="Learning rate of all variants.", show_default=PRESETS)
     ] = None,
 ) -> None:
     """Train a vision transformer with attention only: random values against one identity [CT, Fig. 2].

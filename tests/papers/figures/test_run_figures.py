@@ -561,6 +561,16 @@ def test_vision_curves_are_those_of_the_pairs(runs):
     assert claim_of("ct-fig2", runs, "constant runs that diverged").value == 0
 
 
+def test_vision_claim_is_against_each_variant(tmp_path):
+    out = seeds_of(tmp_path, [0.1, 0.12, 0.11])
+    for seed in range(3):
+        vit(out, "untied", seed, accuracy=0.7 + 0.05 * seed)
+    tied, untied = claims_of("ct-fig2", out)[:2]
+    assert (tied.holds, untied.holds) == (True, False)
+    assert untied.value == pytest.approx(0.11 - 0.2)
+    assert "random minus untied" in untied.name
+
+
 # Bad folders
 
 

@@ -24,12 +24,13 @@ SMALL = {"layers": 3, "dim": 8, "epochs": 2, "warmup_epochs": 1, "batch": 256, "
 def test_values_start_as_one_identity_or_independent_draws():
     config = VitConfig(data="digits", patch=2, layers=50, dim=40, beta=1.5, sigma=0.8, epochs=1, warmup_epochs=0)
     built = (VisionTransformer(config, variant, channels=1, side=8, seed=0).stack for variant in vit.VARIANTS)
-    constant, random = built
+    constant, untied, random = built
+    assert torch.equal(untied.values.detach(), torch.eye(40).expand(50, 1, 40, 40))
     assert torch.equal(constant.values.detach(), torch.eye(40)[None, None])
     assert random.values.shape == (50, 1, 40, 40)
     assert not torch.equal(random.values[0], random.values[1])
     assert float(random.values.detach().std()) == pytest.approx(0.8, abs=0.01)
-    for stack in (constant, random):
+    for stack in (constant, untied, random):
         assert all(parameter.requires_grad for parameter in stack.parameters())
         assert torch.equal(stack.query.detach(), torch.eye(40)[None, None])
         assert (stack.layers, stack.model.beta, stack.model.layers_per_unit_time) == (50, 1.5, 50)
@@ -190,7 +191,7 @@ def test_operations_at_largest_magnitude():
     ("changes", "message"),
     [
         ({"preset": "huge"}, "preset must be one of tiny, digits, fashion, paper; got 'huge'"),
-        ({"variant": "both"}, "variant must be one of constant, random; got 'both'"),
+        ({"variant": "both"}, "variant must be one of constant, untied, random; got 'both'"),
         ({"seed": -1}, "seed must be at least 0"),
         ({"depth": 3}, "A preset has .*layers.*; got depth"),
         ({"layers": 0}, "layers must be at least 1"),

@@ -8,16 +8,17 @@ comes first, and all tokens are put on the unit sphere. Then come L layers [CT, 
 with Q and K shared by all layers; the class is a linear map of √d times the first token. Everything is trained.
 
 * **random**: V_l independent at the start, entries N(0, σ²);
-* **constant**: one V for all layers, the identity at the start.
+* **constant**: one V for all layers, the identity at the start;
+* **untied**: one V_l for each layer, each the identity at the start.
 
 [CT] gives L = 128, d = 96, one head, no feed-forward layer, σ = 1, cross-entropy, batch 128, 300 epochs, linear
 warm-up over 8, AutoAugment, 5 seeds, and says that it starts from ViT-CIFAR (github.com/omihub777/ViT-CIFAR). It
 leaves open, and this experiment takes:
 
 * β: 1. Q and K at the start: the identity, as everywhere else in [CT].
-* Whether V of the constant variant stays tied while it trains: yes, although "identical architectures and fully
-  trainable parameters" can mean one V per layer, each the identity at the start.
-* The step of the constant variant: 1/√L, as of the random one ("other architectural choices … are fixed"). That is √L
+* Whether V of the constant variant stays tied while it trains. "Identical architectures and fully trainable parameters"
+  can mean that it does not, so there are both.
+* The step of the constant variants: 1/√L, as of the random one ("other architectural choices … are fixed"). That is √L
   units of time of the deterministic flow, whose own step is 1/L.
 * Patches: 8 × 8 of them (4 × 4 pixels of CIFAR-10), and the class token, as in ViT-CIFAR. The digits and Fashion-MNIST
   have 4 × 4.
@@ -47,13 +48,14 @@ from limitformer_papers.training.data.images import Images, Source, collate, rea
 from limitformer_papers.training.harness import train
 from limitformer_papers.training.plan import Plan, Schedule
 
-Variant = Literal["constant", "random"]
+Variant = Literal["constant", "untied", "random"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 CLASSES = 10
 # Fields of the plan that a caller sets.
 PLANNED = ("threads", "tensorboard", "keep_checkpoints", "loaders", "tf32", "compile")
 COUNTS = ("layers", "dim", "patch", "epochs", "batch")
 OPTIONAL = ("training_images", "held_out_images")
+OWN_RATES: Mapping[Variant, str] = {"untied": "untied_learning_rate", "random": "random_learning_rate"}
 REALS = ("beta", "sigma", "learning_rate", "weight_decay")
 
 
@@ -66,7 +68,8 @@ class VitConfig:
         patch: side of a patch, in pixels.
         layers, dim, beta, sigma: L, d, β, and σ of the random variant.
         epochs, warmup_epochs, batch, learning_rate, weight_decay, schedule: of the training.
-        random_learning_rate: of the random variant, where it is tuned separately; None takes `learning_rate`.
+        untied_learning_rate, random_learning_rate: of these variants, where they are tuned separately; None takes
+            `learning_rate`.
         augment: AutoAugment, for Fashion-MNIST and CIFAR-10.
         training_images, held_out_images: numbers of images, from the start of their files; None takes all.
         bf16: mixed precision.
@@ -82,6 +85,7 @@ class VitConfig:
     warmup_epochs: int
     batch: int = 128
     learning_rate: float = 1e-3
+    untied_learning_rate: float | None = None
     random_learning_rate: float | None = None
     weight_decay: float = 5e-5
     schedule: Schedule = "cosine"
@@ -95,7 +99,8 @@ class VitConfig:
         set_fields(self, **{name: require_count(name, getattr(self, name)) for name in COUNTS})
         set_fields(self, warmup_epochs=require_count("warmup_epochs", self.warmup_epochs, least=0))
         set_fields(self, **{name: require_real(name, getattr(self, name)) for name in REALS})
-        for name, check in (*[(name, require_count) for name in OPTIONAL], ("random_learning_rate", require_real)):
+        rates = [(name, require_real) for name in OWN_RATES.values()]
+        for name, check in (*[(name, require_count) for name in OPTIONAL], *rates):
             value = getattr(self, name)
             set_fields(self, **{name: value if value is None else check(name, value)})
         require(
@@ -111,7 +116,7 @@ class VitConfig:
 
     def rate(self, variant: Variant) -> float:
         """Return the learning rate of a variant."""
-        own = self.random_learning_rate if variant == "random" else None
+        own = getattr(self, OWN_RATES[variant]) if variant in OWN_RATES else None
         return self.learning_rate if own is None else own
 
 
@@ -158,7 +163,7 @@ class VisionTransformer(nn.Module):
         sizes: Any = {"tokens": number + 1, "dim": config.dim, "layers_per_unit_time": config.layers}
         model = StochasticTransformer(**sizes, beta=config.beta, sigma=config.sigma)
         self.stack = SphereStack(model, config.layers, shared_values=variant == "constant", generator=generator)
-        if variant == "constant":
+        if variant != "random":
             self.stack.values.data.copy_(torch.eye(config.dim))
 
     def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
@@ -186,7 +191,7 @@ def run_vit(
 
     Args:
         preset: a name of `PRESETS`.
-        variant: "constant" or "random".
+        variant: "constant", "untied" or "random".
         seed: of the weights, the order of the data and the augmentation.
         out: the folder of all runs.
         data: the folder of CIFAR-10 or Fashion-MNIST.
@@ -196,7 +201,7 @@ def run_vit(
         InputError: a name or value that is unknown, or data that are missing.
     """
     require(preset in PRESETS, f"preset must be one of {', '.join(PRESETS)}; got {preset!r}.")
-    require(variant in get_args(Variant), f"variant must be one of constant, random; got {variant!r}.")
+    require(variant in get_args(Variant), f"variant must be one of {', '.join(VARIANTS)}; got {variant!r}.")
     seed = require_count("seed", seed, least=0)
     config, options = with_changes(PRESETS[preset], changes)
     first = config.training_images, config.held_out_images
