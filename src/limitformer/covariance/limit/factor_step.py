@@ -359,7 +359,7 @@ def add_mixing_block(dt, constants, work):
 
 @kernel
 def add_smooth(stream, dt, constants, mask, factor, work):
-    """The blocks of a smooth activation, the last ones of `work.rows`; multiply the first one.
+    """Store the blocks of a smooth activation, the last ones of `work.rows`, and multiply the tokens of the first one.
 
     The row of a difference is that of its token minus that of the first token: z_αx_α − z₀x₀ = z_αy + (z_α − z₀)x₀.
     """
