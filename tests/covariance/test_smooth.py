@@ -160,19 +160,20 @@ def test_small_differences_keep_their_relative_precision():
 def test_one_token_explodes_with_the_probability_of_the_formula(matrices):
     """P is P(Gamma(1 + c₀/matrices) < c₀V₀/matrices) (docs/theory.md), here with c₀ = ¾σ″²/q².
 
-    The other number of matrices a layer is the twin. No path of tanh, whose c₀ is negative, explodes.
+    The other number of matrices a layer is the twin. No path of tanh, whose c₀ is negative, explodes
+    from a variance that a long step would carry beyond 0.
     """
-    c0, start, samples = 0.75, [[2.0]], 4_000
+    c0, samples = 0.75, 4_000
 
-    def causes(part, gamma):
+    def causes(part, gamma, variance):
         layer = lf.OneMatrix(activation=part) if matrices == 1 else part
         limit = lf.limit(model(layer, depth=8000, gamma=gamma))
-        return lf.simulate(limit, start, samples=samples, seed=1, record=[8.0], progress=False)["exit_cause"].values
+        return lf.simulate(limit, [[variance]], samples=samples, seed=1, record=[8.0], progress=False)["exit_cause"]
 
     gamma = 1.0 if matrices == 1 else GAMMA
-    share = (causes(lf.ShapedSmooth(of_softplus, scale=0.5), gamma) == LEFT_BALL).mean()
+    share = (causes(lf.ShapedSmooth(of_softplus, scale=0.5), gamma, 2.0).values == LEFT_BALL).mean()
     for count in (1, 2):
         chance = gammainc(1 + c0 / count, 2.0 * c0 / count)
         error = sqrt(chance * (1 - chance) / samples)
         assert (abs(share - chance) < STANDARD_ERRORS * error) == (count == matrices)
-    assert (causes(lf.ShapedSmooth(own.tanh, scale=0.5), gamma) == INSIDE).all()
+    assert (causes(lf.ShapedSmooth(own.tanh, scale=0.5), gamma, 1000.0).values == INSIDE).all()
