@@ -216,9 +216,11 @@ def check(
             print_plain(f"\n{report.fix}\n\n{report.lines}".rstrip())
         print_written([] if as_json else written)
         if report.lines and names_code(what[0]) and not report.exists:
-            file = what[0].rpartition(":")[0]
+            from limitformer.designing.report import name_after
+
+            file, _, made = what[0].rpartition(":")
             label = f"Next, with these lines in {file}"
-            print_next(context, "rate", label, what=f"{file}:new_build", optimizer="adamw", settings=None)
+            print_next(context, "rate", label, what=f"{file}:{name_after(made)}", optimizer="adamw", settings=None)
         if not report.lines:  # which come next
             if not apply_fix and any(each.name in FIXES for each in report.verdicts) and not holds_weights(what[0]):
                 print_next(context, "check", label="Fix", apply_fix=True, against=None)
