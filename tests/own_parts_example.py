@@ -25,6 +25,21 @@ def bent(x):
     return abs(x + 0.5) - 0.25 * x
 
 
+def tanh(x):
+    return math.tanh(x)
+
+
+def shifted_tanh(x):
+    """tanh with its point at 0.4 moved to the origin, where its slope is 1."""
+    shift = math.tanh(0.4)
+    return (math.tanh(x + 0.4) - shift) / (1.0 - shift * shift)
+
+
+def torch_shifted_tanh(x):
+    shift = math.tanh(0.4)
+    return (torch.tanh(x + 0.4) - shift) / (1.0 - shift * shift)
+
+
 # --- attention ---
 
 

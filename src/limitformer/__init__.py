@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from limitformer.models import RMSNorm as RMSNorm
     from limitformer.models import ShapedAttention as ShapedAttention
     from limitformer.models import ShapedReLU as ShapedReLU
+    from limitformer.models import ShapedSmooth as ShapedSmooth
     from limitformer.models import SiLU as SiLU
     from limitformer.models import SoftmaxAttention as SoftmaxAttention
     from limitformer.models import SquaredReLU as SquaredReLU
@@ -101,6 +102,7 @@ __all__ = [
     "ReLU",
     "ShapedAttention",
     "ShapedReLU",
+    "ShapedSmooth",
     "SiLU",
     "SoftmaxAttention",
     "SquaredReLU",
@@ -146,8 +148,8 @@ HOMES = {
     "models": (
         *("Elementwise", "Gated", "GeGLU", "Mixing", "RadialNorm", "SiLU", "SquaredReLU", "SwiGLU", "Tanh"),
         *("GELU", "HybridTransformer", "LayerNorm", "OneMatrix", "ReLU", "RMSNorm", "ShapedAttention", "ShapedReLU"),
-        *("SoftmaxAttention", "Start", "StochasticTransformer", "Transformer", "equicorrelated", "from_covariance"),
-        *("from_json", "from_text", "from_tokens", "to_json"),
+        *("ShapedSmooth", "SoftmaxAttention", "Start", "StochasticTransformer", "Transformer", "equicorrelated"),
+        *("from_covariance", "from_json", "from_text", "from_tokens", "to_json"),
     ),
     "results.outcomes": ("outcomes",),
     "sweep.phase": ("phase_diagram",),

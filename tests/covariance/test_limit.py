@@ -8,6 +8,7 @@ from scipy.integrate import quad
 from scipy.stats import ks_2samp
 
 import limitformer as lf
+import own_parts_example as own
 from limitformer.numerics.random import key, replica_normals
 from statistics_checks import STANDARD_ERRORS, assert_same_law, covariance_standard_errors, standard_errors
 
@@ -27,10 +28,16 @@ THEOREMS = {
     "causal, both": {"attention": ATTENTION, "feedforward": KINK, "mask": "causal"},
     "hidden width 3n": {"feedforward": lf.ShapedReLU(c_plus=1.5, c_minus=-1.5, hidden=6000)},
 }
+BEND = lf.ShapedSmooth(own.shifted_tanh, scale=0.7)
+SMOOTH = {
+    "smooth": {"feedforward": BEND},
+    "smooth, both": {"attention": ATTENTION, "feedforward": BEND},
+    "smooth, causal, both": {"attention": ATTENTION, "feedforward": BEND, "mask": "causal"},
+}
 
 
 def model(name, width=2000, depth=1, gamma=GAMMA):
-    return lf.Transformer(width=width, depth=depth, gamma=gamma, **THEOREMS[name])
+    return lf.Transformer(width=width, depth=depth, gamma=gamma, **(THEOREMS | SMOOTH)[name])
 
 
 # ---------------------------------------------------------------- coefficients against nested sums
@@ -233,10 +240,10 @@ def moments(limit, start, step):
 
 
 def normals_of(limit, m, step):
-    """Return the normals of a step (paths, count): linear noise, mixing, and the kink of the factor step."""
+    """Return the normals of a step (paths, count): linear noise, mixing, and the bend of the factor step."""
     linear = m * m if step == PAPER else m * (m + 1) // 2
-    kink = m if limit.kink and step == "factor" else 0
-    return replica_normals(key(4, f"limit {step}"), 2000, linear + (m * m if limit.tau0 else 0) + kink)
+    bend = m if (limit.kink or limit.second) and step == "factor" else 0
+    return replica_normals(key(4, f"limit {step}"), 2000, linear + (m * m if limit.tau0 else 0) + bend)
 
 
 def kinks_of(normals, v):
@@ -256,7 +263,7 @@ def agree(estimate, exact):
 
 
 @pytest.mark.parametrize("step", ["factor", PAPER])
-@pytest.mark.parametrize("name", ["Theorem 3.2", "Theorem 4.2", "Corollary 4.3", "causal", "causal, both"])
+@pytest.mark.parametrize("name", ["Theorem 3.2", "Theorem 4.2", "Corollary 4.3", "causal", "causal, both", *SMOOTH])
 def test_one_step_has_the_drift_and_covariance_of_the_limit(name, step):
     """The moments agree as dt → 0; a drift or covariance that is off by 1e-5 is rejected."""
     limit = lf.limit(model(name, width=10**7))
@@ -420,6 +427,7 @@ def test_limit_refuses_models_without_a_limit(changes, needs):
             {"feedforward": lf.ShapedReLU(c_plus=0.5, c_minus=-1.0, hidden=40)},
             "derivation: a hidden width other than the width",
         ),
+        ({"feedforward": BEND}, "derivation: a smooth shaped activation"),
         ({"feedforward": lf.ReLU(), "gamma": 0.1, "lam": 1.0}, "derivation: lam = 1, gamma = 1/sqrt(depth)"),
     ],
 )

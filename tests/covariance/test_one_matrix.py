@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import limitformer as lf
+import own_parts_example as own
 from statistics_checks import STANDARD_ERRORS, assert_same_law, covariance_standard_errors, standard_errors
 
 V3 = np.array([[1.0, 0.3, -0.4], [0.3, 1.6, 0.2], [-0.4, 0.2, 0.7]])
@@ -88,9 +89,10 @@ def test_bits_do_not_depend_on_threads_chunks_and_samples():
     assert np.abs(whole[:, 1:] - lf.simulate(model, V3, samples=19, seed=5)["covariance"].values[:, 1:]).min() > 0
 
 
-def test_stack_that_trains_computes_the_layers_of_the_drawn_network():
+@pytest.mark.parametrize("activation", [SHAPED, lf.ShapedSmooth(own.tanh, scale=0.5)], ids=["ReLU", "tanh"])
+def test_stack_that_trains_computes_the_layers_of_the_drawn_network(activation):
     """Both have the same weights; without the gain c the outputs differ."""
-    model = one_matrix(gamma=0.75, lam=0.5, depth=3)  # exact in single precision
+    model = one_matrix(activation, gamma=0.75, lam=0.5, depth=3)  # exact in single precision
     drawn = lf.nn.Network(model, torch.Generator().manual_seed(0)).double()
     stack = lf.nn.stack_of(model, torch.Generator().manual_seed(0)).double()
     x = torch.randn(2, 3, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -164,7 +166,7 @@ def test_transformer_refuses_other_parts_with_one_matrix(parts, message):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"activation": None}, "activation must be one of ShapedReLU, ReLU, GELU, Elementwise; got None"),
+        ({"activation": None}, "activation must be one of ShapedReLU, ReLU, GELU, Elementwise, ShapedSmooth; got None"),
         ({"activation": lf.ReLU(), "hidden": 9}, "has no hidden units, hidden must be None; got 9"),
     ],
     ids=str,

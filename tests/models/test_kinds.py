@@ -56,7 +56,7 @@ UNKNOWN = {
 }
 PARTS = [(family, part) for family, parts in UNKNOWN.items() for part in parts]
 NAMES = {
-    "feedforward": "ShapedReLU, ReLU, GELU, Elementwise, Gated, OneMatrix or None",
+    "feedforward": "ShapedReLU, ReLU, GELU, Elementwise, Gated, ShapedSmooth, OneMatrix or None",
     "attention": "ShapedAttention, SoftmaxAttention, Mixing or None",
     "norm": 'LayerNorm, RMSNorm, RadialNorm, "pre", "post" or None',
 }

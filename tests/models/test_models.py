@@ -23,6 +23,7 @@ from limitformer.models import (
     RMSNorm,
     ShapedAttention,
     ShapedReLU,
+    ShapedSmooth,
     SoftmaxAttention,
     Transformer,
     from_json,
@@ -58,6 +59,7 @@ MODELS = {
     "causal": transformer(mask="causal"),
     "own parts": transformer(attention=Mixing(own.sigmoid_attention, heads=2), feedforward=Elementwise(own.silu)),
     "gated": transformer(feedforward=Gated(own.silu, gain=2.0), norm=RadialNorm(own.bounded, placement="post")),
+    "shaped smooth": transformer(feedforward=ShapedSmooth(own.shifted_tanh, scale=2.0)),
     "strengths": transformer(gamma=(0.1, (0.2, 0.3), 0.4, 0.5, 1.6), lam=(1.0, 0.9, (0.8, 0.7), 0.6, 0.5)),
 }
 PARTS = [part for model in MODELS.values() for part in (model.attention, model.feedforward, model.norm) if part]
@@ -71,7 +73,9 @@ def refuses(message, make, *arguments, **settings):
 
 SOFTMAX = SoftmaxAttention()
 OF_ATTENTION = "attention must be one of ShapedAttention, SoftmaxAttention, Mixing or None; got"
-OF_FEEDFORWARD = "feedforward must be one of ShapedReLU, ReLU, GELU, Elementwise, Gated, OneMatrix or None; got"
+OF_FEEDFORWARD = (
+    "feedforward must be one of ShapedReLU, ReLU, GELU, Elementwise, Gated, ShapedSmooth, OneMatrix or None; got"
+)
 OF_NORM = 'norm must be one of LayerNorm, RMSNorm, RadialNorm, "pre", "post" or None; got'
 NEAREST = "heads must divide width; got width=12, heads=5. Nearest: 4 or 6, or give head_dim."
 

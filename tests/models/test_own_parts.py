@@ -27,12 +27,14 @@ X_TANH = lf.Elementwise(own.x_tanh, torch=own.torch_x_tanh)
 BENT = lf.Elementwise(own.bent, hidden=70)  # more than a tile of units, and another after it
 SWIGLU = lf.Gated(own.silu, hidden=70)
 SIGMOID = lf.Mixing(own.sigmoid_attention, tau0=0.3, torch=own.torch_sigmoid_attention)
+SMOOTH = lf.ShapedSmooth(own.shifted_tanh, scale=0.7, hidden=20, torch=own.torch_shifted_tanh)
 LINEAR = lf.Mixing(own.linear_attention, tau0=0.5, heads=2, torch=own.torch_linear_attention)
 BOUNDED = lf.RadialNorm(own.bounded, placement="pre", torch=own.torch_bounded)
 
 # Each with a twin that differs in its own part alone.
 PAIRS = {
     "not of mean zero": ({"feedforward": BENT}, {"feedforward": replace(BENT, gain=1.0)}),
+    "shaped smooth": ({"feedforward": SMOOTH}, {"feedforward": replace(SMOOTH, scale=0.3)}),
     "gated": ({"feedforward": SWIGLU}, {"feedforward": replace(SILU, hidden=70)}),
     "sigmoid attention": ({"attention": SIGMOID, "mask": "causal"}, {"attention": SIGMOID}),
     "linear attention, heads": (

@@ -11,6 +11,7 @@ from limitformer.models.feedforward import Gated as Gated
 from limitformer.models.feedforward import OneMatrix as OneMatrix
 from limitformer.models.feedforward import ReLU as ReLU
 from limitformer.models.feedforward import ShapedReLU as ShapedReLU
+from limitformer.models.feedforward import ShapedSmooth as ShapedSmooth
 from limitformer.models.mixing import Mixing as Mixing
 from limitformer.models.norm import LayerNorm as LayerNorm
 from limitformer.models.norm import Norm as Norm

@@ -16,6 +16,10 @@ from functools import lru_cache
 from itertools import pairwise
 from math import exp, isclose, isfinite, pi, sqrt
 
+import numpy as np
+from numpy.polynomial import Chebyshev
+from numpy.typing import NDArray
+
 from limitformer.base.errors import require, require_count, require_real, set_fields
 from limitformer.models.functions import (
     FrozenFunction,
@@ -53,7 +57,8 @@ class Feedforward:
 
     def gain_at(self, width: int) -> float:
         """Return c = 1/E σ(g)² at this width."""
-        raise TypeError("Feedforward is abstract: use ShapedReLU, ReLU, GELU, Elementwise, Gated or OneMatrix.")
+        kinds = "ShapedReLU, ReLU, GELU, Elementwise, Gated, ShapedSmooth or OneMatrix"
+        raise TypeError(f"Feedforward is abstract: use {kinds}.")
 
 
 @register("feedforward")
@@ -155,14 +160,95 @@ class Gated(Elementwise):
     """
 
 
+RADII = tuple(0.5**k for k in range(8))  # of the intervals around 0 on which σ is a polynomial
+DEGREE = 12
+AGREEMENT = 1e-7  # of derivatives on two intervals, relative to the largest if that is above 1
+
+
+@register("feedforward")
+@dataclass(frozen=True, kw_only=True)
+class ShapedSmooth(Feedforward):
+    """σ_n(x) = q√n σ(x/(q√n)) with σ(0) = 0, σ′(0) = 1 [Li, Nica and Roy, 2022], such as σ = tanh.
+
+    Attributes:
+        function: σ, as in `Elementwise`; it must be smooth at 0.
+        scale: q; the layer is the more linear, the larger q is.
+        torch: the same σ on tensors, as in `Elementwise`.
+
+    Raises:
+        InputError: as of `Elementwise`; or σ(0) is not 0, σ′(0) not 1, or σ not smooth at 0.
+
+    >>> from limitformer.models import Tanh
+    >>> ShapedSmooth(Tanh().function, scale=1.0).derivatives  # of second and third order at 0
+    (0.0, -2.0)
+    """
+
+    function: Function | str = field(kw_only=False)
+    scale: float
+    torch: Function | str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        freeze_functions(self)
+        function = function_of(self)
+        require_scalar_function(function, TRIED)
+        set_fields(self, scale=require_real("scale", self.scale))
+        require(self.scale > 0, f"scale must be positive; got {self.scale}.")
+        value, slope, *_ = derivatives_at_zero(function)
+        nearest = f"(function(x) - {value:g})/{slope:g}" if abs(slope) > AGREEMENT else "tanh"
+        require(
+            abs(value) < AGREEMENT and abs(slope - 1) < AGREEMENT,
+            f"function must be 0 with slope 1 at 0; {name_of(function)} is {value:g} with slope {slope:g}. Nearest: "
+            f"{nearest}.",
+        )
+
+    @property
+    def derivatives(self) -> tuple[float, ...]:
+        """(σ″(0), σ‴(0)), to seven decimals."""
+        return derivatives_at_zero(function_of(self))[2:]
+
+    def scale_at(self, width: int) -> float:
+        """Return q√n."""
+        return self.scale * sqrt(width)
+
+    def gain_at(self, width: int) -> float:
+        return 1 / second_moment(function_of(self), self.scale_at(width))
+
+
 @lru_cache(maxsize=1024)
-def second_moment(function: FrozenFunction) -> float:
-    """Return E σ(g)², g ~ N(0, 1).
+def derivatives_at_zero(function: FrozenFunction) -> tuple[float, ...]:
+    """Return σ(0), σ′(0), σ″(0) and σ‴(0), by polynomials on the two neighbouring intervals that agree best.
+
+    Raises:
+        InputError: no two intervals agree, so that σ is not smooth at 0.
+    """
+
+    def values(points: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.array([value_at(function, float(x)) for x in points])
+
+    def derivatives(radius: float) -> NDArray[np.float64]:
+        polynomial = Chebyshev.interpolate(values, DEGREE, domain=[-radius, radius])
+        return np.array([polynomial.deriv(order)(0.0) if order else polynomial(0.0) for order in range(4)])
+
+    fits = list(map(derivatives, RADII))
+    wide, narrow = min(pairwise(fits), key=lambda pair: np.abs(pair[0] - pair[1]).max())
+    error = np.abs(wide - narrow).max() / max(1.0, np.abs(narrow).max())
+    require(
+        error < AGREEMENT,
+        f"function must have three derivatives at 0; those of {name_of(function)} are known to {error:.2g} only. "
+        "Nearest: Elementwise, or a ShapedReLU for a kink at 0.",
+    )
+    return tuple(round(float(value), 7) + 0.0 for value in narrow)  # exactly 0 for σ″ of an odd σ
+
+
+@lru_cache(maxsize=1024)
+def second_moment(function: FrozenFunction, scale: float = 1.0) -> float:
+    """Return E s² σ(g/s)², g ~ N(0, 1), for s = `scale`.
 
     Raises:
         InputError: it is 0 or infinite, or not known to `PRECISION`.
     """
-    few, many = quadrature(function, PIECES), quadrature(function, SHORT_PIECES)
+    few, many = quadrature(function, PIECES, scale), quadrature(function, SHORT_PIECES, scale)
     total, error = few if is_precise(*few) and isclose(few[0], many[0], rel_tol=PRECISION) else many
     name = f"E {name_of(function)}(g)²"
     require(total > 0, f"function must not vanish; {name} is {total}.")
@@ -170,12 +256,12 @@ def second_moment(function: FrozenFunction) -> float:
     return total
 
 
-def quadrature(function: FrozenFunction, pieces: Sequence[float]) -> tuple[float, float]:
-    """Return E σ(g)² by adaptive quadrature between these points, and its error; (∞, 0) where σ overflows."""
+def quadrature(function: FrozenFunction, pieces: Sequence[float], scale: float = 1.0) -> tuple[float, float]:
+    """Return E s² σ(g/s)² by adaptive quadrature between these points, and its error; (∞, 0) where σ overflows."""
     from scipy.integrate import quad
 
     def integrand(x: float) -> float:
-        return value_at(function, x) ** 2 * exp(-x * x / 2) / sqrt(2 * pi)
+        return (scale * value_at(function, x / scale)) ** 2 * exp(-x * x / 2) / sqrt(2 * pi)
 
     try:
         integrals = [
@@ -190,7 +276,7 @@ def is_precise(total: float, error: float) -> bool:
     return isfinite(total) and error < PRECISION * total
 
 
-ACTIVATIONS = (ShapedReLU, ReLU, GELU, Elementwise)
+ACTIVATIONS = (ShapedReLU, ReLU, GELU, Elementwise, ShapedSmooth)
 
 
 @register("feedforward")
@@ -204,7 +290,7 @@ class OneMatrix(Feedforward):
         activation: the layer that defines σ; `hidden` of both stays None.
     """
 
-    activation: ShapedReLU | ReLU | GELU | Elementwise
+    activation: ShapedReLU | ReLU | GELU | Elementwise | ShapedSmooth
 
     def __post_init__(self) -> None:
         names = ", ".join(kind.__name__ for kind in ACTIVATIONS)

@@ -20,7 +20,7 @@ from limitformer import models
 from limitformer.base.errors import InputError, require, require_count
 from limitformer.models.kinds import of_kind
 from limitformer.nn.drawn.network import Norm
-from limitformer.nn.drawn.own import torch_elementwise
+from limitformer.nn.drawn.own import torch_elementwise, torch_shaped
 from limitformer.nn.gains import Gain, TrainableShapedReLU
 from limitformer.nn.initialisation import InitialVariances, draw
 from limitformer.nn.rounding import to_half_dtype
@@ -249,9 +249,9 @@ def activation_of(part: models.Feedforward, width: int, trained: bool) -> nn.Mod
 class Pointwise(nn.Module):
     """A user function, entry by entry."""
 
-    def __init__(self, part: models.Elementwise) -> None:
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.function = torch_elementwise(part)
+        self.function = function
 
     def forward(self, x: Tensor) -> Tensor:
         return self.function(x)
@@ -266,7 +266,8 @@ ACTIVATIONS: Mapping[type, Callable[[Any, int, bool], nn.Module]] = {
     models.ShapedReLU: shaped_relu_of,
     models.ReLU: lambda part, width, trained: nn.ReLU(),
     models.GELU: lambda part, width, trained: nn.GELU(),
-    models.Elementwise: lambda part, width, trained: Pointwise(part),
+    models.Elementwise: lambda part, width, trained: Pointwise(torch_elementwise(part)),
+    models.ShapedSmooth: lambda part, width, trained: Pointwise(torch_shaped(part, width)),
 }
 NORMS: Mapping[type, Callable[[Any, int], nn.Module]] = {
     models.LayerNorm: lambda part, width: nn.LayerNorm(width, eps=part.eps),

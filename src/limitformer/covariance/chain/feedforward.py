@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from limitformer.covariance.chain.own import NOTHING, call_elementwise, elementwise_address
-from limitformer.models import GELU, Elementwise, Feedforward, Gated, ReLU, ShapedReLU
+from limitformer.models import GELU, Elementwise, Feedforward, Gated, ReLU, ShapedReLU, ShapedSmooth
 from limitformer.models.functions import function_of
 from limitformer.models.kinds import of_kind
 from limitformer.numerics.factor import FIRST, copy, multiply_into, triangularise
@@ -25,7 +25,8 @@ TILE = 64  # hidden units computed at a time, few enough for the cache
 
 PIECEWISE_LINEAR, GAUSSIAN_ERROR, OWN = 0, 1, 2
 
-Kernel = tuple[int, float, float, int, bool]  # the activation, its slopes s₊ and s₋, its address, whether it is gated
+# The activation; its slopes s₊ and s₋, or s and 1/s of s σ(x/s); its address; whether it is gated.
+Kernel = tuple[int, float, float, int, bool]
 
 
 def piecewise(part: ShapedReLU | ReLU, width: int) -> Kernel:
@@ -40,12 +41,18 @@ def own(part: Elementwise | Gated, width: int) -> Kernel:
     return OWN, 1.0, 1.0, elementwise_address(function_of(part)), type(part) is Gated
 
 
+def shaped(part: ShapedSmooth, width: int) -> Kernel:
+    scale = part.scale_at(width)
+    return OWN, scale, 1 / scale, elementwise_address(function_of(part)), False
+
+
 KERNELS: Mapping[type, Callable[[Any, int], Kernel]] = {
     ShapedReLU: piecewise,
     ReLU: piecewise,
     GELU: smooth,
     Elementwise: own,
     Gated: own,
+    ShapedSmooth: shaped,
 }
 
 
@@ -127,7 +134,9 @@ def activate(rows, first, last, constants):
         gaussian_error(rows, first, last, constants.gain)
     elif constants.activation == OWN:
         for i in range(rows.shape[0]):
-            call_elementwise(constants.address, rows, i, first, last, constants.gain)
+            for j in range(first, last):
+                store(rows, i, j, constants.negative * load(rows, i, j))
+            call_elementwise(constants.address, rows, i, first, last, constants.gain * constants.positive)
     else:
         piecewise_linear(rows, first, last, constants.gain * constants.positive, constants.gain * constants.negative)
 

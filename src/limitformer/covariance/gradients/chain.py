@@ -25,7 +25,7 @@ from limitformer.covariance.gradients.backward import (
     run_replicas_with_gradients,
 )
 from limitformer.covariance.gradients.matrices import allocate, count_bytes
-from limitformer.models import Elementwise, Gated, Mixing, OneMatrix, RadialNorm, Transformer
+from limitformer.models import Elementwise, Gated, Mixing, OneMatrix, RadialNorm, ShapedSmooth, Transformer
 from limitformer.models.activations import derivative_of
 from limitformer.models.functions import function_of
 from limitformer.numerics.random import key
@@ -117,7 +117,7 @@ def has_gradients(part: object) -> bool:
     """Whether the chain can differentiate a part of a model."""
     if type(part) in (Elementwise, Gated):
         return derivative_of(function_of(part)) is not None
-    return type(part) not in (Mixing, OneMatrix, RadialNorm)
+    return type(part) not in (Mixing, OneMatrix, RadialNorm, ShapedSmooth)
 
 
 def of_samples(shapes: Shapes, samples: int) -> Shapes:

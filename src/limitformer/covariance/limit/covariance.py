@@ -2,9 +2,11 @@ r"""The infinite-depth limit of a Transformer's covariance: depth and width to i
 
 * only attention: [ST, Thm 4.2]; only feed-forward: [ST, Thm 3.2]; both: [ST, Cor. 4.3]; causal mask: see `drift`.
 * one matrix a layer at γ = 1: [ST, eq. 3], with Σ_lin instead of 2γ² Σ_lin.
+* a smooth shaped activation: b of `drift` instead of [ST, eq. 6], and the same Σ.
 * **Beyond the paper, derivations and not theorems** (`CovarianceLimit.basis`): a causal mask. A hidden width n_h = r·n
   with r ≠ 1: the hidden units are n_h samples of the kernel, so their fluctuation has 1/r of the variance; λ²γ²·2 +
-  γ⁴(1 + 1/r) replaces 2γ² in Σ_res. One matrix a layer at γ < 1: no hidden units fluctuate, which is r = ∞.
+  γ⁴(1 + 1/r) replaces 2γ² in Σ_res. One matrix a layer at γ < 1: no hidden units fluctuate, which is r = ∞. A smooth
+  activation, which [Li, Nica and Roy, 2022] have in networks of one matrix a layer.
 
 Crossings of the largest and the least eigenvalue between two recorded points of the limit's paths.
 
@@ -16,7 +18,7 @@ them: with a Brownian bridge of log λ it did with probability
 where u is the eigenvector, uᵀ(N + Nᵀ)u/λ the noise of log λ, and Q has the centred rows of u uᵀ, over m_α.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Annotated, Literal
 
@@ -32,12 +34,14 @@ from limitformer.models import (
     Mixing,
     OneMatrix,
     ShapedReLU,
+    ShapedSmooth,
     SoftmaxAttention,
     Start,
     Transformer,
     as_start,
 )
 from limitformer.models.kinds import register, require_exact_kind
+from limitformer.models.serial import LATER
 
 SOFTMAX = (
     "Softmax attention has no limit, because each layer mixes all tokens at once, by an amount that does not shrink as "
@@ -57,10 +61,12 @@ class CovarianceLimit:
     Attributes:
         gamma: γ.
         tau0: τ₀; None without attention.
-        kink: c₊ − c₋; None without a feed-forward layer.
+        kink: c₊ − c₋; 0 with a smooth activation, None without a feed-forward layer.
         hidden_ratio: r = hidden width / width; None, for ∞, where a layer has one matrix.
         mask: None or "causal".
         horizon: T = depth/width.
+        second: σ″(0)/q of a smooth activation; 0 with others.
+        third: σ‴(0)/q² of a smooth activation. V may explode if 3 second²/4 + third > 0.
     """
 
     gamma: float
@@ -69,10 +75,12 @@ class CovarianceLimit:
     hidden_ratio: float | None = 1.0
     mask: Literal["causal"] | None = None
     horizon: float
+    second: float = field(default=0.0, metadata=LATER)
+    third: float = field(default=0.0, metadata=LATER)
 
     def __post_init__(self) -> None:
         require_exact_kind(self, CovarianceLimit)
-        for name in ("gamma", "horizon"):
+        for name in ("gamma", "horizon", "second", "third"):
             set_fields(self, **{name: require_real(name, getattr(self, name))})
         if self.hidden_ratio is not None:
             set_fields(self, hidden_ratio=require_real("hidden_ratio", self.hidden_ratio))
@@ -80,6 +88,8 @@ class CovarianceLimit:
         require(0 <= self.gamma <= 1, f"gamma must lie in [0, 1]; got {self.gamma}.")
         require(self.horizon > 0, f"horizon must be positive; got {self.horizon}.")
         require(self.tau0 is None or self.tau0 > 0, f"tau0 must be positive or None; got {self.tau0}.")
+        smooth = self.kink == 0 or not (self.second or self.third)
+        require(smooth, f"second and third belong to a smooth activation, which has kink=0; got kink={self.kink}.")
         require(self.mask in (None, "causal"), f'mask must be None or "causal"; got {self.mask!r}.')
 
     @property
@@ -93,6 +103,8 @@ class CovarianceLimit:
         >>> lf.limit(lf.Transformer(**parts, mask="causal")).basis
         'derivation: a causal mask'
         """
+        if self.second or self.third:
+            return "derivation: a smooth shaped activation"
         if self.hidden_ratio is None:
             return "[ST, equation 3]" if self.gamma == 1 else "derivation: one matrix a layer at gamma < 1"
         if self.mask is not None and self.tau0 is not None:
@@ -117,6 +129,8 @@ class CovarianceLimit:
             mixing_drift=0.0 if self.tau0 is None else squared / self.tau0**2,
             second_order=0.0 if self.tau0 is None else squared / (2 * self.tau0**2),
             kink=0.0 if self.kink is None else squared * self.kink**2 / 4,
+            square=squared * self.second**2 / 4,
+            cube=squared * self.third / 2,
         )
 
     def mask_for(self, tokens: int) -> Mask:
@@ -130,7 +144,8 @@ class CovarianceLimit:
         mask = self.mask_for(start.tokens)
         if not mask.full:
             return mask
-        odd = self.constants().kink == 0  # then −x moves as x does
+        constants = self.constants()
+        odd = constants.kink == constants.square == 0  # then −x moves as x does
         v = start.covariance
         opposite = odd and len(v) == 2 and int(twins_of(v * np.array([[1, -1], [-1, 1]]))[1]) == 0
         return mask._replace(twins=twins_of(v), opposite=opposite)
@@ -231,8 +246,8 @@ def refuse_own(model: Transformer) -> None:
     for part in parts:
         if type(part) in (Mixing, Elementwise, Gated):
             raise NoLimitError(
-                f"No limit is proven for {part!r}; it needs ShapedAttention and ShapedReLU. Nearest: "
-                "limitformer.simulate, which needs no limit."
+                f"No limit is proven for {part!r}; it needs ShapedAttention, and ShapedReLU or ShapedSmooth. "
+                "Nearest: limitformer.simulate, which needs no limit."
             )
 
 
@@ -266,18 +281,25 @@ def covariance_limit(model: Transformer) -> CovarianceLimit:
             raise NoLimitError("No limit is proven for several heads with an output projection; heads must be None.")
     one_matrix = type(feedforward) is OneMatrix
     shaped = feedforward.activation if type(feedforward) is OneMatrix else feedforward
-    if shaped is not None and type(shaped) is not ShapedReLU:
+    if shaped is not None and type(shaped) not in (ShapedReLU, ShapedSmooth):
         raise NoLimitError(
             f"No limit: {type(shaped).__name__} bends every layer by a fixed amount; its slopes must "
-            "approach 1 like 1/sqrt(width). Use ShapedReLU(c_plus, c_minus)."
+            "approach 1 like 1/sqrt(width). Use ShapedReLU(c_plus, c_minus) or ShapedSmooth(function, scale)."
         )
+    kink, second, third = None, 0.0, 0.0
+    if type(shaped) is ShapedReLU:
+        kink = shaped.c_plus - shaped.c_minus
+    if type(shaped) is ShapedSmooth:
+        kink, second, third = 0.0, shaped.derivatives[0] / shaped.scale, shaped.derivatives[1] / shaped.scale**2
     return CovarianceLimit(
         gamma=model.branch,
         tau0=None if attention is None else attention.tau0,
-        kink=None if shaped is None else shaped.c_plus - shaped.c_minus,
+        kink=kink,
         hidden_ratio=None if one_matrix else 1.0 if shaped is None else shaped.hidden_at(model.width) / model.width,
         mask=model.mask,
         horizon=model.depth / model.width,
+        second=second,
+        third=third,
     )
 
 
@@ -295,10 +317,10 @@ def missing_shape(interventions: tuple[bool, bool, str]) -> str:
 
 
 def largest_step(limit: CovarianceLimit, tokens: int) -> float:
-    """Return the dt below which the factor step exists: 1/((2m − 1) a² + η)."""
+    """Return the dt below which the factor step exists: 1/((2m − 1) a² + η + γ²c₀)."""
     constants = limit.constants()
-    rate = (2 * tokens - 1) * constants.linear**2 + constants.kink
-    return inf if rate == 0 else 1 / rate
+    rate = (2 * tokens - 1) * constants.linear**2 + constants.kink + 3 * constants.square + 2 * constants.cube
+    return inf if rate <= 0 else 1 / rate
 
 
 Array = NDArray[np.float64]

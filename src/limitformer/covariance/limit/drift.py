@@ -12,6 +12,11 @@ With 1_α the indicator of what α sees, P needs no four-index sum:
 
 Feed-forward [ST, eq. 6]:  b_αβ = γ² ν(ρ_αβ) √(V_αα V_ββ),  ν(ρ) = (c₊ − c₋)²/(2π) (√(1 − ρ²) − ρ arccos ρ).
 
+A smooth activation, σ_n(x) = x + σ″x²/(2q√n) + σ‴x³/(6q²n) + … with the derivatives at 0:
+  b_αβ = γ² (c₁ (V_αα V_ββ + 2V_αβ²) + c₂ V_αβ (V_αα + V_ββ) − c₀ V_αβ),
+  c₁ = σ″²/(4q²),   c₂ = σ‴/(2q²),   c₀ = 3c₁ + 2c₂.
+The variance of one token has the drift γ²c₀ (V² − V): it may explode if c₀ > 0.
+
 **Where each term is written.** To change the second-order term W V + V Wᵀ or the term V∘P, change this file and the ½
 in `CovarianceLimit.constants`. Each term has more than one form, because the factor step never forms b:
 
@@ -22,6 +27,7 @@ in `CovarianceLimit.constants`. Each term has more than one form, because the fa
 * P is `spread_of_logits`; without a mask `spread_without_mask`, the same number for every pair, again from C V C. The
   factor step has V∘P in its noise and in `factor_step.diagonal_growth`.
 * The term of the ReLU is `kink_drift`. The factor step draws a sample of it (`factor_step.add_kink_to_…`).
+* That of a smooth activation is `add_smooth_drift`. The factor step has it in `factor_step.add_smooth`, and c₀ in C².
 
 b is held against the paper's nested sums by `test_theorem_4_2_drift` and `test_causal_drift`, and the factor step
 against b by `test_one_step_has_the_drift_and_covariance_of_the_limit` (tests/covariance/test_limit.py). `theory.md`
@@ -46,6 +52,8 @@ class LimitConstants(NamedTuple):
     mixing_drift: float  # γ²/τ₀², of V∘P
     second_order: float  # γ²/(2τ₀²), of W V + V Wᵀ, with the ½ of Theorem 4.2
     kink: float  # η = γ² (c₊ − c₋)²/4, so that γ² (c₊ − c₋)²/(2π) = 2η/π
+    square: float  # γ²c₁
+    cube: float  # γ²c₂
 
 
 class Mask(NamedTuple):
@@ -220,6 +228,23 @@ def kink_drift(v, i, j, lane):
 
 
 @kernel
+def is_smooth(constants):
+    """Return whether there is a smooth activation that bends."""
+    return constants.square > 0.0 or constants.cube != 0.0
+
+
+@kernel
+def add_smooth_drift(v, constants, out):
+    """Add γ² (c₁ (V_αα V_ββ + 2V_αβ²) + c₂ V_αβ (V_αα + V_ββ) − c₀ V_αβ) to `out`."""
+    for i in range(v.shape[0]):
+        for j in range(v.shape[0]):
+            first, second, both = load(v, i, i), load(v, j, j), load(v, i, j)
+            squares = constants.square * (first * second + both * (2.0 * both - 3.0))
+            cubes = constants.cube * (both * (first + second - 2.0))
+            store(out, i, j, load(out, i, j) + (squares + cubes))
+
+
+@kernel
 def drift(v, constants, mask, work, out):
     """b(V) into `out` (m, m, LANES)."""
     m = v.shape[0]
@@ -230,6 +255,8 @@ def drift(v, constants, mask, work, out):
             for lane in range(LANES):
                 mixed = out[i, j, lane] if constants.mixing_drift > 0.0 else 0.0
                 out[i, j, lane] = mixed + constants.kink * kink_drift(v, i, j, lane)
+    if is_smooth(constants):
+        add_smooth_drift(v, constants, out)
 
 
 @driver

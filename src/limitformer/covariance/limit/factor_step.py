@@ -18,6 +18,9 @@ Its square has the SDE's mean and covariance up to O(dt²), term by term:
 * The last column, g ~ N(0, I) and |·| entry by entry, adds η E|h||h|ᵀ with h ~ N(0, V). That is
   ηV + γ² ν(ρ)√(V_αα V_ββ): the drift of the ReLU, as a sample of it.
 
+* A smooth activation has two blocks more, √(γ²c₁ dt) diag V, and √(2γ²c₁ dt) diag(R g) R of another g, whose squares
+  have the means γ²c₁V_αα V_ββ dt and 2γ²c₁V_αβ² dt. Token α is multiplied by 1 + dt γ²c₂V_αα, and C² loses γ²c₀ dt.
+
 **With a mask** the rows of R are the tokens. A token's row of B depends on what it sees, so E BVBᵀ = V∘P is not a
 multiple of V: the second block adds the γ²λ²/τ₀² part of it, and W is a full matrix.
 
@@ -47,6 +50,7 @@ from limitformer.covariance.limit.drift import (
     add_second_order_to_differences,
     add_second_order_to_tokens,
     drift_workspace,
+    is_smooth,
 )
 from limitformer.numerics.factor import (
     FIRST,
@@ -131,6 +135,15 @@ def variance_beyond_first(differences, i):
 
 
 @kernel
+def variance_of(factor, mask, i):
+    """Return V_ii at a step's factor."""
+    if mask.full and i > 0:
+        first = load(factor, 0, 0)
+        return first * first + variance_beyond_first(factor, i)
+    return inner(factor, i, factor, i, FIRST, i + 1)
+
+
+@kernel
 def centre(differences, means, out):
     """out = C X (m, m), X the tokens: each column minus its mean, all relative to x⁰; the means into `means` (m, 1)."""
     m = differences.shape[0]
@@ -171,16 +184,17 @@ class StepWorkspace(NamedTuple):
     turned: np.ndarray  # C R, then L G₂, then B R or B V
     moved: np.ndarray  # W times the first block, or L G₁ Lᵀ
     variances: np.ndarray  # (m, 1, LANES): diag V
-    column: np.ndarray  # (m, 1, LANES): s, then the normals of the kink
+    column: np.ndarray  # (m, 1, LANES): s, then the normals of the kink or square
     sums: np.ndarray  # (m, 1, LANES)
     failed: np.ndarray  # (1, 1, LANES): positive where V has no root
-    rows: np.ndarray  # (m, columns, LANES): the blocks of the factor step; m, with a mask 2m, with a kink one more
+    rows: np.ndarray  # (m, columns, LANES): the blocks; m columns, with a mask 2m, and 1 for a kink, m + 1 for a square
 
 
 @allocator
 def step_workspace(tokens, constants, mask):
     masked = constants.mixing > 0.0 and not mask.full
     columns = tokens + (tokens if masked else 0) + (1 if constants.kink > 0.0 else 0)
+    columns += tokens + 1 if constants.square > 0.0 else 0
     return StepWorkspace(
         drift_workspace(tokens),
         lane_matrix(2, 1),
@@ -202,6 +216,8 @@ def factor_step(stream, dt, constants, mask, factor, out, work):
         blocks_of_differences(stream, dt, constants, factor, work)
     else:
         blocks_of_tokens(stream, dt, constants, mask, factor, work)
+    if is_smooth(constants):
+        add_smooth(stream, dt, constants, mask, factor, work)
     triangularise(work.rows, FIRST, work.rows.shape[1], out, FIRST)
     if mask.full:
         join_twins(mask.twins, out)
@@ -258,7 +274,8 @@ def draw_linear(stream, dt, constants, growth, factor, work):
     for i in range(m):
         for j in range(i):
             store(work.normals, i, j, below * next_normal(stream))
-        lost = dt * (constants.kink + constants.linear**2 * (2 * i + 1))
+        bent = constants.kink + 3.0 * constants.square + 2.0 * constants.cube
+        lost = dt * (bent + constants.linear**2 * (2 * i + 1))
         store(work.normals, i, i, square_root(growth + (1.0 - lost)) + diagonal * next_normal(stream))
         for j in range(i + 1, m):
             store(work.normals, i, j, 0.0)
@@ -338,6 +355,36 @@ def add_mixing_block(dt, constants, work):
     for i in range(m):
         for k in range(m):
             store(work.rows, i, m + k, scale * load(work.turned, i, k))
+
+
+@kernel
+def add_smooth(stream, dt, constants, mask, factor, work):
+    """Store the blocks of a smooth activation, the last ones of `work.rows`, and multiply the tokens of the first one.
+
+    The row of a difference is that of its token minus that of the first token: z_αx_α − z₀x₀ = z_αy + (z_α − z₀)x₀.
+    """
+    m, last = factor.shape[0], work.rows.shape[1] - 1
+    scale = dt * constants.cube
+    column, block = square_root(constants.square * dt), square_root(2.0 * constants.square * dt)
+    for k in range(m):
+        store(work.column, k, 0, next_normal(stream) if constants.square > 0.0 else everywhere(0.0))
+    for i in range(m - 1, -1, -1):  # the first token last
+        own, z = variance_of(factor, mask, i), everywhere(0.0)
+        for k in range(i + 1):
+            z = z + load(factor, i, k) * load(work.column, k, 0)
+        beyond, difference = everywhere(0.0), z
+        if mask.full and i > 0:
+            beyond, z = variance_beyond_first(factor, i), z + load(factor, 0, 0) * load(work.column, 0, 0)
+        for k in range(m):
+            x = load(work.rows, i, k)
+            store(work.rows, i, k, x + scale * (own * x + beyond * load(work.rows, 0, k)))
+            if constants.square > 0.0:
+                x = z * load(factor, i, k)
+                if mask.full and i > 0:
+                    x = x + difference * load(factor, 0, k)
+                store(work.rows, i, last - m + k, block * x)
+        if constants.square > 0.0:
+            store(work.rows, i, last, column * (beyond if mask.full and i > 0 else own))
 
 
 @kernel

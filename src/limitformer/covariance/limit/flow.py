@@ -41,9 +41,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from limitformer.base.errors import NoLimitError, require
 from limitformer.covariance.limit.covariance import refuse_own
-from limitformer.models import GELU, Feedforward, OneMatrix, ReLU, ShapedReLU, Start, Transformer, as_start
+from limitformer.models import GELU, Feedforward, OneMatrix, ReLU, ShapedReLU, ShapedSmooth, Start, Transformer
 from limitformer.models.feedforward import GELU_SECOND_MOMENT
 from limitformer.models.kinds import of_kind, register, require_exact_kind
+from limitformer.models.start import as_start
 from limitformer.numerics.random import key
 from limitformer.numerics.watch import DONE, WHOLE, Watch
 from limitformer.sampling.recording import ALL_OF_V, VALUE_FLOOR, CovarianceProcess, Outputs, Recording
@@ -77,6 +78,7 @@ def gaussian_error(v: Matrix) -> Matrix:
 DUAL_KERNELS: Mapping[type, Callable[[Any, Matrix], Matrix]] = {
     OneMatrix: lambda part, v: dual_kernel(part.activation, v),
     ShapedReLU: lambda part, v: v.copy(),  # both slopes go to 1
+    ShapedSmooth: lambda part, v: v.copy(),  # σ_n goes to the identity
     ReLU: lambda part, v: piecewise_linear(v, 1.0, 0.0),
     GELU: lambda part, v: gaussian_error(v),
 }

@@ -9,7 +9,9 @@ too long at a large V invents explosions. With P_αβ and W of `drift`, in a tim
 * the drift W V moves token α by a part |Σ_ν W_αν xᵛ| γ²h/(2τ₀²) of its norm √V_αα, at most
   |W_α| √(m_α D_α/V_αα) γ²h/(2τ₀²), where D_α is the mean square deviation of what α sees.
 
-The pace is the largest of 4 (γ²/τ₀)² P, 2 (γ²/τ₀²) P and twice the rate of the last one; it is 0 without attention. A
+* a smooth activation moves log V_αα by up to (3γ²c₁ + 2γ²|c₂|) V_αα h.
+
+The pace is the largest of 4 (γ²/τ₀)² P, 2 (γ²/τ₀²) P and twice the rates of the last two; it is 0 without them. A
 step is short enough if the pace times h is at most the resolution.
 
 **Short steps.** A path whose step dt is too coarse reaches the end of the step in short ones, each as long as the pace
@@ -41,7 +43,7 @@ from limitformer.covariance.limit.ball import (
     scale_to_radius,
     trace,
 )
-from limitformer.covariance.limit.drift import second_order_row, second_order_weights, spread_without_mask
+from limitformer.covariance.limit.drift import is_smooth, second_order_row, second_order_weights, spread_without_mask
 from limitformer.covariance.limit.euler import cholesky, euler_maruyama_step
 from limitformer.covariance.limit.factor_step import (
     centre,
@@ -50,6 +52,7 @@ from limitformer.covariance.limit.factor_step import (
     to_step_factor,
     trace_of,
     variance_beyond_first,
+    variance_of,
 )
 from limitformer.numerics.elementary import U64
 from limitformer.numerics.factor import copy, gram, gram_of_lower
@@ -94,6 +97,18 @@ def measure_pace(constants, mask, factor, work):
             measure_differences(constants, factor, work)
         else:
             measure_tokens(constants, mask, factor, work)
+    if is_smooth(constants):
+        rate = 6.0 * constants.square + 4.0 * abs(constants.cube)
+        store(work.pace, 0, 0, larger(load(work.pace, 0, 0), rate * largest_variance(factor, mask)))
+
+
+@kernel
+def largest_variance(factor, mask):
+    """Return the largest V_αα at a step's factor."""
+    largest = everywhere(0.0)
+    for i in range(factor.shape[0]):
+        largest = larger(largest, variance_of(factor, mask, i))
+    return largest
 
 
 @kernel

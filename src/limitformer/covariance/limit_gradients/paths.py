@@ -51,6 +51,10 @@ class GradientPaths(CovariancePaths):
             self.model.hidden_ratio is not None,
             "The limit with OneMatrix has no gradients. Nearest: lf.nn.simulate(…, gradients=True).",
         )
+        require(
+            not (self.model.second or self.model.third),
+            "The limit with ShapedSmooth has no gradients. Nearest: lf.nn.simulate(…, gradients=True).",
+        )
         near = LEAST_RADIUS * float(np.linalg.norm(self.start.covariance))
         require(
             self.radius >= near,

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from limitformer import models
 from limitformer.models.kinds import of_kind
-from limitformer.nn.drawn.own import torch_elementwise, torch_mixing, torch_scale
+from limitformer.nn.drawn.own import torch_elementwise, torch_mixing, torch_scale, torch_shaped
 
 
 class Norm(nn.Module):
@@ -125,6 +125,7 @@ ACTIVATIONS: Mapping[type, Callable[[Any, int], Slopes | Callable[[Tensor], Tens
     models.GELU: lambda part, width: functional.gelu,
     models.Elementwise: lambda part, width: torch_elementwise(part),
     models.Gated: lambda part, width: torch_elementwise(part),
+    models.ShapedSmooth: torch_shaped,
 }
 
 

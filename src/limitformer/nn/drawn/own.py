@@ -24,18 +24,28 @@ from limitformer.models.functions import Function, freeze, function_of, import_f
 from limitformer.models.mixing import matrix_of, tried_logits
 from limitformer.models.norm import POSITIVE
 
-Part = models.Elementwise | models.Mixing | models.RadialNorm
+Scalar = models.Elementwise | models.ShapedSmooth
+Part = Scalar | models.Mixing | models.RadialNorm
 AGREEMENT = 1e-6
 FAR = (-1000.0, -100.0, -30.0, 30.0, 100.0, 1000.0)
 
 
-def torch_elementwise(part: models.Elementwise) -> Callable[[Tensor], Tensor]:
+def torch_elementwise(part: Scalar) -> Callable[[Tensor], Tensor]:
     """Return σ on tensors, entry by entry.
 
     Raises:
         InputError: there is none, or it is another function.
     """
     return compared_elementwise(part, tensor_function(part))
+
+
+def torch_shaped(part: models.ShapedSmooth, width: int) -> Callable[[Tensor], Tensor]:
+    """Return σ_n on tensors at this width; raises as above."""
+    return partial(scaled, torch_elementwise(part), part.scale_at(width))
+
+
+def scaled(function: Callable[[Tensor], Tensor], scale: float, x: Tensor) -> Tensor:
+    return scale * function(x / scale)
 
 
 def torch_scale(part: models.RadialNorm) -> Callable[[Tensor], Tensor]:
@@ -49,7 +59,7 @@ def torch_mixing(part: models.Mixing) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 @lru_cache(maxsize=1024)
-def compared_elementwise(part: models.Elementwise, function: Function | None) -> Callable[[Tensor], Tensor]:
+def compared_elementwise(part: Scalar, function: Function | None) -> Callable[[Tensor], Tensor]:
     return scalar_on_tensors(part, function, [*TRIED, 0.3, -0.7, 2.2], FAR)
 
 
@@ -59,7 +69,7 @@ def compared_scale(part: models.RadialNorm, function: Function | None) -> Callab
 
 
 def scalar_on_tensors(
-    part: models.Elementwise | models.RadialNorm, function: Function | None, tried: list[float], far: Sequence[float]
+    part: Scalar | models.RadialNorm, function: Function | None, tried: list[float], far: Sequence[float]
 ) -> Function:
     """Return a scalar function on tensors; `far` out it is compared where both are finite."""
     frozen = function_of(part)
