@@ -219,8 +219,12 @@ def check(
             from limitformer.designing.report import name_after
 
             file, _, made = what[0].rpartition(":")
-            label = f"Next, with these lines in {file}"
-            print_next(context, "rate", label, what=f"{file}:{name_after(made)}", optimizer="adamw", settings=None)
+            label, new = f"Next, with these lines in {file}", f"{file}:{name_after(made)}"
+            assert report.against is not None
+            if any(each.name in FIXES for each in report.against.verdicts):  # another one is left
+                print_next(context, "check", label, what=new, apply_fix=True, settings=None, against=None)
+            else:
+                print_next(context, "rate", label, what=new, optimizer="adamw", settings=None)
         if not report.lines:  # which come next
             if not apply_fix and any(each.name in FIXES for each in report.verdicts) and not holds_weights(what[0]):
                 print_next(context, "check", label="Fix", apply_fix=True, against=None)
