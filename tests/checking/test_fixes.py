@@ -12,6 +12,7 @@ from torch import nn
 import limitformer as lf
 from limitformer.base.errors import InputError
 from limitformer.checking.thresholds import VERDICTS
+from limitformer.designing import report
 from limitformer.designing.fixes import FIXES, POWERS, ends
 from limitformer.models import ShapedAttention, ShapedReLU
 from limitformer.reports.verdict import BROKEN, FINE, WATCH, Verdict
@@ -155,6 +156,19 @@ def test_head_that_is_too_large_is_scaled_alone():
     with torch.no_grad():
         loss = nn.functional.cross_entropy(model(torch.arange(60)[None])[0, :-1], torch.arange(1, 60))
     assert abs(float(loss) - np.log(60)) < 1.5
+
+
+def test_lines_of_a_second_fix_keep_those_of_the_first():
+    """Both are pasted into one file, where names of the second must not replace those of the first."""
+    options = "function", "build", {}, {"*.q_proj.weight": (0.25, 1.0, 0.25)}
+    first, second = (report.lines_of(options[0], name, *options[2:]) for name in ("build", "new_build"))
+    space = pasted(first + "\n\n" + second, build=build)
+    torch.manual_seed(0)
+    plain = space["build"]()
+    torch.manual_seed(0)
+    twice = space["new_build_2"]()
+    for (name, before), (_, after) in zip(plain.named_parameters(), twice.named_parameters(), strict=True):
+        torch.testing.assert_close(after, before / 16 if name.endswith("q_proj.weight") else before)
 
 
 class OwnHead(nn.Module):

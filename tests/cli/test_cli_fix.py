@@ -47,6 +47,36 @@ def test_fix_is_of_one_network_without_weights(refused, tmp_path):
     refused("check", "trained", "--apply-fix", says="a fix is for a configuration: trained/config.json")
 
 
+FLAWED = """
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x):
+        return x + self.down(self.up(self.norm(x)).relu())
+
+def build():
+    model = nn.Sequential(nn.Embedding(60, 32), *[Block(32) for _ in range(6)], nn.LayerNorm(32), nn.Linear(32, 60))
+    for name, weight in model.named_parameters():
+        if weight.dim() == 2:
+            nn.init.normal_(weight, std={"0": 1.0, "8": 2.0}.get(name[0], BRANCH))
+    return model
+"""
+
+
+@pytest.mark.parametrize(("branch", "after"), [("0.1", "rate"), ("4.0", "check")])
+def test_next_command_after_a_fix_depends_on_what_is_left(branch, after, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "flawed.py").write_text(FLAWED.replace("BRANCH", branch), encoding="utf-8")
+    text = run("check", "flawed.py:build", *QUICK, "--apply-fix").stdout
+    line = next(each for each in text.splitlines() if each.startswith("Next, with these lines in flawed.py: "))
+    assert f": limitformer {after} flawed.py:new_build " in line
+    assert ("--apply-fix" in line) == (after == "check")
+
+
 def test_ctrl_c_during_the_tries_prints_the_first_report(check, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt

@@ -294,6 +294,14 @@ def test_note_names_matrices_without_an_effect():
     assert any("linear1" in name for name in measured)
 
 
+def test_network_without_attention_has_no_note_on_heads():
+    def build(width):
+        return nn.Sequential(nn.Embedding(20, width), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 20))
+
+    options = {"optimizer": "adam", "rate": 1e-3, "rule": "mup", "steps": 1, "samples": 2, "seed": 0, "progress": False}
+    assert not [each for each in lf.transfer(build, {"width": [16, 32]}, 6, **options).notes if "heads" in each]
+
+
 def test_networks_that_are_not_finite_do_not_transfer():
     options = {"optimizer": "sgd", "steps": 3, "samples": 3, "seed": 0, "progress": False, "loss": square}
     ids = torch.arange(6)[None]

@@ -2,6 +2,7 @@
 
 import math
 from fnmatch import fnmatchcase
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import limitformer as lf
 from limitformer import InputError
 from limitformer.scaling.exponents import exponent
+from limitformer.scaling.multipliers import HEADS_UNSEEN
 from limitformer.scaling.parametrisation import parametrise
 from limitformer.weightless.law import law
 
@@ -209,8 +211,10 @@ def test_attention_of_growing_heads_is_scaled_by_their_size(scaled):
 
 
 def test_heads_of_unknown_size_have_a_note_with_the_factor_of_known_ones():
-    def factory(width, hidden=True):
+    def factory(width, hidden=True, kind=None):
         module = Network(width, scaled=False)
+        for block in module.blocks if kind else ():
+            block.attention.__class__ = kind
         for block in module.blocks if hidden else ():
             block.attention.columns = block.attention.__dict__.pop("head_dim")
         return module
@@ -218,8 +222,14 @@ def test_heads_of_unknown_size_have_a_note_with_the_factor_of_known_ones():
     hidden, known = (
         parametrise(build, "width", 256, 64, "mup", "adamw") for build in (factory, lambda width: factory(width, False))
     )
-    assert hidden.multipliers == {"head": 0.25}
-    assert [note for note in hidden.notes if note.endswith("multiply queries by √(d of the base/d)")]
+
+    class Blick(type(Network(64, scaled=False).blocks[0].attention)):
+        """Attention whose name does not say so."""
+
+    unnamed = parametrise(partial(factory, hidden=False, kind=Blick), "width", 256, 64, "mup", "adamw")
+    for one in (hidden, unnamed):
+        assert one.multipliers == {"head": 0.25}
+        assert any(HEADS_UNSEEN in note for note in one.notes)
     assert not [note for note in known.notes if "multiply queries" in note]
     assert known.multipliers["blocks.0.attention logits"] == math.sqrt(16 / 64)  # not 16/64, which 1/d alone would be
 

@@ -157,6 +157,10 @@ def test_configuration_refuses_sizes(over, size, message):
 def test_factory_without_the_argument_names_its_own():
     with pytest.raises(InputError, match=r"network has no argument 'widths'; .* width, depth, vocab. Nearest: width"):
         at_size(network, "widths", 8)
+    with pytest.raises(
+        InputError, match=r"<lambda> has no argument 'width'; .* are breite. Nearest: name it width, if"
+    ):
+        at_size(lambda breite: network(breite), "width", 8)
     with pytest.raises(InputError, match="<lambda> has no argument 'width'; it has no arguments"):
         at_size(lambda: network(8), "width", 8)
 

@@ -216,9 +216,15 @@ def check(
             print_plain(f"\n{report.fix}\n\n{report.lines}".rstrip())
         print_written([] if as_json else written)
         if report.lines and names_code(what[0]) and not report.exists:
-            file = what[0].rpartition(":")[0]
-            label = f"Next, with these lines in {file}"
-            print_next(context, "rate", label, what=f"{file}:new_build", optimizer="adamw", settings=None)
+            from limitformer.designing.report import name_after
+
+            file, _, made = what[0].rpartition(":")
+            label, new = f"Next, with these lines in {file}", f"{file}:{name_after(made)}"
+            assert report.against is not None
+            if any(each.name in FIXES for each in report.against.verdicts):  # another one is left
+                print_next(context, "check", label, what=new, apply_fix=True, settings=None, against=None)
+            else:
+                print_next(context, "rate", label, what=new, optimizer="adamw", settings=None)
         if not report.lines:  # which come next
             if not apply_fix and any(each.name in FIXES for each in report.verdicts) and not holds_weights(what[0]):
                 print_next(context, "check", label="Fix", apply_fix=True, against=None)

@@ -125,7 +125,10 @@ def design(
         if result.found and result.chosen is result.present:
             print_next(context, "rate", optimizer="adamw")
         elif result.found and names_code(what):
-            print_next(context, "check", what=f"{what.rpartition(':')[0]}:new_build", settings=None)
+            from limitformer.designing.report import name_after
+
+            file, _, made = what.rpartition(":")
+            print_next(context, "check", what=f"{file}:{name_after(made)}", settings=None)
         elif result.found and result.kind == "configuration" and not result.changes["weights"]:
             print_next(context, "check", settings=[f"{name}={value}" for name, value in fields])
 

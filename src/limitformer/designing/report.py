@@ -1,5 +1,6 @@
 """The result of a design: what to set, how certain that is, and the region; as text, Python, a picture and data."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -265,6 +266,7 @@ def scale_weights(model):
 IMPORTS = "from fnmatch import fnmatchcase\n\nimport torch\n\n"
 PYTHON = f"{IMPORTS}{{fields}}\n{{factors}}\n\n\n{{setter}}\n{SCALE}"
 
+NEW = "new_build"
 SETTERS = {
     "configuration": '''\
 def change_fields(config):
@@ -288,7 +290,21 @@ def lines_of(kind: str, name: str, fields: Mapping[str, Any], weights: Mapping[s
     """Return lines that set the fields of a configuration, or the arguments of the function `name`, and factors."""
     rows = [f'    "{key}": {value!r},' for key, value in fields.items()]
     parts = {"fields": block("FIELDS", rows), "factors": block("FACTORS", factor_lines(weights))}
-    return PYTHON.format(**parts, setter=SETTERS[kind].format(name=name))
+    text, new = PYTHON.format(**parts, setter=SETTERS[kind].format(name=name)), name_after(name)
+    if new == NEW:
+        return text
+    names = r"\b(FACTORS|FIELDS|scale_weights)\b"  # those of the earlier lines stay
+    return re.sub(names, rf"\1{new.removeprefix(NEW)}", text).replace(f"def {NEW}(", f"def {new}(")
+
+
+def name_after(name: str) -> str:
+    """Return the name of the function that the lines for `name` make.
+
+    >>> name_after("build"), name_after("new_build"), name_after("new_build_2")
+    ('new_build', 'new_build_2', 'new_build_3')
+    """
+    again = re.fullmatch(rf"{NEW}(?:_(\d+))?", name)
+    return f"{NEW}_{int(again[1] or 1) + 1}" if again else NEW
 
 
 def transformer_lines(fields: Mapping[str, float]) -> str:

@@ -133,6 +133,10 @@ HEAD_SIZES = ("head_dim", "attention_head_size", "d_head", "head_size", "key_val
 QUERIES = ("q_proj", "query", "q", "q_lin", "wq")
 EMBEDDING_SCALES = ("scalar_embed_scale", "embed_scale")  # attributes of tables: factors of their rows
 OWN_BRANCH = "residual_scale"  # an attribute of blocks: the factor that their code gives branches
+HEADS_UNSEEN = (
+    "the size of heads is not visible, so that logits q·k/√d keep their factor, and the rule has q·k/d: if heads have "
+    "another size d than the base, multiply queries by √(d of the base/d)"
+)
 
 
 class Effect:
@@ -258,14 +262,14 @@ class Effect:
 
     def scale_attention(self) -> None:
         """Let logits be q·k/d times a constant, if heads have another size d than those of the base."""
-        base, seen, any_attention = dict(self.base_module.named_modules()), False, False
+        base, seen = dict(self.base_module.named_modules()), False
         partner = partners([name for name in base if name], [name for name, _ in self.module.named_modules() if name])
         for path, part in self.module.named_modules():
             other = base.get(partner.get(path, ""))
             kind = type(part).__name__.lower()
             if other is None or not ("attention" in kind or "attn" in kind):
                 continue
-            any_attention, ratio = True, head_ratio(part, other)
+            ratio = head_ratio(part, other)
             seen = seen or ratio is not None
             if ratio is None or ratio == 1.0:
                 continue
@@ -277,11 +281,8 @@ class Effect:
                 self.multipliers.pop(f"{path} logits")
                 note = f"{kind_of(path)} keeps logits q·k/√d: it has no factor and no map of queries to change"
                 self.notes += [note] if note not in self.notes else []
-        if any_attention and not seen:
-            self.notes.append(
-                "the size of heads is not visible, so that logits q·k/√d keep their factor, and the rule has q·k/d: if "
-                "heads have another size d than the base, multiply queries by √(d of the base/d)"
-            )
+        if not seen:
+            self.notes.append(HEADS_UNSEEN)
 
     def scale_logits(self, path: str, part: nn.Module, factor: float) -> bool:
         name = next((each for each in SCALES if isinstance(getattr(part, each, None), float)), None)

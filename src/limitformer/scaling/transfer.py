@@ -20,11 +20,13 @@ from limitformer.scaling.exponents import LEAST_SIZES, exponent
 from limitformer.scaling.lines import HEAD, Lines, lines_of
 from limitformer.scaling.measures import (
     ABOUT,
+    LOGITS,
     STANDARD,
     MeasuredSizes,
     measures_of,
     positive_rows,
 )
+from limitformer.scaling.multipliers import HEADS_UNSEEN
 from limitformer.scaling.page import contents, draw
 from limitformer.scaling.parametrisation import Parametrisation, parametrise
 from limitformer.scaling.roles import kind_of
@@ -298,6 +300,9 @@ def transfer_of(
         positive = positive_rows(values)
         if len(positive):
             exponents[key] = exponent(positive, sizes, key)
+    if not any(key.startswith(LOGITS) for key in measures):
+        shorter = (each.replace(f"; {HEADS_UNSEEN}", "").replace(HEADS_UNSEEN, "") for each in notes)
+        notes = [each for each in shorter if not each.endswith(": ")]  # as nothing attends
     notes = [*([batch_rule(data)] if over == BATCH else []), *notes]
     (first, words), *_, (last, others) = 2 * [(size, each.attrs["optimizer"]) for size, each in data.items()]
     if words != others:

@@ -298,7 +298,8 @@ def row_error(weight: RandomWeight, least: int, most: int) -> InputError:
             f"the network reads at most {fitting} tokens, as many as {weight.name} has positions for; got "
             f"{most - least + 1}. Nearest: {fitting} tokens."
         )
-    got, nearest = (least, "ids of 0 or more") if least < 0 else (most, "shorter inputs, or smaller ids")
+    fewer = f"at most {rows} tokens (--tokens {rows}), or ids below {rows}"
+    got, nearest = (least, "ids of 0 or more") if least < 0 else (most, fewer)
     return InputError(f"{weight.name} has rows 0 to {rows - 1}; got the number {got}. Nearest: {nearest}.")
 
 
