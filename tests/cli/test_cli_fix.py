@@ -68,7 +68,7 @@ def build():
 
 
 @pytest.mark.parametrize(("branch", "after"), [("0.1", "rate"), ("4.0", "check")])
-def test_next_command_after_a_fix_depends_on_what_is_left(branch, after, run, tmp_path, monkeypatch):
+def test_next_command_depends_on_the_verdict_that_a_fix_leaves(branch, after, run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "flawed.py").write_text(FLAWED.replace("BRANCH", branch), encoding="utf-8")
     text = run("check", "flawed.py:build", *QUICK, "--apply-fix").stdout
