@@ -4,6 +4,9 @@ Drawn from the runs that the package has, in `limitformer_papers/data/studies`. 
 them again, and `runs` (`--runs`) is the folder of other ones, with the same three names of files.
 """
 
+from functools import partial
+from itertools import zip_longest
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -33,24 +36,34 @@ def claims(data: xr.Dataset) -> list[Claim]:
 
 
 def draw(data: xr.Dataset) -> Figure:
-    figure, axes = panels(3, height=3.4, rows=2)
-    for panel, (name, title) in zip(axes[0], SWEEPS.items(), strict=False):
-        draw_sweep(panel, data.sel(setting=name), title)
-    draw_shifts(axes[0, 2], data)
-    draw_predictors(axes[1, 0], data)
-    draw_fixes(axes[1, 1], data)
-    draw_ranges(axes[1, 2], data)
+    """Draw a panel for each part that is trained."""
+    sweeps = [
+        (data["losses"].sel(setting=name).notnull().any(), partial(draw_sweep, data=data.sel(setting=name), rule=rule))
+        for name, rule in SWEEPS.items()
+    ]
+    parts = [
+        *sweeps,
+        (data["place"].notnull().any(), partial(draw_shifts, data=data)),
+        (data.sizes["network"], partial(draw_predictors, data=data)),
+        (data.sizes["pair"] > 1, partial(draw_fixes, data=data)),
+        (data.sizes["case"], partial(draw_ranges, data=data)),
+    ]
+    drawn = [part for known, part in parts if known]
+    columns = min(3, len(drawn))
+    figure, axes = panels(columns, height=3.4, rows=ceil(len(drawn) / columns))
+    for part, panel in zip_longest(drawn, np.ravel(axes)):
+        panel.set_axis_off() if part is None else part(panel)
     return figure
 
 
-def draw_sweep(axes: Axes, one: xr.Dataset, rule: str) -> None:
+def draw_sweep(axes: Axes, data: xr.Dataset, rule: str) -> None:
     """Draw the loss over the rate, a curve for each width; bars below are the ranges of `rate`."""
-    rates = RATES["adamw"] * FACTOR ** one["rate"].values.astype(float)
+    rates = RATES["adamw"] * FACTOR ** data["rate"].values.astype(float)
     for k, (width, colour) in enumerate(zip(AXES["width"], sequence(3), strict=True)):
-        losses = one["losses"][k].values
+        losses = data["losses"][k].values
         known = np.isfinite(losses)
         axes.plot(rates[known], losses[known], f"{MARKERS[k]}-", color=colour, markersize=4, label=f"width {width}")
-        ends = one["range_low"][k], one["range_high"][k]
+        ends = data["range_low"][k], data["range_high"][k]
         axes.plot(ends, 2 * [0.04 + 0.035 * k], color=colour, linewidth=4, transform=axes.get_xaxis_transform())
     axes.set(xscale="log", xlabel="learning rate", ylabel="loss after training (nats)", title=f"AdamW, {rule}")
     axes.legend()

@@ -239,9 +239,10 @@ def verdicts_study(data: xr.Dataset) -> list[Claim]:
         low, high = jackknife(lambda k: within(a[k], y[k], families[k]) - within(b[k], y[k], families[k]),
                               clusters_of(one), level=1 - LEVEL)  # fmt: skip
         found = [
-            Claim(f"H1a: ρ of {names[0]} and the loss is above 0, held out (p = {p:.4f})", rho, p < LEVEL and rho > 0),
+            Claim(f"H1a: ρ of {names[0]} and the loss is above 0, held out (p = {p:.4f})", rho,
+                  bool(p < LEVEL and rho > 0)),
             Claim(f"H1b: that ρ minus the one of {names[1]} is above 0 ({low:.2f} to {high:.2f})",
-                  rho - within(b, y, families), low > 0),
+                  rho - within(b, y, families), bool(low > 0)),
         ]  # fmt: skip
     for half in halves:
         rows = table(data, half)
@@ -252,7 +253,8 @@ def verdicts_study(data: xr.Dataset) -> list[Claim]:
                 ends = f"({row[of + '_low']:.2f} to {row[of + '_high']:.2f})"
                 found.append(Claim(f"{half}: {of} of {name} {ends}", row[of]))
             found.append(Claim(f"{half}: ρ of {name} and the number of rates that do not train", row["ρ_rates"]))
-            found.append(Claim(f"{half}: AUROC of {name}, any run diverges", row["AUROC_diverges"]))
+            if math.isfinite(row["AUROC_diverges"]):  # some run diverges
+                found.append(Claim(f"{half}: AUROC of {name}, any run diverges", row["AUROC_diverges"]))
     return found
 
 
