@@ -651,7 +651,7 @@ NARROW = lf.Transformer(width=8, depth=2, gamma=0.5, attention=lf.ShapedAttentio
         (lambda: lf.check(TINY_GPT2, thresholds=[1]), r"thresholds must be a dict, .*; got \[1\]\.$"),
         (lambda: lf.check(3), r"The model must be a configuration .*; got 3\. Nearest: a name of limitformer\.shapes"),
         (lambda: lf.design(None), r"The model must be .*; got None\. Nearest: a name of"),
-        (lambda: lf.design("x"), r"there is no public shape, file or folder 'x'\. All: limitformer\.shapes\(\)\.$"),
+        (lambda: lf.design("x"), r"there is no public shape, file or folder 'x'\. All: limitformer check list\.$"),
         (lambda: lf.check(TINY_GPT2, []), r"text must hold at least one text or token; got \[\]\. Nearest: None, for"),
         (lambda: lf.design(NARROW, ()), r"text must hold at least one text or token; got \(\)\. Nearest: None, for"),
         (lambda: lf.check(TINY_GPT2, shaping={}), r"must be a limitformer\.hf\.Shaping; got \{\}\. Nearest: Shaping\("),
