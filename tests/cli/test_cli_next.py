@@ -125,6 +125,7 @@ def test_code_of_design_is_pasted_before_the_next_check(after, tmp_path):
     assert after(*second)[0] == "rate"
     kept = after("design", "my model.py:new_build", *asked, "--grid", "initializer_range=0.1,0.2", "--tokens", "8")
     assert kept[:4] == ["rate", "my model.py:new_build", "--optimizer", "adamw"]
+    assert "from fnmatch" not in after.result.stdout  # nothing is changed
 
 
 def test_rule_follows_only_if_it_has_entries_for_the_optimiser(after):

@@ -208,4 +208,5 @@ def test_unknown_networks_give_one_line(refused, folder):
     refused("steps", "gpt3", "--optimizer", "adamw", says=r"no public shape.*Nearest: gpt2")
     refused("steps", "mine.py", "--optimizer", "adamw", says=r"mine\.py is Python\. Nearest: mine\.py:NAME")
     refused("steps", "mine.py:Tinny", "--optimizer", "mine.py:sgd", says=r"mine\.py has no 'Tinny'\. Nearest: Tiny")
+    refused("steps", "mine.py:xyz", "--optimizer", "mine.py:sgd", says=r"mine\.py has no 'xyz'\. It has .*Tiny")
     refused("steps", "small.json", says="Missing option '--optimizer'")

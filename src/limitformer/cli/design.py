@@ -119,7 +119,8 @@ def design(
             result = run_design(what, data, **options)
         written = [] if out is None else result.save(out)
         print_plain(str(result))
-        print_plain(f"\n{result.python()}")
+        if any(result.changes.values()):
+            print_plain(f"\n{result.python()}")
         print_written(written)
         fields = result.patch()["settings"].items()
         if result.found and result.chosen is result.present:

@@ -57,7 +57,9 @@ def user_object(text: str, option: str = "") -> Any:
         module = imported_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     known = [key for key, each in vars(module).items() if callable(each) and not key.startswith("_")]
     if not hasattr(module, name):
-        raise InputError(f"{prefix}{place} has no {name!r}.{nearest(name, known)}")
+        own = [key for key in known if getattr(vars(module)[key], "__module__", "") == module.__name__]
+        names = f" It has {', '.join(own)}." if own else ""
+        raise InputError(f"{prefix}{place} has no {name!r}.{nearest(name, known) or names}")
     result = getattr(module, name)
     prose = isinstance(result, str) and " " in result and not result.lstrip().startswith("{")  # no JSON, nor a name
     if not option and (prose or isinstance(result, bytes | int | float | list | tuple | set | None)):
