@@ -139,7 +139,9 @@ def synthetic(twin):
             quality = random.random()
             numbers = {name: random.random() for name in ("grade", "verdicts", "gradients' ratio", "RKSP radius")}
             numbers["distance"] = random.random() if twin and half == TEST else quality
-            foretold.append({"study": 1, **runs.asdict(one), "numbers": numbers, "verdict": "grows"})
+            foretold.append(
+                {"study": 1, **runs.asdict(one), "numbers": numbers, "verdict": "grows", "placebo": {"inner": 2.0}}
+            )
             for kind in ("", "fix", "placebo") if k % 2 else ("",):
                 gain = 0.3 * (kind == "fix" and not twin)
                 for rate in RATES:
@@ -167,6 +169,9 @@ def test_analysis_finds_built_in_relations_and_wrong_twin_has_none():
         [next(x for x in lines if key in x) for lines in (there, twin)] for key in ("H2", "H3")
     )
     assert "(-0.300 to -0.300, p = 0.0" in fix
+    foretold, made, _ = synthetic(False)
+    fewer = analysis.collected(foretold, [r for r in made if r.get("study") != 2 or r["seed"] < 100], [])
+    assert [claim.holds for claim in analysis.fixes_study(fewer)] == [None] * 3  # half of the networks decide nothing
     assert fix.endswith("-0.300 True")
     assert same.endswith(" 0.000 False")
     assert "20 networks whose best rate is in the range (0.56 to 0.94;" in range_

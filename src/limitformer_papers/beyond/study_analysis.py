@@ -39,7 +39,8 @@ def collected(foretold: list[Row], trained: list[Row], transferred: list[Row]) -
     unigrams = next(row["unigrams"] for row in trained if "unigrams" in row)
     ends = outcomes(trained, unigrams)
     parts = [networks(foretold, ends), pairs(foretold, ends), cases(foretold, trained), settings(transferred)]
-    return xr.merge(parts).assign_attrs(unigrams=unigrams)
+    wanted = sum(len(runs.pairs(foretold, half)) for half in (CHOOSE, TEST))
+    return xr.merge(parts).assign_attrs(unigrams=unigrams, pairs=wanted)
 
 
 def outcomes(trained: list[Row], unigrams: float) -> dict[tuple[str, int], Row]:
@@ -269,7 +270,7 @@ def fixes_study(data: xr.Dataset) -> list[Claim]:
         half = stats.t.ppf(0.975, len(means) - 1) * means.std(ddof=1) / math.sqrt(len(means))
         low, high, p = means.mean() - half, means.mean() + half, sign_flips(means)
         about = f"({low:.3f} to {high:.3f}, p = {p:.4f}; {len(names)} networks of {len(means)} architectures)"
-        first = other == "placebo"
+        first = other == "placebo" and len(names) >= data.attrs["pairs"]
         name = f"{'H2' if first else 'study 2'}: loss of {one} minus {other} {about}"
         found.append(Claim(name, float(means.mean()), bool(p < 0.05 and means.mean() < 0) if first else None))
     return found
