@@ -191,6 +191,8 @@ SENTENCES = {
         ("held-out: ρ of verdicts (", "number of verdicts has {:.2f}, the loss"),
         ("held-out: ρ of loss at the start (", "loss at the start {:.2f}, depth"),
         ("held-out: ρ of depth (", "depth {:.2f}."),
+        ("study 2: loss of fix minus unchanged", "the loss by {:.2f} nats (mean"),
+        ("study 2: loss of placebo minus unchanged", "the placebo changed it by +{:.2f}. Five"),
         ("study 1, held-out: networks", "networks fail** ({:.0f} of 24)"),
         ("held-out: AUROC of distance (", "AUROC of {:.2f} (0.56"),
         ("held-out: AUROC of angle", "Cowsik et al. {:.2f} (0.62"),
