@@ -160,15 +160,16 @@ def test_head_that_is_too_large_is_scaled_alone():
 
 def test_lines_of_a_second_fix_keep_those_of_the_first():
     """Both are pasted into one file, where names of the second must not replace those of the first."""
-    options = "function", "build", {}, {"*.q_proj.weight": (0.25, 1.0, 0.25)}
-    first, second = (report.lines_of(options[0], name, *options[2:]) for name in ("build", "new_build"))
-    space = pasted(first + "\n\n" + second, build=build)
+    factors = {"build": ("*.q_proj.weight", 0.25), "new_build": ("*.up.weight", 0.5)}
+    parts = [report.lines_of("function", k, {}, {name: (f, 1.0, f)}) for k, (name, f) in factors.items()]
+    space = pasted("\n\n".join(parts), build=build)
     torch.manual_seed(0)
     plain = space["build"]()
     torch.manual_seed(0)
     twice = space["new_build_2"]()
     for (name, before), (_, after) in zip(plain.named_parameters(), twice.named_parameters(), strict=True):
-        torch.testing.assert_close(after, before / 16 if name.endswith("q_proj.weight") else before)
+        factor = 0.25 if name.endswith("q_proj.weight") else 0.5 if name.endswith("up.weight") else 1.0
+        torch.testing.assert_close(after, before * factor)
 
 
 class OwnHead(nn.Module):
