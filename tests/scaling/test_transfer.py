@@ -294,12 +294,25 @@ def test_note_names_matrices_without_an_effect():
     assert any("linear1" in name for name in measured)
 
 
-def test_network_without_attention_has_no_note_on_heads():
+class Gaze(nn.Module):
+    """Attention of one head whose class does not say so."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(width, width, bias=False) for _ in range(3))
+
+    def forward(self, x):
+        return nn.functional.scaled_dot_product_attention(self.a(x), self.b(x), self.c(x))
+
+
+@pytest.mark.parametrize("part", [Gaze, lambda width: nn.Linear(width, width)])
+def test_note_on_heads_is_for_networks_that_attend(part):
     def build(width):
-        return nn.Sequential(nn.Embedding(20, width), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 20))
+        return nn.Sequential(nn.Embedding(20, width), part(width), part(width), nn.Linear(width, 20))
 
     options = {"optimizer": "adam", "rate": 1e-3, "rule": "mup", "steps": 1, "samples": 2, "seed": 0, "progress": False}
-    assert not [each for each in lf.transfer(build, {"width": [16, 32]}, 6, **options).notes if "heads" in each]
+    notes = lf.transfer(build, {"width": [16, 32]}, 6, **options).notes
+    assert any("multiply queries by √(d of the base/d)" in each for each in notes) == (part is Gaze)
 
 
 def test_networks_that_are_not_finite_do_not_transfer():

@@ -13,7 +13,6 @@ from torch.nn.functional import scaled_dot_product_attention
 import limitformer as lf
 from limitformer import InputError
 from limitformer.scaling.exponents import exponent
-from limitformer.scaling.multipliers import HEADS_UNSEEN
 from limitformer.scaling.parametrisation import parametrise
 from limitformer.weightless.law import law
 
@@ -210,7 +209,7 @@ def test_attention_of_growing_heads_is_scaled_by_their_size(scaled):
     assert np.isfinite(own.weight_gradient.values).all()
 
 
-def test_heads_of_unknown_size_have_a_note_with_the_factor_of_known_ones():
+def test_heads_of_unknown_size_are_reported_and_known_ones_scaled():
     def factory(width, hidden=True, kind=None):
         module = Network(width, scaled=False)
         for block in module.blocks if kind else ():
@@ -229,8 +228,8 @@ def test_heads_of_unknown_size_have_a_note_with_the_factor_of_known_ones():
     unnamed = parametrise(partial(factory, hidden=False, kind=Blick), "width", 256, 64, "mup", "adamw")
     for one in (hidden, unnamed):
         assert one.multipliers == {"head": 0.25}
-        assert any(HEADS_UNSEEN in note for note in one.notes)
-    assert not [note for note in known.notes if "multiply queries" in note]
+        assert one.heads_unseen
+    assert not known.heads_unseen
     assert known.multipliers["blocks.0.attention logits"] == math.sqrt(16 / 64)  # not 16/64, which 1/d alone would be
 
 

@@ -158,7 +158,8 @@ def test_factory_without_the_argument_names_its_own():
     with pytest.raises(InputError, match=r"network has no argument 'widths'; .* width, depth, vocab. Nearest: width"):
         at_size(network, "widths", 8)
     with pytest.raises(
-        InputError, match=r"<lambda> has no argument 'width'; .* are breite. Nearest: name it width, if"
+        InputError,
+        match=r"<lambda> has no argument 'width'; .* are breite. Nearest: .*build\(width\): …, with this name",
     ):
         at_size(lambda breite: network(breite), "width", 8)
     with pytest.raises(InputError, match="<lambda> has no argument 'width'; it has no arguments"):

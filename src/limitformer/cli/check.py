@@ -177,6 +177,7 @@ def check(
         published = None if recipe is None else user_recipe(recipe, "--recipe")
         from limitformer.checking import check as run_check
         from limitformer.designing.fixes import FIXES, fix, require_no_weights
+        from limitformer.designing.report import name_after
         from limitformer.subjects.checkpoints import holds_weights
 
         if apply_fix:
@@ -216,8 +217,6 @@ def check(
             print_plain(f"\n{report.fix}\n\n{report.lines}".rstrip())
         print_written([] if as_json else written)
         if report.lines and names_code(what[0]) and not report.exists:
-            from limitformer.designing.report import name_after
-
             file, _, made = what[0].rpartition(":")
             label, new = f"Next, with these lines in {file}", f"{file}:{name_after(made)}"
             assert report.against is not None

@@ -252,7 +252,10 @@ def second_moment(function: FrozenFunction, scale: float = 1.0) -> float:
     total, error = few if is_precise(*few) and isclose(few[0], many[0], rel_tol=PRECISION) else many
     name = f"E {name_of(function)}(g)²"
     require(total > 0, f"function must not vanish; {name} is {total}.")
-    require(is_precise(total, error), f"{name}, g ~ N(0, 1), is {total:g}, known to {error:.2g} only: give gain.")
+    require(
+        is_precise(total, error),
+        f"{name}, g ~ N(0, 1), is {total:g}, known to {error:.2g} only: give gain, or another σ.",
+    )
     return total
 
 

@@ -133,10 +133,6 @@ HEAD_SIZES = ("head_dim", "attention_head_size", "d_head", "head_size", "key_val
 QUERIES = ("q_proj", "query", "q", "q_lin", "wq")
 EMBEDDING_SCALES = ("scalar_embed_scale", "embed_scale")  # attributes of tables: factors of their rows
 OWN_BRANCH = "residual_scale"  # an attribute of blocks: the factor that their code gives branches
-HEADS_UNSEEN = (
-    "the size of heads is not visible, so that logits q·k/√d keep their factor, and the rule has q·k/d: if heads have "
-    "another size d than the base, multiply queries by √(d of the base/d)"
-)
 
 
 class Effect:
@@ -153,6 +149,7 @@ class Effect:
         self.lines: list[str] = []  # code that does the same
         self.notes: list[str] = []
         self.folded: list[str] = []
+        self.heads_unseen = False
         self.scale_outputs()
         self.scale_branches()
         if rule.scales_attention:
@@ -281,8 +278,7 @@ class Effect:
                 self.multipliers.pop(f"{path} logits")
                 note = f"{kind_of(path)} keeps logits q·k/√d: it has no factor and no map of queries to change"
                 self.notes += [note] if note not in self.notes else []
-        if not seen:
-            self.notes.append(HEADS_UNSEEN)
+        self.heads_unseen = not seen
 
     def scale_logits(self, path: str, part: nn.Module, factor: float) -> bool:
         name = next((each for each in SCALES if isinstance(getattr(part, each, None), float)), None)

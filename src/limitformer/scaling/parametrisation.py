@@ -52,6 +52,7 @@ class Parametrisation:
         stays: fields that stay, though they may be meant to grow (`sizes.fields_that_stay`).
         laws: those of the model's own code at this size.
         lines: code that puts the multipliers into effect, where `part` is `get_submodule` of the model.
+        heads_unseen: whether the rule divides logits by d, and no module shows its size of heads d.
     """
 
     model: Any
@@ -65,6 +66,7 @@ class Parametrisation:
     stays: tuple[str, ...]
     laws: dict[str, Law]
     lines: list[str]
+    heads_unseen: bool = False
 
     def laws_in_effect(self) -> dict[str, Law]:
         """Return the law of each parameter: that of `overrides`, or else its own."""
@@ -136,6 +138,7 @@ def parametrise(
         at.stays,
         laws,
         effect.lines,
+        effect.heads_unseen,
     )
 
 

@@ -231,10 +231,8 @@ def factory_at(factory: Callable[..., Any], over: str, size: int) -> Sized:
     known = arguments_of(factory)
     name = name_of(factory)
     if over not in known and ANY not in known:
-        own = next(iter(known)) if len(known) == 1 else ""
-        hint = f" Nearest: a function of the size, such as def build({over}): …" if over.isidentifier() else ""
-        if own and hint:
-            hint = f" Nearest: name it {over}, if {own} is the {over}."
+        code = f"def build({over}): …"
+        hint = f" Nearest: a function of the size, such as {code}, with this name." if over.isidentifier() else ""
         has = f"its arguments are {', '.join(known)}" if known else "it has no arguments"
         raise InputError(f"{printable(name)} has no argument {over!r}; {has}.{nearest(over, known) or hint}")
     at = called_with(factory, {over: size})

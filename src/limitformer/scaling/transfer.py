@@ -26,7 +26,6 @@ from limitformer.scaling.measures import (
     measures_of,
     positive_rows,
 )
-from limitformer.scaling.multipliers import HEADS_UNSEEN
 from limitformer.scaling.page import contents, draw
 from limitformer.scaling.parametrisation import Parametrisation, parametrise
 from limitformer.scaling.roles import kind_of
@@ -43,6 +42,10 @@ if TYPE_CHECKING:
 
 
 LISTED = 8  # measures in the short text
+HEADS_UNSEEN = (
+    "the size of heads is not visible, so that logits q·k/√d keep their factor, and the rule has q·k/d: if heads have "
+    "another size d than the base, multiply queries by √(d of the base/d)"
+)
 
 
 @dataclass(frozen=True)
@@ -267,10 +270,10 @@ def transfer(
         if len(finished) < LEAST_SIZES:
             raise KeyboardInterrupt from interrupt
         notes = [partly(name, finished, samples), *notes]
-        raise TransferInterrupted(transfer_of(name, finished, rule, notes, proof, target, lines)) from interrupt
+        raise TransferInterrupted(transfer_of(name, finished, rule, put, notes, proof, target, lines)) from interrupt
     finally:
         advance(bar, -1)
-    return transfer_of(name, data, rule, notes, proof, target, lines)
+    return transfer_of(name, data, rule, put, notes, proof, target, lines)
 
 
 def factors_of(put: Parametrisation) -> Factors:
@@ -288,6 +291,7 @@ def transfer_of(
     over: str,
     data: Mapping[int, xr.Dataset],
     rule: str,
+    put: Parametrisation,
     notes: Sequence[str],
     proof: Witness | None,
     target: int | None,
@@ -300,10 +304,8 @@ def transfer_of(
         positive = positive_rows(values)
         if len(positive):
             exponents[key] = exponent(positive, sizes, key)
-    if not any(key.startswith(LOGITS) for key in measures):
-        shorter = (each.replace(f"; {HEADS_UNSEEN}", "").replace(HEADS_UNSEEN, "") for each in notes)
-        notes = [each for each in shorter if not each.endswith(": ")]  # as nothing attends
-    notes = [*([batch_rule(data)] if over == BATCH else []), *notes]
+    unseen = put.heads_unseen and any(key.startswith(LOGITS) for key in measures)
+    notes = [*([batch_rule(data)] if over == BATCH else []), *notes, *([HEADS_UNSEEN] if unseen else [])]
     (first, words), *_, (last, others) = 2 * [(size, each.attrs["optimizer"]) for size, each in data.items()]
     if words != others:
         words = f"at {over} {first} {words}, at {over} {last} {others}"

@@ -19,20 +19,17 @@ from limitformer.plot import BLACK, BLUE, GREEN, MARKERS, ORANGE, PALETTE, RED, 
 from limitformer_papers.beyond import study_analysis as analysis
 from limitformer_papers.beyond.study_runs import TEST
 from limitformer_papers.beyond.study_transfer import AXES, FACTOR, RATES, SETTINGS
-from limitformer_papers.common.claims import Claim, FigureRun, NoConfig
+from limitformer_papers.common.claims import FigureRun, NoConfig
 
 STORED = Path(__file__).parents[1] / "data" / "studies"
 SWEEPS = {SETTINGS[0].name: "standard", SETTINGS[3].name: "muP"}
 paper = quick = NoConfig
+claims = analysis.claims
 
 
 def compute(config: NoConfig, run: FigureRun) -> xr.Dataset:
     """Return what is foretold and what came (`study_analysis.collected`)."""
     return analysis.load(run.runs or STORED)
-
-
-def claims(data: xr.Dataset) -> list[Claim]:
-    return analysis.claims(data)
 
 
 def draw(data: xr.Dataset) -> Figure:

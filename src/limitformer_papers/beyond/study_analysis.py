@@ -14,6 +14,7 @@ import xarray as xr
 from numpy.typing import NDArray
 from scipy import optimize, stats
 
+from limitformer.base.errors import require
 from limitformer_papers.beyond import study_runs as runs
 from limitformer_papers.beyond import study_transfer as transfer
 from limitformer_papers.beyond.ranks import p_value, ranks, within
@@ -47,7 +48,7 @@ def outcomes(trained: list[Row], unigrams: float) -> dict[tuple[str, int], Row]:
     """Return the outcome by kind and seed of the networks with all their runs, of studies 1 and 2."""
     groups: dict[tuple[str, int], list[Row]] = {}
     for run in trained:
-        if run["study"] in (1, 2):
+        if run["study"] < 3:
             groups.setdefault((run["kind"], run["seed"]), []).append(run)
     return {key: outcome(each, unigrams) for key, each in groups.items() if len(each) == len(RATES)}
 
@@ -62,6 +63,7 @@ def outcome(own: list[Row], unigrams: float) -> Row:
 
 def networks(foretold: list[Row], ends: dict[tuple[str, int], Row]) -> xr.Dataset:
     rows = [row for row in foretold if row["study"] == 1 and ("", row["seed"]) in ends]
+    require(bool(rows), "no network of study 1 has its prediction and all its runs.")
     names = [*rows[0]["numbers"], "depth"]
     numbers = [[(row["numbers"] | row)[name] for row in rows] for name in names]
     found = {
@@ -120,23 +122,25 @@ def settings(rows: list[Row]) -> xr.Dataset:
     said = {row["setting"]: row for row in rows if "exponent" in row}
     ranges = {(row["setting"], row["size"]): row for row in rows if "low" in row}
     ones = [each for each in transfer.SETTINGS if each.name in said]
-    losses, ends, place, regret = (np.full((len(ones), 3, n), math.nan) for n in (len(PLACES), 2, 1, 1))
+    shape = len(ones), 3
+    place, regret, low, high = (np.full(shape, math.nan) for _ in range(4))
+    losses = np.full((*shape, len(PLACES)), math.nan)
     for a, setting in enumerate(ones):
         every = [transfer.runs_of(rows, setting, size) for size in transfer.AXES[setting.over]]
         for b, (size, own) in enumerate(zip(transfer.AXES[setting.over], every, strict=True)):
             for k, run in own.items():
                 losses[a, b, k - transfer.LEAST] = math.nan if run["loss"] is None else run["loss"]
             if found := ranges.get((setting.name, size)):
-                ends[a, b] = found["low"], found["high"]
+                low[a, b], high[a, b] = found["low"], found["high"]
         if all(own and transfer.next_place(own, best_place(own)) is None for own in every):
             best = [best_place(own) for own in every]
             at_base = [math.inf if own[best[0]]["loss"] is None else own[best[0]]["loss"] for own in every]
-            place[a, :, 0] = best
-            regret[a, :, 0] = [at - own[k]["loss"] for at, own, k in zip(at_base, every, best, strict=True)]
+            place[a] = best
+            regret[a] = [at - own[k]["loss"] for at, own, k in zip(at_base, every, best, strict=True)]
     told = {
         key: ("setting", np.array([said[each.name][key] for each in ones], float)) for key in ("transfers", "exponent")
     }
-    by_size = {"place": place[..., 0], "regret": regret[..., 0], "range_low": ends[..., 0], "range_high": ends[..., 1]}
+    by_size = {"place": place, "regret": regret, "range_low": low, "range_high": high}
     data = told | {name: (("setting", "size"), values) for name, values in by_size.items()}
     along = {"setting": [each.name for each in ones], "rate": list(PLACES)}
     return xr.Dataset(data | {"losses": (("setting", "size", "rate"), losses)}, along)
@@ -335,8 +339,17 @@ def claims(data: xr.Dataset) -> list[Claim]:
 
 
 def load(folder: Path) -> xr.Dataset:
-    """Return the data of the three files in a folder."""
-    return collected(*(rows_in(folder / f"{name}.jsonl") for name in FILES))
+    """Return the data of the three files in a folder.
+
+    Raises:
+        InputError: a file has no whole row, or no network of study 1 has all its runs.
+    """
+    files = {name: rows_in(folder / f"{name}.jsonl") for name in FILES}
+    missing = [f"{name}.jsonl" for name, rows in files.items() if not rows]
+    require(
+        not missing, f"{folder} has no rows in {', '.join(missing)}. Nearest: the commands of docs/studies/protocol.md."
+    )
+    return collected(*files.values())
 
 
 if __name__ == "__main__":

@@ -234,9 +234,7 @@ def main(arguments: list[str] | None = None) -> None:
     trains, known = given.what == "train", rows_in(given.foretold) if given.foretold else []
     work = to_train(given.study, given.half, rows, known) if trains else to_foretell(rows)
     ahead = [] if trains and given.study == 3 else list(work)
-    if trains and not any("unigrams" in row for row in rows):
-        about = {"study": 0, "kind": "", "seed": 0, "rate": 0, "warmup": 0, "text": nets.text()[1]}
-        append(given.out, about | {"unigrams": nets.loss_of_frequencies()})
+    about = {"text": nets.text()[1], "unigrams": nets.loss_of_frequencies()}
     total = len(ahead)
     for k, row in enumerate(ahead or work, 1):
         if time.monotonic() - began > 60 * given.minutes:
@@ -244,7 +242,7 @@ def main(arguments: list[str] | None = None) -> None:
         one, start = network_of(row), time.process_time()
         row |= nets.train(one, row["rate"], row["asked"], row["warmup"]) if trains else foretold(row["study"], one)
         spent.append(round(time.process_time() - start, 1))
-        append(given.out, row | {"text": nets.text()[1], "seconds": spent[-1]})
+        append(given.out, row | about | {"seconds": spent[-1]})
         left = f", {total - k} left, about {np.mean(spent) * (total - k) / 60:.0f} minutes of CPU" if total else ""
         print(f"{one.family}, {one.depth} layers: {spent[-1]} s{left}", flush=True)
 

@@ -1,9 +1,9 @@
 r"""[CT, Fig. 2]: random values train better than constant ones.
 
-A vision Transformer with attention only, on the sphere (`limitformer_papers.training.tasks.vit` has its equation and
-what the paper leaves open), trained from V that is one identity for all layers (constant), the identity in each layer
-(untied), or Gaussian and independent (random): mean validation accuracy by epoch, with its range over seeds. The data
-are finished runs of `limitformer train vit`.
+A vision Transformer with attention only, on the sphere; `limitformer_papers.training.tasks.vit` has its equation and
+what the paper leaves open. V starts as one identity for all layers (constant), as one for each layer (untied), or
+Gaussian and independent (random). Drawn: mean validation accuracy by epoch, with its range over seeds. The data are
+finished runs of `limitformer train vit`.
 """
 
 from pathlib import Path

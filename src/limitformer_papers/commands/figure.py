@@ -34,7 +34,8 @@ def figure(
     seed: Annotated[int, typer.Option(help="Seed of all simulations.")] = 0,
     threads: Annotated[int | None, typer.Option(help="Number of threads.", show_default="all cores")] = None,
     runs: Annotated[
-        Path | None, typer.Option(help="Folder of finished runs of `limitformer train`, for figures of training.")
+        Path | None,
+        typer.Option(help="Folder of finished runs: of `limitformer train`, or of the studies for foretells."),
     ] = None,
     picture_format: Annotated[str, typer.Option("--format", help="png, pdf, svg or pgf.")] = "png",
     width: Annotated[

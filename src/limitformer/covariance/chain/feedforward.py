@@ -134,8 +134,9 @@ def activate(rows, first, last, constants):
         gaussian_error(rows, first, last, constants.gain)
     elif constants.activation == OWN:
         for i in range(rows.shape[0]):
-            for j in range(first, last):
-                store(rows, i, j, constants.negative * load(rows, i, j))
+            if constants.negative != 1.0:
+                for j in range(first, last):
+                    store(rows, i, j, constants.negative * load(rows, i, j))
             call_elementwise(constants.address, rows, i, first, last, constants.gain * constants.positive)
     else:
         piecewise_linear(rows, first, last, constants.gain * constants.positive, constants.gain * constants.negative)
