@@ -172,6 +172,13 @@ def test_lines_of_a_second_fix_keep_those_of_the_first():
         torch.testing.assert_close(after, before * factor)
 
 
+def test_lines_for_a_function_called_partial_call_it():
+    model = pasted(report.lines_of("function", "partial", {}, {"*.up.weight": (0.5, 1.0, 0.5)}), partial=build)[
+        "new_build"
+    ]()
+    assert isinstance(model, nn.Module)
+
+
 class OwnHead(nn.Module):
     """A head that is a parameter of the module itself."""
 

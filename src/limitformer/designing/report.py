@@ -274,10 +274,10 @@ def change_fields(config):
     for name, value in FIELDS.items():
         setattr(config, name, value)''',
     "function": '''\
-from functools import partial, wraps
+import functools
 
 
-@wraps(partial({name}, **FIELDS))
+@functools.wraps(functools.partial({name}, **FIELDS))
 def new_build(*args, **options):
     """Make the model with these arguments, and scale its weights."""
     model = {name}(*args, **{{**FIELDS, **options}})
