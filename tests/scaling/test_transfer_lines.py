@@ -67,12 +67,12 @@ def test_pasted_code_gives_the_optimiser_of_the_rule(over, rule, optimizer):
 
 
 def test_table_of_lines_has_the_numbers_of_mup():
-    """muP at four times the width, by hand: rates and ε of hidden matrices are a quarter, decay four times."""
+    """muP at four times the width, by hand: hidden matrices have a quarter of the rate and four times the decay."""
     lines, *_ = lines_at("width", "mup", "adamw")
     rows = {row[0]: row[1:] for row in lines.rows}
     assert rows["model.layers.*.mlp.up_proj.weight"] == ["AdamW", "0.00025", "0.04", "2.5e-09", "0.01", "–"]
-    assert rows["model.embed_tokens.weight"] == ["AdamW", "0.001", "0.01", "1e-08", "0.02", "–"]
-    assert rows["lm_head.weight"] == ["AdamW", "0.001", "0.01", "1e-08", "0.02", "0.25"]
+    assert rows["model.embed_tokens.weight"] == ["AdamW", "0.001", "0.01", "2.5e-09", "0.02", "–"]
+    assert rows["lm_head.weight"] == ["AdamW", "0.001", "0.01", "2.5e-09", "0.02", "0.25"]
 
 
 def test_pasted_code_gives_the_weights_and_the_pass_of_the_rule():

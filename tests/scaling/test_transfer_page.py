@@ -40,12 +40,12 @@ def test_page_begins_with_the_conclusion_and_ends_with_its_limits(result, text):
     )]  # fmt: skip
     assert places == sorted(places)
     assert "width 32, 64, 256; rule mup; at width 32 adamw (lr 0.001, betas (0.9, 0.999), eps 1e-08" in words
-    assert "14 weights with lr 0.000125, betas (0.9, 0.999), eps 1.25e-09, weight_decay 0.08; 4 weights" in words
+    assert "2 groups: 7 weights with lr 0.001, betas (0.9, 0.999), eps 1.25e-09, weight_decay 0.01; 14 weights" in words
     assert "3 steps; 4 networks at each size" in words
     sizes = result.record()["groups"]
     assert [[(each["lr"], each["parameters"]) for each in sizes[size]] for size in ("32", "256")] == [
         [([1e-3], 21)],
-        [([1e-3], 3), ([1.25e-4], 14), ([1e-3], 4)],
+        [([1e-3], 7), ([1.25e-4], 14)],
     ]
 
 

@@ -9,6 +9,7 @@ from torch import nn
 
 import limitformer as lf
 from limitformer import InputError
+from limitformer.scaling import parametrisation
 from limitformer.scaling.parametrisation import parametrise
 from limitformer.scaling.roles import kind_of, roles_of
 
@@ -101,6 +102,26 @@ def test_completep_has_the_width_of_mup():
     assert by_kind(own.decay_factors)["model.layers.*.mlp.up_proj.weight"] == 4.0
     assert by_kind(own.eps_factors)["model.layers.*.mlp.up_proj.weight"] == 0.25
     assert by_kind(own.roles)["lm_head.weight"] == "output"
+
+
+def test_every_epsilon_falls_with_the_width(monkeypatch):
+    """With ε as large as gradients, effects of tables stay the same only if their ε falls, too."""
+
+    def exponents():
+        adam = {"name": "adam", "lr": 1e-3, "eps": 1e-2}
+        options = {"optimizer": adam, "rule": "mup", "steps": 1, "samples": 2, "seed": 0}
+        return lf.transfer(GPT2, {"width": [64, 256]}, 8, witness=False, progress=False, **options).exponents
+
+    names = [f"effect of transformer.{name}, first step" for name in ("wpe", "wte as a table")]
+    right = exponents()
+    factors = parametrisation.step_factors
+    monkeypatch.setattr(
+        parametrisation, "step_factors", lambda *these: (*factors(*these)[:2], factors(*these)[2] ** these[1].inside)
+    )
+    twin = exponents()
+    for name in names:
+        assert abs(right[name].value) < 0.02
+        assert twin[name].value < -0.1
 
 
 def test_depth_rule_keeps_laws_of_the_base():

@@ -19,7 +19,6 @@ from limitformer.scaling.multipliers import Effect
 from limitformer.scaling.roles import Role, Shape, is_table_by_shape, kind_of, partners, roles_of
 from limitformer.scaling.rules import (
     FIXED,
-    HIDDEN,
     INPUT,
     ONE,
     OUTPUT,
@@ -192,10 +191,10 @@ def step_factors(table: StepTable, role: Role, depth: float) -> tuple[float, flo
     """Return the factors of learning rate, weight decay and ε."""
     ratios = role.fan_in, role.fan_out, depth
     rate, decay = (each.get(role.role, ONE).factor(*ratios) for each in (table.rate, table.decay))
-    width, eps = max(role.fan_in, role.fan_out, key=lambda ratio: abs(log(ratio))), 1.0
+    width = max(role.fan_in, role.fan_out, key=lambda ratio: abs(log(ratio)))
     if role.inside:
-        return rate * table.rate_inside.factor(*ratios), decay, table.eps_inside.factor(width, 1.0, depth)
-    return rate, decay, table.eps_inside.factor(width, 1.0, 1.0) if role.role == HIDDEN else eps
+        return rate * table.rate_inside.factor(*ratios), decay, table.eps.factor(width, 1.0, depth)
+    return rate, decay, table.eps.factor(width, 1.0, 1.0)
 
 
 def folded(factors: tuple[float, float, float], kind: type[UpdateRule], theta: float) -> tuple[float, float, float]:

@@ -56,14 +56,14 @@ class StepTable:
     Attributes:
         rate, decay: of the learning rate and the weight decay, by role.
         rate_inside: another factor of the rates of all parameters in residual blocks.
-        eps_inside: of ε in residual blocks, where fan-in is the largest ratio of the parameter's dimensions; of hidden
-            matrices elsewhere without the depth.
+        eps: of ε of all parameters, where fan-in is the largest ratio of the parameter's dimensions: under muP the
+            gradients of tables, heads and gains fall with the width, too. Outside residual blocks without the depth.
     """
 
     rate: Table = field(default_factory=dict)
     decay: Table = field(default_factory=dict)
     rate_inside: Powers = ONE
-    eps_inside: Powers = ONE
+    eps: Powers = ONE
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class ScalingRule:
 MUP = (
     "Yang et al., Tensor Programs V, arXiv 2203.03466, Table 8 and Definition 4.1 (attention); github.com/microsoft/mup"
 )
-MUP_SOURCE = f"{MUP}; ε of Adam: Dey et al., arXiv 2505.01618, Table 1, column μP"
+MUP_SOURCE = f"{MUP}; ε of Adam: Dey et al., arXiv 2505.01618, eq. 40, and github.com/EleutherAI/nanoGPT-mup"
 COMPLETEP_SOURCE = "Dey et al., Don't be lazy: CompleteP, arXiv 2505.01618, Table 1, α = 1; head size fixed"
 DEPTH_MUP_SOURCE = (
     "Yang et al., Tensor Programs VI, arXiv 2310.02244: branches a/√L, rates η of SGD and η/√L of Adam; "
@@ -113,7 +113,7 @@ def adam_table(alpha: float | None) -> StepTable:
         rate=BY_FAN_IN,
         decay={HIDDEN: Powers(fan_in=1.0)},
         rate_inside=ONE if alpha is None else Powers(depth=alpha - 1.0),
-        eps_inside=Powers(fan_in=-1.0, depth=-(alpha or 0.0)),
+        eps=Powers(fan_in=-1.0, depth=-(alpha or 0.0)),
     )
 
 
