@@ -77,6 +77,21 @@ def test_next_command_depends_on_the_verdict_that_a_fix_leaves(branch, after, ru
     assert ("--apply-fix" in line) == (after == "check")
 
 
+def test_verdict_without_a_knob_leads_to_the_code(run, tmp_path, monkeypatch):
+    """A gate takes the place of the sum, so that no matrix writes to the stream: `design` would refuse it, too."""
+    monkeypatch.chdir(tmp_path)
+    mean = "self.down(self.norm(x).mean(1, keepdim=True).expand_as(x))"
+    gated = f"g = self.up(x).sigmoid(); return g * x + (1 - g) * {mean}"
+    (tmp_path / "gated.py").write_text(
+        FLAWED.replace("return x + self.down(self.up(self.norm(x)).relu())", gated)
+        .replace("2.0", "0.1")
+        .replace("BRANCH", "0.1")
+    )
+    text = run("check", "gated.py:build", *QUICK, "--apply-fix").stdout
+    assert "rank collapse" in text
+    assert text.rstrip().endswith("Nearest: a change of its code, as the verdict says")
+
+
 def test_ctrl_c_during_the_tries_prints_the_first_report(check, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt

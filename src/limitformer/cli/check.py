@@ -176,7 +176,7 @@ def check(
         require(text is None or inputs is None, "--text and --inputs cannot both be given.")
         published = None if recipe is None else user_recipe(recipe, "--recipe")
         from limitformer.checking import check as run_check
-        from limitformer.designing.fixes import FIXES, fix, require_no_weights
+        from limitformer.designing.fixes import CODE, FIXES, fix, require_no_weights
         from limitformer.designing.report import name_after
         from limitformer.subjects.checkpoints import holds_weights
 
@@ -227,7 +227,9 @@ def check(
         if not report.lines:  # which come next
             if not apply_fix and any(each.name in FIXES for each in report.verdicts) and not holds_weights(what[0]):
                 print_next(context, "check", label="Fix", apply_fix=True, against=None)
-            if report.verdicts[0].name in DESIGNED:
+            if report.fix.endswith(CODE):
+                pass
+            elif report.verdicts[0].name in DESIGNED:
                 print_next(context, "design", what=str(Path(what[0]) / "config.json") if report.exists else what[0])
             elif not report.trained and gradients:
                 print_next(context, "rate", optimizer="adamw")

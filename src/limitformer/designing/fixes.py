@@ -37,6 +37,7 @@ from limitformer.weightless.threads import one_thread
 
 POWERS = 6  # of two
 TOKENS = 128  # the default of `check`
+CODE = "a change of its code, as the verdict says"  # where it has no knob
 HEAD = "head"  # the last matrix with a row for each class, which is no knob of `design`
 FIXES: Mapping[str, tuple[tuple[str, int], ...]] = {  # by verdict: knobs, and the sign of the power of two
     "loss": ((FIELD, -1), (HEAD, -1)),
@@ -134,8 +135,9 @@ def fix(what: Any, text: Any = None, *, report: Report | None = None, **options:
                 words = f"{verdict.name} ends with {each.words(value)}"
                 return replace(report, against=after, fix=words, lines=each.lines(value))
     names = ", ".join(each.knob.name for each in candidates)
-    why = f"no factor from 2 to {2**POWERS} of {names} ends it" if candidates else missing.rstrip(".")
-    return replace(report, fix=f"{verdict.name} has no fix that was tried: {why}. Nearest: limitformer design")
+    tried = f"no factor from 2 to {2**POWERS} of {names} ends it. Nearest: limitformer design"
+    why = tried if candidates else f"{missing.rstrip('.')}. Nearest: {CODE}"
+    return replace(report, fix=f"{verdict.name} has no fix that was tried: {why}")
 
 
 def require_no_weights(what: Any) -> None:
