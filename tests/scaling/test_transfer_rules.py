@@ -105,7 +105,7 @@ def test_completep_has_the_width_of_mup():
 
 
 def test_every_epsilon_falls_with_the_width(monkeypatch):
-    """With ε as large as gradients, effects of tables stay the same only if their ε falls, too."""
+    """The effects of tables do not depend on the width if their ε falls, also where it is as large as gradients."""
 
     def exponents():
         adam = {"name": "adam", "lr": 1e-3, "eps": 1e-2}
