@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -156,6 +157,47 @@ def test_head_that_is_too_large_is_scaled_alone():
     with torch.no_grad():
         loss = nn.functional.cross_entropy(model(torch.arange(60)[None])[0, :-1], torch.arange(1, 60))
     assert abs(float(loss) - np.log(60)) < 1.5
+
+
+class Tied(nn.Module):
+    """A network whose head is the table of tokens; N(0, 1) for both tables, as torch draws them."""
+
+    def __init__(self, gain=True, std=0.2):
+        super().__init__()
+        self.words, self.places, self.body = nn.Embedding(60, 32), nn.Embedding(8, 32), build(std=std)[1:-1]
+        self.body.append(nn.RMSNorm(32))
+        self.norm, self.out = nn.RMSNorm(32, elementwise_affine=gain), nn.Linear(32, 60, bias=False)
+        self.out.weight = self.words.weight
+
+    def forward(self, ids):
+        return self.out(self.norm(self.body(self.words(ids) + self.places(torch.arange(ids.shape[1])))))
+
+
+def next_token_loss(model):
+    ids = torch.randint(60, (8, 8))
+    with torch.no_grad():
+        return float(nn.functional.cross_entropy(model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten()))
+
+
+def test_tied_head_is_scaled_by_the_gain_of_the_last_norm():
+    """A smaller table of tokens alone would end the verdict, too, and drown the tokens in their positions."""
+    result = lf.fix(Tied, loss="next-token", **FAST)
+    assert result.verdicts[0].name == "loss"
+    assert re.findall('^    "(.*)": .*  # gain 1 to', result.lines, re.MULTILINE) == ["norm.weight"]
+    torch.manual_seed(0)
+    made = pasted(result.lines, Tied=Tied)["new_build"]()
+    assert next_token_loss(made) < np.log(60) + 1 < next_token_loss(Tied()) - 1
+    torch.manual_seed(0)
+    existing = Tied()
+    lines = lf.fix(existing, loss="next-token", **FAST).lines
+    pasted(lines, model=existing)
+    torch.testing.assert_close(existing.norm.weight.detach(), made.norm.weight.detach())
+    torch.testing.assert_close(existing.words.weight, made.words.weight)
+
+
+def test_tied_head_without_a_gain_is_scaled_with_all_tables():
+    result = lf.fix(partial(Tied, gain=False, std=0.02), loss="next-token", **FAST)
+    assert set(re.findall('^    "(.*)": ', result.lines, re.MULTILINE)) == {"words.weight", "places.weight"}
 
 
 def test_lines_of_a_second_fix_keep_those_of_the_first():

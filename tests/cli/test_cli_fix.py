@@ -35,6 +35,8 @@ def test_check_names_the_option_if_a_verdict_may_have_a_fix(check):
     alarmed, fine = check().stdout, check("--set", "initializer_range=0.15").stdout
     assert f"Fix: limitformer check small.json {' '.join(QUICK)} --apply-fix\n" in alarmed
     assert "Fix: " not in fine
+    assert "Next: limitformer rate small.json" in fine
+    assert "Next: limitformer rate" not in alarmed
     assert "nothing to fix: " in check("--set", "initializer_range=0.15", "--apply-fix").stdout
 
 

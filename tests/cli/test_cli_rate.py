@@ -16,6 +16,10 @@ import torch
 def sgd(module):
     return torch.optim.SGD(module.parameters(), lr=0.5)
 
+def build():
+    norms = torch.nn.RMSNorm(8), torch.nn.RMSNorm(8)
+    return torch.nn.Sequential(torch.nn.Embedding(30, 8), torch.nn.Linear(8, 8), *norms, torch.nn.Linear(8, 30))
+
 def batch():
     return torch.tensor([[1, 2, 3, 1, 2, 3], [4, 5, 6, 7, 8, 9]])
 """
@@ -48,6 +52,15 @@ def test_rate_prints_the_answer_and_writes_files(rate, tmp_path):
     page = (tmp_path / "there" / "rate.html").read_text(encoding="utf-8")
     assert record["answer"] in page
     assert "input_ids (2, 6)" in page
+
+
+def test_steps_follow_for_a_function_without_a_width(rate, run):
+    result = run("rate", "mine.py:build", "--optimizer", "mine.py:sgd", "--tokens", "6", "--witness", "no")
+    assert result.exit_code == 0, result.output
+    low, high = re.match("Tune between ([0-9.e-]+) and ([0-9.e-]+)[;.]", result.stdout).groups()
+    command = shlex.split(result.stdout.splitlines()[-1])
+    assert command[:4] == ["Next:", "limitformer", "steps", "mine.py:build"]
+    assert float(low) < float(command[command.index("--rates") + 1]) < float(high)
 
 
 def test_answer_that_is_not_decided_ends_with_the_command_that_would(rate, run):

@@ -71,6 +71,29 @@ def test_trials_are_those_of_steps_at_the_same_rates(report):
     np.testing.assert_allclose(one["loss"].values[:3], other.data["loss"].values[:, 0], rtol=1e-6)
 
 
+def test_all_networks_are_tried_at_the_lower_end(report):
+    low, data = report.interval[0], report.data
+    above = data.isel(network=np.flatnonzero(data["critical"] > low))
+    assert above.sizes["network"] > 3
+    losses = above["loss"].where(above["tried"] == low).max("trial").values  # NaN where it was not tried
+    assert (losses[:, -1] < losses[:, 0]).all()
+
+
+def test_window_below_the_critical_rate_lowers_it():
+    """The first network bears 0.01 to 0.03 and 0.05, not 0.04, over which its search stepped."""
+    trials = [module.NetworkTrials(critical=rate) for rate in (0.06, 0.05, 0.03)]
+    asked = []
+
+    def bears_at(network, rate):
+        asked.append(network)
+        return network == 1
+
+    assert module.lower(trials, 0.04, bears_at)
+    assert asked == [0, 1]
+    assert [each.critical for each in trials] == [0.04, 0.05, 0.03]
+    assert not module.lower(trials, 0.04, bears_at)
+
+
 def test_text_json_csv_and_data_agree(report, tmp_path):
     written = report.save(tmp_path)
     record = json.loads((tmp_path / "rate.json").read_text(encoding="utf-8"))

@@ -225,13 +225,14 @@ def check(
             else:
                 print_next(context, "rate", label, what=new, optimizer="adamw", settings=None)
         if not report.lines:  # which come next
-            if not apply_fix and any(each.name in FIXES for each in report.verdicts) and not holds_weights(what[0]):
+            fixable = any(each.name in FIXES for each in report.verdicts) and not holds_weights(what[0])
+            if fixable and not apply_fix:
                 print_next(context, "check", label="Fix", apply_fix=True, against=None)
             if report.fix.endswith(CODE):
                 pass
             elif report.verdicts[0].name in DESIGNED:
                 print_next(context, "design", what=str(Path(what[0]) / "config.json") if report.exists else what[0])
-            elif not report.trained and gradients:
+            elif not report.trained and gradients and (apply_fix or not fixable):
                 print_next(context, "rate", optimizer="adamw")
         untrained = not (fail_on and report.trained)
         require(untrained, f"--fail-on: {report.name} is trained, so that no verdict on its initialisation is given.")

@@ -128,7 +128,7 @@ def rate(
                 save_and_print(equal, place, as_json)
                 return
             with suggest_quicker(
-                f"at most {largest} networks, none after {minutes:g} min; it ends as soon as the interval decides."
+                f"fewer than {largest} networks if they decide, and none begins after {minutes:g} min."
             ):
                 report = run_rate(subject, batch, optimizer=rule, **options)
         except RateInterrupted as interrupt:
@@ -138,10 +138,12 @@ def rate(
             raise typer.Exit(INTERRUPTED) from interrupt
         save_and_print(report, place, as_json, full)
         print_longer(context, report, largest, minutes)
-        width = width_of(what, changes) if report.tunable else None
-        if width is not None:
-            sizes: dict[str, Any] = {"widths": f"{width},{2 * width}", "target": 4 * width}
-            print_next(context, "transfer", rate=f"{math.sqrt(math.prod(report.tune)):.2g}", **sizes)
+        if report.tunable:
+            middle, width = f"{math.sqrt(math.prod(report.tune)):.2g}", width_of(what, changes)
+            if width is None:
+                print_next(context, "steps", rates=middle)
+            else:
+                print_next(context, "transfer", rate=middle, widths=f"{width},{2 * width}", target=4 * width)
 
 
 def print_longer(context: typer.Context, report: Any, networks: int, minutes: float) -> None:

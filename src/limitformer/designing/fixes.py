@@ -7,6 +7,7 @@ not tried.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 from math import exp, sqrt
@@ -32,7 +33,7 @@ from limitformer.subjects.checkpoints import holds_weights
 from limitformer.subjects.inputs import inputs_for
 from limitformer.subjects.subject import Subject, resolve
 from limitformer.weightless.law import LawTable
-from limitformer.weightless.laws import normal
+from limitformer.weightless.laws import CONSTANT, normal
 from limitformer.weightless.threads import one_thread
 
 POWERS = 6  # of two
@@ -62,12 +63,14 @@ class Candidate:
     Attributes:
         check: returns the report of the network with a value of the knob; further options are those of `check`.
         lines: returns the Python that sets it.
+        gain: whether it is the gain of a norm.
     """
 
     knob: Knob
     sign: int
     check: Callable[..., Report]
     lines: Callable[[float], str]
+    gain: bool = False
 
     def value(self, power: int) -> float:
         return float(f"{self.knob.present * 2.0 ** (self.sign * power):.6g}")
@@ -76,14 +79,15 @@ class Candidate:
         """Return the change in words, such as `initializer_range 0.1 → 0.0125`."""
         if self.knob.field:
             return f"{self.knob.field} {self.knob.present:g} → {value:g}"
-        return f"std of {self.knob.name} × {value:g}"
+        return f"{'gain' if self.gain else 'std'} of {self.knob.name} × {value:g}"
 
 
 def fix(what: Any, text: Any = None, *, report: Report | None = None, **options: Any) -> Report:
     """Find the smallest change that ends the first verdict of `check`, and check the network with it.
 
     It tries factors 2, 4, … 64 of what the verdict's fix is about: initializer_range, or the standard deviation of the
-    head, of outputs, of queries and keys, or of the embedding. Each takes about as long as `check`.
+    head, of outputs, of queries and keys, or of the embedding. A head that is a table keeps its size beside the other
+    tables: the gain of the last norm is scaled, or all tables. Each takes about as long as `check`.
 
     Args:
         what, text: as for `limitformer.check`. A module that exists is not changed; copies of it are.
@@ -101,7 +105,7 @@ def fix(what: Any, text: Any = None, *, report: Report | None = None, **options:
     >>> small = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 99}
     >>> result = lf.fix(small, tokens=8, settings={"initializer_range": 0.5}, progress=False)
     >>> print(result.fix)
-    frozen ends with initializer_range 0.5 → 0.25
+    the verdict frozen ends with initializer_range 0.5 → 0.25
     >>> print(result.lines.splitlines()[0])
     config.initializer_range = 0.25
     """
@@ -120,7 +124,8 @@ def fix(what: Any, text: Any = None, *, report: Report | None = None, **options:
             continue
         for own in heads_of(report, subject.module) if name == HEAD else [name]:
             try:
-                candidates.append(candidate(own, sign, what, text, subject, report, options))
+                one = candidate(own, sign, what, text, subject, report, options)
+                candidates += in_place_of(one, what, text, subject, report, options) if name == HEAD else [one]
             except InputError as error:  # the family lacks this knob, or a norm takes its factor away
                 missing = str(error).partition(" Nearest:")[0]
     tries = [(k, each, each.value(k)) for k in range(1, POWERS + 1) for each in candidates]
@@ -132,7 +137,7 @@ def fix(what: Any, text: Any = None, *, report: Report | None = None, **options:
         for _, each, value in sorted(ended, key=lambda step: len(step[0].verdicts)):
             after = each.check(value, progress=False)
             if ends(verdict, report, after):  # with the witness, too
-                words = f"{verdict.name} ends with {each.words(value)}"
+                words = f"the verdict {verdict.name} ends with {each.words(value)}"
                 return replace(report, against=after, fix=words, lines=each.lines(value))
     names = ", ".join(each.knob.name for each in candidates)
     tried = f"no factor from 2 to {2**POWERS} of {names} ends it. Nearest: limitformer design"
@@ -182,14 +187,87 @@ def candidate(
 
     def lines(value: float) -> str:
         patch = trials.patch({name: value})
-        fields = settings | patch["settings"]
-        if subject.config is None:
-            return lines_of("function", subject.name, fields, patch["weights"])
-        made = [f"config.{key} = {each!r}" for key, each in fields.items()]
-        made += [f"# on the command line: --set {key}={each}" for key, each in patch["settings"].items()]
-        return "\n".join([*(made if fields else []), ""]) + scale_lines(patch["weights"])
+        return lines_for(subject, settings, patch["settings"], patch["weights"])
 
     return Candidate(trials.knobs[0], sign, checked, lines)
+
+
+def lines_for(
+    subject: Subject, settings: Mapping[str, Any], fields: Mapping[str, Any],
+    weights: Mapping[str, tuple[float, float, float]],
+) -> str:  # fmt: skip
+    """Return the Python that sets these fields beside the user's settings, and scales these weights."""
+    every = {**settings, **fields}
+    if subject.config is None:
+        return lines_of("function", subject.name, every, weights)
+    made = [f"config.{key} = {each!r}" for key, each in every.items()]
+    made += [f"# on the command line: --set {key}={each}" for key, each in fields.items()]
+    return "\n".join([*(made if every else []), ""]) + scale_lines(weights)
+
+
+def in_place_of(
+    head: Candidate, what: Any, text: Any, subject: Subject, report: Report, options: Mapping[str, Any]
+) -> list[Candidate]:
+    """Return what is scaled in place of a head that is also a table: the gain of the last norm, or all tables.
+
+    Smaller by itself, that table would drown in the one of positions.
+    """
+    if not is_tied(head.knob.name, report, subject.module):
+        return [head]
+    name, others = last_gain(report, subject.module), list[Candidate]()
+    if name is not None:
+        others.append(gain_of(name, head.sign, what, text, subject, report, options))
+    with suppress(InputError):  # a norm takes its factor away
+        others.append(candidate("embedding", head.sign, what, text, subject, report, options))
+    return others or [head]
+
+
+def is_tied(name: str, report: Report, module: nn.Module | None) -> bool:
+    """Whether a parameter has another name, too."""
+    if module is None:
+        return report.laws is not None and bool(report.laws.tied.get(name))
+    own = module.get_parameter(name)
+    return sum(each is own for _, each in module.named_parameters(remove_duplicate=False)) > 1
+
+
+def last_gain(report: Report, module: nn.Module | None) -> str | None:
+    """Return the name of the last vector outside the blocks whose entries are one positive number."""
+    if module is None:
+        assert report.laws is not None
+        laws, shapes = report.laws.laws, report.laws.shapes
+        known = [
+            name for name, law in laws.items() if law.kind == CONSTANT and law.shift > 0 and len(shapes[name]) == 1
+        ]
+    else:
+        vectors = [(name, each.detach()) for name, each in module.named_parameters() if each.dim() == 1]
+        known = [name for name, each in vectors if each.min() == each.max() > 0]
+    return next((name for name in reversed(known) if kind_of(name) == name), None)
+
+
+def gain_of(
+    name: str, sign: int, what: Any, text: Any, subject: Subject, report: Report, options: Mapping[str, Any]
+) -> Candidate:
+    """Return a factor on the gain of a norm."""
+    knob, settings, module = Knob(name, 1.0, weights=(name,)), options.get("settings") or {}, subject.module
+
+    def lines(value: float) -> str:
+        now = 1.0 if report.laws is None else report.laws[name].shift
+        if module is not None:
+            now = float(module.get_parameter(name).detach()[0])
+        weights = {name: (value, now, now * value)}
+        made = lines_for(subject, settings, {}, weights) if module is None else scale_lines(weights)
+        return made.replace("  # std ", "  # gain ")
+
+    if module is not None:
+        return replace(scaled(knob, sign, text, module, options), lines=lines, gain=True)
+
+    def checked(value: float, **more: Any) -> Report:
+        assert report.laws is not None
+        overrides = {name: report.laws[name].times(value)}
+        after = check(what, text, **(dict(options) | {"overrides": overrides} | more))
+        return replace(after, name=f"{after.name}, {name} × {value:g}")
+
+    return Candidate(knob, sign, checked, lines, gain=True)
 
 
 def existing(name: str, sign: int, text: Any, subject: Subject, options: Mapping[str, Any]) -> Candidate:
@@ -217,7 +295,13 @@ def existing(name: str, sign: int, text: Any, subject: Subject, options: Mapping
         weights=[SimpleNamespace(name=each) for each, std in stds.items() if std > 0],
         laws=laws,
     )
-    knob = factor_knob(name, network, uses)
+    return scaled(factor_knob(name, network, uses), sign, text, module, options)
+
+
+def scaled(knob: Knob, sign: int, text: Any, module: nn.Module, options: Mapping[str, Any]) -> Candidate:
+    """Return a factor on parameters of a module that exists."""
+    name, stds = knob.name, stds_by_kind(module)
+    laws = {each: normal(std) for each, std in stds.items()}
 
     def checked(value: float, **more: Any) -> Report:
         other, factors = copied(module), factors_at([knob], {name: value})
@@ -228,7 +312,7 @@ def existing(name: str, sign: int, text: Any, subject: Subject, options: Mapping
         return replace(after, name=f"{after.name}, {name} × {value:g}")
 
     def lines(value: float) -> str:
-        table = LawTable(subject.name, laws, {}, {})
+        table = LawTable("", laws, {}, {})
         return scale_lines(patterns_of(factors_at([knob], {name: value}), table))
 
     return Candidate(knob, sign, checked, lines)

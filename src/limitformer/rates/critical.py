@@ -3,7 +3,9 @@ r"""Critical learning rates: each network's own, and the rate that nine of ten n
 A network *bears* a rate if the loss of the batch is lower after the steps than before. Its critical rate is the
 smallest at which it does not. Whether a network bears a rate is not monotone in it, as a huge step can memorise a
 batch; so rates rise by factors of `STRIDE` from one that the network bears, and the first interval that ends with a
-rate that it does not bear is halved on the logarithmic scale.
+rate that it does not bear is halved on the logarithmic scale. The search may step over smaller rates that a network
+does not bear: `rate` tries all networks at the lower end of the interval, which becomes the critical rate of those
+that do not bear it.
 
 Logarithms of critical rates vary between networks like normal numbers. With their mean m and standard deviation s over
 n networks, nine of ten bear exp(m − z s), z = Φ⁻¹(.9), and √n (m − q)/s has a noncentral t distribution with the

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -339,8 +339,8 @@ def rate(
     """Search the largest learning rate that nine of ten networks bear in their first steps.
 
     Each network's critical rate is found by bisection, with the same weights at every rate. Networks are added, at
-    least four, until the ends of the interval differ by at most a factor of two. A network that bears no rate, or every
-    rate up to 100, ends the search.
+    least four, until the ends of the interval differ by at most a factor of two. Then all are tried at its lower end,
+    and more are added if some do not bear that. A network that bears no rate, or every rate up to 100, ends the search.
 
     Args:
         model: as for `limitformer.steps`.
@@ -404,14 +404,22 @@ def rate(
         data = data_of(finished) if change is None else data_of(finished).merge(change)
         return RateReport(titled(subject.name, settings), borne_rate(critical) if known else None, data, about, proof)
 
+    def bears_at(network: int, rate: float) -> bool:
+        return bears(losses_at(rate, finished[network], training, network, subject, first))
+
     bar = progress_bar(BAR, networks, 0.0) if progress else None
     try:
         while len(finished) < networks:
             start = beginning([each.critical for each in finished], own)
             finished.append(search(training, len(finished), start, subject, first))
             advance(bar, len(finished))
-            now = report()
-            if now.unusual() or now.decided or (minutes and time.perf_counter() - began > 60 * minutes):
+            now, late = report(), bool(minutes and time.perf_counter() - began > 60 * minutes)
+            if now.unusual():
+                break
+            if now.decided or late or len(finished) == networks:
+                while now.interval[0] > 0 and lower(finished, now.interval[0], bears_at):
+                    now = report()
+            if now.decided or late:
                 break
         return report(changes_by_kind(training, now, subject, first)) if now.decided else now
     except KeyboardInterrupt as interrupt:
@@ -464,25 +472,41 @@ class NetworkTrials:
     seconds: float = 0.0
 
 
+def losses_at(
+    rate: float, trials: NetworkTrials, training: Training, network: int, subject: Any, first: Any
+) -> np.ndarray:
+    """Return the losses of a network by step at a rate, which is tried once."""
+    if rate in trials.tried:
+        return trials.losses[trials.tried.index(rate)]
+    rules = training.rules[0].with_rate(rate)
+    losses: np.ndarray = named_errors(lambda: training.trajectory(rules, network).losses()[0], subject, first)
+    trials.tried.append(rate)
+    trials.losses.append(losses)
+    return losses
+
+
+def lower(finished: list[NetworkTrials], rate: float, bears_at: Callable[[int, float], bool]) -> bool:
+    """Try a rate in all networks with a larger critical rate; return whether it is now that of one of them.
+
+    A search doubles the rate, and may step over smaller rates that the network does not bear.
+    """
+    failing = [k for k, each in enumerate(finished) if each.critical > rate and not bears_at(k, rate)]
+    for k in failing:
+        finished[k].critical = rate
+    return bool(failing)
+
+
 def search(training: Training, network: int, start: float, subject: Any, first: Any) -> NetworkTrials:
     """Find the critical rate of a network."""
     result, began = NetworkTrials(), time.perf_counter()
-
-    def losses_at(rate: float) -> np.ndarray:
-        if rate in result.tried:
-            return result.losses[result.tried.index(rate)]
-        rules = training.rules[0].with_rate(rate)
-        losses = named_errors(lambda: training.trajectory(rules, network).losses()[0], subject, first)
-        result.tried.append(rate)
-        result.losses.append(losses)
-        return losses
-
-    losses = losses_at(start)
+    losses = losses_at(start, result, training, network, subject, first)
     require(np.isfinite(losses[0]), "the loss is not finite before the first step, so no rate can lower it.")
     while (losses == losses[0]).all() and start * FURTHER <= HIGHEST:  # too small a rate to change it
         start *= FURTHER
-        losses = losses_at(start)
-    result.critical = critical_rate(lambda rate: bears(losses_at(rate)), start)
+        losses = losses_at(start, result, training, network, subject, first)
+    result.critical = critical_rate(
+        lambda rate: bears(losses_at(rate, result, training, network, subject, first)), start
+    )
     result.seconds = time.perf_counter() - began
     return result
 
