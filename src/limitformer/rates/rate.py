@@ -13,7 +13,15 @@ import xarray as xr
 
 from limitformer.base.errors import require, require_count, require_real
 from limitformer.base.progress import advance, duration, progress_bar
-from limitformer.rates.critical import HIGHEST, STRIDE, BorneRate, borne_rate, critical_rate, networks_needed
+from limitformer.rates.critical import (
+    HIGHEST,
+    RESOLUTION,
+    STRIDE,
+    BorneRate,
+    borne_rate,
+    critical_rate,
+    networks_needed,
+)
 from limitformer.rates.kinds import ALL, VECTORS, kinds_of, stream_change
 from limitformer.rates.tuning import leave_one_out, tuning_range
 from limitformer.reports.figures import Line, Panel, number
@@ -488,9 +496,15 @@ def losses_at(
 def lower(finished: list[NetworkTrials], rate: float, bears_at: Callable[[int, float], bool]) -> bool:
     """Try a rate in all networks with a larger critical rate; return whether it is now that of one of them.
 
-    A search doubles the rate, and may step over smaller rates that the network does not bear.
+    A search doubles the rate, and may step over smaller rates that the network does not bear. A network is not tried
+    again at a rate that differs by less than the resolution.
     """
-    failing = [k for k, each in enumerate(finished) if each.critical > rate and not bears_at(k, rate)]
+    failing = [
+        k for k, each in enumerate(finished)
+        if each.critical > rate
+        and not any(rate / RESOLUTION < other < rate * RESOLUTION for other in each.tried)
+        and not bears_at(k, rate)
+    ]  # fmt: skip
     for k in failing:
         finished[k].critical = rate
     return bool(failing)
