@@ -81,6 +81,16 @@ def test_long_work_is_estimated_once_with_a_quicker_setting(clock, capsys, secon
     assert capsys.readouterr().err == says
 
 
+def test_estimate_ends_at_the_time_after_which_no_work_begins(clock, capsys):
+    with progress.suggest_quicker("fewer samples."):
+        bar = progress.progress_bar("networks", 80, 0.0)
+        bar.limit = 100.0
+        clock.now = 10.0
+        progress.advance(bar, 1)
+    assert capsys.readouterr().err == "networks: about 2 min in all; fewer samples.\n"  # 800 s without the limit
+    progress.advance(bar, -1)
+
+
 def test_estimate_is_not_printed_without_a_suggestion(clock, capsys):
     with pytest.raises(ZeroDivisionError), progress.suggest_quicker("fewer samples."):
         raise ZeroDivisionError

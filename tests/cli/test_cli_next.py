@@ -99,7 +99,9 @@ def test_undecided_steps_and_rates_are_followed_by_a_search(after):
     more = after(*search, "--networks", "1")
     assert more[:6] == search[:6]
     assert more[more.index("--networks") + 1] == "4"
-    assert after(*search) is None  # the function has no width
+    steps = after(*search)  # the function has no width
+    assert steps[:2] == ["steps", f"{code}fixed"]
+    assert {"--rates", "--after-groups", "--sequences"} <= set(steps)
     assert after("steps", f"{code}fixed", "--optimizer", "adamw", "--betas", "0.9,0.9", "--samples", "1") is None
 
 
@@ -126,6 +128,14 @@ def test_code_of_design_is_pasted_before_the_next_check(after, tmp_path):
     kept = after("design", "my model.py:new_build", *asked, "--grid", "initializer_range=0.1,0.2", "--tokens", "8")
     assert kept[:4] == ["rate", "my model.py:new_build", "--optimizer", "adamw"]
     assert "from fnmatch" not in after.result.stdout  # nothing is changed
+
+
+def test_design_at_the_end_of_its_grid_goes_on_beyond_it(after):
+    asked = ["design", "small.json", "--knobs", "initializer_range", "--tokens", "8", "--scan", "4"]
+    more = after(*asked, "--grid", "initializer_range=0.01,0.02", "--stream", "1e5,1e6")
+    assert "NOT SAFE" in after.result.stdout
+    assert "config.initializer_range" not in after.result.stdout
+    assert more[more.index("--grid") + 1] == "initializer_range=0.02,0.04,0.08"
 
 
 def test_rule_follows_only_if_it_has_entries_for_the_optimiser(after):

@@ -92,12 +92,14 @@ class Bar:
     visible: bool = False
     estimated: bool = False
     part: str = ""  # the part of the work that runs, such as "width 256, 2 of 3"
+    limit: float = math.inf  # seconds after which no more work begins
 
     def show(self, done: float) -> None:
         now, task = time.perf_counter(), self.progress.tasks[0]
         total, seconds = task.total or 0.0, now - self.began
         self.first = done if self.first is None else self.first
         whole = seconds * (total - self.first) / (done - self.first) if done > self.first else 0.0
+        whole = min(whole, max(self.limit, seconds))
         if SUGGESTION and whole and seconds >= PATIENCE and not self.estimated:
             self.estimated = True
             if whole > LONG:

@@ -119,10 +119,12 @@ def design(
             result = run_design(what, data, **options)
         written = [] if out is None else result.save(out)
         print_plain(str(result))
-        if any(result.changes.values()):
+        if result.found and any(result.changes.values()):
             print_plain(f"\n{result.python()}")
         print_written(written)
         fields = result.patch()["settings"].items()
+        if beyond := result.beyond():
+            print_next(context, "design", knobs=",".join(each.name for each in result.knobs), grid=[beyond])
         if result.found and result.chosen is result.present:
             print_next(context, "rate", optimizer="adamw")
         elif result.found and names_code(what):

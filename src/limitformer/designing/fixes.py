@@ -43,7 +43,7 @@ HEAD = "head"  # the last matrix with a row for each class, which is no knob of 
 FIXES: Mapping[str, tuple[tuple[str, int], ...]] = {  # by verdict: knobs, and the sign of the power of two
     "loss": ((FIELD, -1), (HEAD, -1)),
     "collapsed": ((FIELD, -1), ("output", -1), ("gamma", -1)),
-    "grows": ((FIELD, -1), ("output", -1), ("embedding", 1), ("gamma", -1)),
+    "grows": ((FIELD, -1), ("embedding", 1), ("output", -1), ("gamma", -1)),  # Adam moves small outputs most
     "dies": ((FIELD, 1), ("output", 1), ("gamma", 1)),
     "frozen": ((FIELD, -1), ("logits", -1), ("tau0", 1)),
     "uniform": ((FIELD, 1), ("logits", 1)),

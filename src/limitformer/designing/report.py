@@ -212,18 +212,19 @@ class Design(AnyReport):
         safe, best = self.region["safe"], int(self.region["best"].sum())
         spans = ", ".join(f"{name} {safe[name].values[0]:g} to {safe[name].values[-1]:g}" for name in safe.dims)
         text = f"Grid ({spans}): {int(safe.sum())} of {safe.size} cells are safe; as good as the best: {best}."
-        return " ".join([text, *(self.beyond() if not self.found else [])])
+        return f"{text} That is the end of the grid." if self.beyond() else text
 
-    def beyond(self) -> list[str]:
-        """Return the values beyond the end of the grid at which the chosen setting lies, if it does."""
+    def beyond(self) -> str:
+        """Return KNOB=VALUES beyond the end of the grid at which the nearest setting lies; empty if there are none."""
+        if self.found:
+            return ""
         for knob in self.knobs:
             values, best = self.region[knob.name].values, self.best[knob.name]
             for end, inner in (values[:2], values[:-3:-1]) if len(values) > 1 else ():
                 more = sorted(float(f"{end * (end / inner) ** k:.4g}") for k in range(3))
                 if best == end and more[-1] <= knob.most:
-                    names, beyond = ",".join(each.name for each in self.knobs), ",".join(map(str, more))
-                    return [f"That is the end of the grid; beyond it: --knobs {names} --grid {knob.name}={beyond}."]
-        return []
+                    return f"{knob.name}={','.join(map(str, more))}"
+        return ""
 
     def record(self) -> dict[str, Any]:
         """Return the design as JSON holds it."""

@@ -416,6 +416,8 @@ def rate(
         return bears(losses_at(rate, finished[network], training, network, subject, first))
 
     bar = progress_bar(BAR, networks, 0.0) if progress else None
+    if bar is not None and minutes:
+        bar.limit = 60 * minutes
     try:
         while len(finished) < networks:
             start = beginning([each.critical for each in finished], own)
