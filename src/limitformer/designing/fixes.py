@@ -86,8 +86,8 @@ def fix(what: Any, text: Any = None, *, report: Report | None = None, **options:
     """Find the smallest change that ends the first verdict of `check`, and check the network with it.
 
     It tries factors 2, 4, … 64 of what the verdict's fix is about: initializer_range, or the standard deviation of the
-    head, of outputs, of queries and keys, or of the embedding. A head that is a table keeps its size beside the other
-    tables: the gain of the last norm is scaled, or all tables. Each takes about as long as `check`.
+    head, of outputs, of queries and keys, or of the embedding. Where the head is a table, the gain of the last norm is
+    scaled in its place, or all tables. Each takes about as long as `check`.
 
     Args:
         what, text: as for `limitformer.check`. A module that exists is not changed; copies of it are.
@@ -196,7 +196,7 @@ def lines_for(
     subject: Subject, settings: Mapping[str, Any], fields: Mapping[str, Any],
     weights: Mapping[str, tuple[float, float, float]],
 ) -> str:  # fmt: skip
-    """Return the Python that sets these fields beside the user's settings, and scales these weights."""
+    """Return the Python that sets these fields and the user's settings, and scales these weights."""
     every = {**settings, **fields}
     if subject.config is None:
         return lines_of("function", subject.name, every, weights)

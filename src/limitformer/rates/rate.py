@@ -423,13 +423,10 @@ def rate(
             start = beginning([each.critical for each in finished], own)
             finished.append(search(training, len(finished), start, subject, first))
             advance(bar, len(finished))
-            now, late = report(), bool(minutes and time.perf_counter() - began > 60 * minutes)
-            if now.unusual():
-                break
-            if now.decided or late or len(finished) == networks:
-                while now.interval[0] > 0 and lower(finished, now.interval[0], bears_at):
-                    now = report()
-            if now.decided or late:
+            now = report()
+            while now.decided and lower(finished, now.interval[0], bears_at):
+                now = report()
+            if now.unusual() or now.decided or (minutes and time.perf_counter() - began > 60 * minutes):
                 break
         return report(changes_by_kind(training, now, subject, first)) if now.decided else now
     except KeyboardInterrupt as interrupt:
