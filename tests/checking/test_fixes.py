@@ -14,7 +14,7 @@ import limitformer as lf
 from limitformer.base.errors import InputError
 from limitformer.checking.thresholds import VERDICTS
 from limitformer.designing import report
-from limitformer.designing.fixes import FIXES, POWERS, ends
+from limitformer.designing.fixes import FIXES, POWERS, ends, last_gain
 from limitformer.models import ShapedAttention, ShapedReLU
 from limitformer.reports.verdict import BROKEN, FINE, WATCH, Verdict
 
@@ -193,6 +193,14 @@ def test_tied_head_is_scaled_by_the_gain_of_the_last_norm():
     pasted(lines, model=existing)
     torch.testing.assert_close(existing.norm.weight.detach(), made.norm.weight.detach())
     torch.testing.assert_close(existing.words.weight, made.words.weight)
+
+
+def test_gains_of_blocks_are_not_that_of_the_last_norm():
+    blocks = [nn.Sequential(nn.RMSNorm(8), nn.Linear(8, 8)) for _ in range(2)]
+    first = nn.ModuleDict({"norm": nn.RMSNorm(8), "blocks": nn.ModuleList(blocks)})  # the norm is made before them
+    assert last_gain(None, first) == "norm.weight"
+    assert last_gain(None, nn.Sequential(nn.Embedding(9, 8), *blocks, nn.RMSNorm(8), nn.Linear(8, 9))) == "3.weight"
+    assert last_gain(None, nn.Sequential(*blocks)) is None
 
 
 def test_tied_head_without_a_gain_is_scaled_with_all_tables():

@@ -131,11 +131,14 @@ def test_code_of_design_is_pasted_before_the_next_check(after, tmp_path):
 
 
 def test_design_at_the_end_of_its_grid_goes_on_beyond_it(after):
-    asked = ["design", "small.json", "--knobs", "initializer_range", "--tokens", "8", "--scan", "4"]
-    more = after(*asked, "--grid", "initializer_range=0.01,0.02", "--stream", "1e5,1e6")
+    asked = ["design", "small.json", "--knobs", "output,initializer_range", "--tokens", "8", "--scan", "4"]
+    grid = ["--grid", "output=1", "--grid", "initializer_range=0.01,0.02"]
+    more = after(*asked, *grid, "--stream", "1e5,1e6")
     assert "NOT SAFE" in after.result.stdout
     assert "config.initializer_range" not in after.result.stdout
-    assert more[more.index("--grid") + 1] == "initializer_range=0.02,0.04,0.08"
+    assert [more[k + 1] for k, word in enumerate(more) if word == "--grid"] == [
+        "output=1", "initializer_range=0.02,0.04,0.08",
+    ]  # fmt: skip
 
 
 def test_rule_follows_only_if_it_has_entries_for_the_optimiser(after):

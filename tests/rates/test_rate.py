@@ -81,19 +81,26 @@ def test_all_networks_are_tried_at_the_lower_end(report):
 
 
 def test_window_below_the_critical_rate_lowers_it():
-    """The first network bears 0.01 to 0.03 and 0.05, not 0.04, over which its search stepped."""
-    trials = [module.NetworkTrials(critical=rate) for rate in (0.06, 0.05, 0.03, 0.06)]
-    trials[3].tried.append(0.042)  # as good as 0.04
+    """The first network does not bear 0.04, over which its search stepped; 0.042 is as good as 0.04 for the last."""
     asked = []
 
-    def bears_at(network, rate):
-        asked.append(network)
-        return network == 1
+    def trials(name, critical, borne, tried=()):
+        def train(rate):
+            asked.append(name)
+            return np.array([1.0, 0.5 if borne else 2.0])
 
-    assert module.lower(trials, 0.04, bears_at)
-    assert asked == [0, 1]
-    assert [each.critical for each in trials] == [0.04, 0.05, 0.03, 0.06]
-    assert not module.lower(trials, 0.04, bears_at)
+        return module.NetworkTrials(train, list(tried), [None] * len(tried), critical)
+
+    every = [
+        trials("a", 0.06, False),
+        trials("b", 0.05, True),
+        trials("c", 0.03, False),
+        trials("d", 0.06, False, [0.042]),
+    ]
+    assert module.lower(every, 0.04)
+    assert asked == ["a", "b"]
+    assert [each.critical for each in every] == [0.04, 0.05, 0.03, 0.06]
+    assert not module.lower(every, 0.04)
 
 
 def test_text_json_csv_and_data_agree(report, tmp_path):

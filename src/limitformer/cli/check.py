@@ -229,7 +229,7 @@ def check(
             if fixable and not apply_fix:
                 print_next(context, "check", label="Fix", apply_fix=True, against=None)
             if report.fix.endswith(CODE):
-                pass
+                pass  # no command turns what it does not have
             elif report.verdicts[0].name in DESIGNED:
                 print_next(context, "design", what=str(Path(what[0]) / "config.json") if report.exists else what[0])
             elif not report.trained and gradients and (apply_fix or not fixable):

@@ -124,7 +124,8 @@ def design(
         print_written(written)
         fields = result.patch()["settings"].items()
         if beyond := result.beyond():
-            print_next(context, "design", knobs=",".join(each.name for each in result.knobs), grid=[beyond])
+            others = [each for each in grid or () if each.partition("=")[0] != beyond.partition("=")[0]]
+            print_next(context, "design", knobs=",".join(each.name for each in result.knobs), grid=[*others, beyond])
         if result.found and result.chosen is result.present:
             print_next(context, "rate", optimizer="adamw")
         elif result.found and names_code(what):

@@ -231,7 +231,7 @@ def is_tied(name: str, report: Report, module: nn.Module | None) -> bool:
 
 
 def last_gain(report: Report, module: nn.Module | None) -> str | None:
-    """Return the name of the last vector outside the blocks whose entries are one positive number."""
+    """Return the name of the last vector that no other block has and whose entries are one positive number."""
     if module is None:
         assert report.laws is not None
         laws, shapes = report.laws.laws, report.laws.shapes
@@ -241,7 +241,8 @@ def last_gain(report: Report, module: nn.Module | None) -> str | None:
     else:
         vectors = [(name, each.detach()) for name, each in module.named_parameters() if each.dim() == 1]
         known = [name for name, each in vectors if each.min() == each.max() > 0]
-    return next((name for name in reversed(known) if kind_of(name) == name), None)
+    kinds = [kind_of(name) for name in known]
+    return next((name for name in reversed(known) if kinds.count(kind_of(name)) == 1), None)
 
 
 def gain_of(
@@ -300,8 +301,7 @@ def existing(name: str, sign: int, text: Any, subject: Subject, options: Mapping
 
 def scaled(knob: Knob, sign: int, text: Any, module: nn.Module, options: Mapping[str, Any]) -> Candidate:
     """Return a factor on parameters of a module that exists."""
-    name, stds = knob.name, stds_by_kind(module)
-    laws = {each: normal(std) for each, std in stds.items()}
+    name = knob.name
 
     def checked(value: float, **more: Any) -> Report:
         other, factors = copied(module), factors_at([knob], {name: value})
@@ -312,8 +312,8 @@ def scaled(knob: Knob, sign: int, text: Any, module: nn.Module, options: Mapping
         return replace(after, name=f"{after.name}, {name} × {value:g}")
 
     def lines(value: float) -> str:
-        table = LawTable("", laws, {}, {})
-        return scale_lines(patterns_of(factors_at([knob], {name: value}), table))
+        laws = {each: normal(std) for each, std in stds_by_kind(module).items()}
+        return scale_lines(patterns_of(factors_at([knob], {name: value}), LawTable("", laws, {}, {})))
 
     return Candidate(knob, sign, checked, lines)
 

@@ -412,9 +412,6 @@ def rate(
         data = data_of(finished) if change is None else data_of(finished).merge(change)
         return RateReport(titled(subject.name, settings), borne_rate(critical) if known else None, data, about, proof)
 
-    def bears_at(network: int, rate: float) -> bool:
-        return bears(losses_at(rate, finished[network], training, network, subject, first))
-
     bar = progress_bar(BAR, networks, 0.0) if progress else None
     if bar is not None and minutes:
         bar.limit = 60 * minutes
@@ -424,7 +421,7 @@ def rate(
             finished.append(search(training, len(finished), start, subject, first))
             advance(bar, len(finished))
             now = report()
-            while now.decided and lower(finished, now.interval[0], bears_at):
+            while now.decided and lower(finished, now.interval[0]):
                 now = report()
             if now.unusual() or now.decided or (minutes and time.perf_counter() - began > 60 * minutes):
                 break
@@ -471,57 +468,63 @@ def beginning(critical: Sequence[float], own: float) -> float:
 
 @dataclass
 class NetworkTrials:
-    """The search for one network's critical rate: the rates that were tried, with the losses of each by step."""
+    """The search for one network's critical rate: the rates that were tried, with the losses of each by step.
 
+    Attributes:
+        train: returns the losses by step at a rate.
+    """
+
+    train: Callable[[float], np.ndarray]
     tried: list[float] = field(default_factory=list)
     losses: list[np.ndarray] = field(default_factory=list)
     critical: float = np.nan
     seconds: float = 0.0
 
+    def losses_at(self, rate: float) -> np.ndarray:
+        if rate not in self.tried:
+            began = time.perf_counter()
+            self.losses.append(self.train(rate))
+            self.tried.append(rate)
+            self.seconds += time.perf_counter() - began
+        return self.losses[self.tried.index(rate)]
 
-def losses_at(
-    rate: float, trials: NetworkTrials, training: Training, network: int, subject: Any, first: Any
-) -> np.ndarray:
-    """Return the losses of a network by step at a rate, which is tried once."""
-    if rate in trials.tried:
-        return trials.losses[trials.tried.index(rate)]
-    rules = training.rules[0].with_rate(rate)
-    losses: np.ndarray = named_errors(lambda: training.trajectory(rules, network).losses()[0], subject, first)
-    trials.tried.append(rate)
-    trials.losses.append(losses)
-    return losses
+    def bears(self, rate: float) -> bool:
+        return bears(self.losses_at(rate))
 
 
-def lower(finished: list[NetworkTrials], rate: float, bears_at: Callable[[int, float], bool]) -> bool:
+def lower(finished: list[NetworkTrials], rate: float) -> bool:
     """Try a rate in all networks with a larger critical rate; return whether it is now that of one of them.
 
     A search doubles the rate, and may step over smaller rates that the network does not bear. A network is not tried
     again at a rate that differs by less than the resolution.
     """
     failing = [
-        k for k, each in enumerate(finished)
+        each for each in finished
         if each.critical > rate
         and not any(rate / RESOLUTION < other < rate * RESOLUTION for other in each.tried)
-        and not bears_at(k, rate)
+        and not each.bears(rate)
     ]  # fmt: skip
-    for k in failing:
-        finished[k].critical = rate
+    for each in failing:
+        each.critical = rate
     return bool(failing)
 
 
 def search(training: Training, network: int, start: float, subject: Any, first: Any) -> NetworkTrials:
     """Find the critical rate of a network."""
-    result, began = NetworkTrials(), time.perf_counter()
-    losses = losses_at(start, result, training, network, subject, first)
+
+    def train(rate: float) -> np.ndarray:
+        rules = training.rules[0].with_rate(rate)
+        losses: np.ndarray = named_errors(lambda: training.trajectory(rules, network).losses()[0], subject, first)
+        return losses
+
+    trials = NetworkTrials(train)
+    losses = trials.losses_at(start)
     require(np.isfinite(losses[0]), "the loss is not finite before the first step, so no rate can lower it.")
     while (losses == losses[0]).all() and start * FURTHER <= HIGHEST:  # too small a rate to change it
         start *= FURTHER
-        losses = losses_at(start, result, training, network, subject, first)
-    result.critical = critical_rate(
-        lambda rate: bears(losses_at(rate, result, training, network, subject, first)), start
-    )
-    result.seconds = time.perf_counter() - began
-    return result
+        losses = trials.losses_at(start)
+    trials.critical = critical_rate(trials.bears, start)
+    return trials
 
 
 def data_of(finished: list[NetworkTrials]) -> xr.Dataset:
