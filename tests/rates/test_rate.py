@@ -127,7 +127,12 @@ def test_range_to_tune_in_is_known_before_the_rate_that_nine_of_ten_bear(report)
     ends = [number(each, 2) for each in apart.tune]
     assert apart.answer.startswith(f"Tune between {ends[0]} and {ends[1]}. Not decided is which rate nine of ten")
     few = replace(apart, borne=borne_rate(groups[:8]), data=apart.data.isel(network=slice(8)))
-    assert few.answer.startswith("Not decided: ")
+    ends = [number(each, 2) for each in few.tune]
+    wide = "wide: the critical rates of these 8 networks differ by a factor of up to 13"
+    assert few.answer.startswith(
+        f"Tune between {ends[0]} and {ends[1]} ({wide}). Not decided is which rate nine of ten"
+    )
+    assert few.tune[0] < apart.tune[0] < apart.tune[1] < few.tune[1]
 
 
 def test_too_few_networks_do_not_decide():

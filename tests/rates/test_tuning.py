@@ -39,9 +39,33 @@ def test_one_more_ratio_lies_within_the_ends_as_often_as_stated():
 
 def test_range_scales_with_the_critical_rates():
     low, high = tuning.tuning_range([0.1, 0.1])
-    assert np.allclose(tuning.tuning_range([0.05, 0.2, 0.1]), (low, high))  # the same geometric mean
+    assert np.allclose(tuning.tuning_range([0.08, 0.125, 0.1]), (low, high))  # the same geometric mean
     assert np.allclose(tuning.tuning_range([0.3]), (3 * low, 3 * high))
     assert 0.1 / 100 < low < high < 0.1 / 5
+
+
+def test_range_of_few_networks_that_differ_has_its_coverage():
+    """Six networks with a standard deviation of 1.4; ratios and their pilot are drawn anew in each trial."""
+    rng, trials, count = np.random.default_rng(1), 4000, 6
+    pilot = tuning.pilot_logs()
+
+    def share(variance):
+        inside = 0
+        for _ in range(trials):
+            known = rng.normal(pilot.mean(), pilot.std(ddof=1), len(pilot))
+            logs, best = 1.4 * rng.standard_normal(count), -rng.normal(pilot.mean(), pilot.std(ddof=1))
+            low, high = tuning.ratios_within(known, variance(logs), count - 1)
+            inside += logs.mean() - math.log(high) < best < logs.mean() - math.log(low)
+        return inside / trials
+
+    error = 3 * math.sqrt(0.8 * 0.2 / trials)
+    assert abs(share(lambda logs: logs.var(ddof=1) / count) - tuning.COVERAGE) < error
+    assert share(lambda logs: 0.0) < tuning.COVERAGE - error  # a twin: as if their mean were known
+    assert share(lambda logs: logs.var(ddof=1)) > tuning.COVERAGE + error  # a twin: as if there were one network
+    critical = np.exp([-1.4, 1.4, -1.4, 1.4, -1.4, 1.4])
+    excess = 1.4**2 / 5 - (math.log(2) / 4) ** 2
+    low, high = tuning.ratios_within(pilot, excess, 5)
+    assert np.allclose(tuning.tuning_range(critical), (1 / high, 1 / low))
 
 
 def test_table_of_the_package_is_that_of_the_pilot():

@@ -1,6 +1,5 @@
 """`rate`: the learning rate that nine of ten networks bear, by a search in each of them."""
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -97,11 +96,18 @@ class RateReport(AnyReport):
 
     @property
     def tunable(self) -> bool:
-        """Whether the range to tune in is known within a factor of √2: two standard errors of the mean logarithm."""
-        if self.borne is None or self.networks < FEWEST:
-            return False
-        error = self.borne.spread / math.sqrt(self.networks)
-        return self.decided or 2 * error <= math.log(NARROW) / 2
+        """Whether there are enough critical rates for a range to tune in."""
+        return self.borne is not None and self.networks >= FEWEST
+
+    @property
+    def wide(self) -> str:
+        """Why the range to tune in is wider than that of a network whose critical rate is known; empty if it is not."""
+        usual, own = (high / low for low, high in (tuning_range([1.0]), self.tune))
+        if own < 1.01 * usual:
+            return ""
+        critical = self.data["critical"].values
+        apart = number(float(critical.max() / critical.min()), 2)
+        return f" (wide: the critical rates of these {self.networks} networks differ by a factor of up to {apart})"
 
     @property
     def answer(self) -> str:
@@ -121,7 +127,8 @@ class RateReport(AnyReport):
             more = f"{needed} more network{'' if needed == 1 else 's'}, {duration(seconds)}"
             if self.tunable:
                 return (
-                    f"Tune between {ends}. Not decided is which rate nine of ten networks bear: {more}. So far {borne}."
+                    f"Tune between {ends}{self.wide}. Not decided is which rate nine of ten networks bear: {more}. So "
+                    f"far {borne}."
                 )
             if self.networks == 1:
                 borne = f"the critical rate of one network is {number(self.rate, 2)}"
