@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import limitformer as lf
 from drawn_networks import attentions_of, blocks, first, first_tokens
+from limitformer.base.progress import Bar
 from limitformer.checking.curves import gradient_of_matrices, gradient_ratio
 from limitformer.cli.app import app
 from limitformer.designing import Objective
@@ -21,6 +22,7 @@ from limitformer.designing.design import trials_of
 from limitformer.designing.grid import region_of
 from limitformer.designing.objective import outside
 from limitformer.designing.report import Risk
+from limitformer.designing.trials import REPORTED
 from limitformer.subjects.losses import chosen_loss
 from limitformer.subjects.subject import resolve
 from limitformer.sweep import SweepInterrupted
@@ -212,6 +214,19 @@ def test_safe_present_setting_stays():
 
 
 # Risk, region, choice
+
+
+def test_progress_counts_the_networks_of_the_grid_and_of_both_evaluations(monkeypatch):
+    shown = []
+    monkeypatch.setattr(Bar, "show", lambda bar, done: shown.append((done, bar.progress.tasks[0].total)))
+    lf.design(small(), tokens=5, objective=BANDS, knobs="output", grid={"output": [0.5, 1.0]}, scan=3, samples=30)
+    total = 2 * 3 + 2 * (30 + REPORTED)
+    assert {each for _, each in shown} == {total}
+    done = [each for each, _ in shown]
+    assert done[:7] == [0, 1, 2, 3, 4, 5, 6]
+    assert done == sorted(set(done))
+    assert len(done) == 1 + 2 * 3 + 2 * 30
+    assert done[-1] == pytest.approx(total)
 
 
 @pytest.mark.parametrize(("misses", "samples"), [(0, 64), (1, 64), (3, 64), (63, 64), (64, 64)])

@@ -1,11 +1,11 @@
 """`design`: what to set before training, from the law at initialisation alone."""
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from functools import partial
-from math import log
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,12 @@ import numpy as np
 
 from limitformer.base.errors import require, require_count, require_real
 from limitformer.base.extras import package_version
+from limitformer.base.progress import PartOfBar, advance, progress_bar
 from limitformer.designing.grid import choose, distances_on, region_of
 from limitformer.designing.knobs import SHAPED, NoKnobError, axes_of
 from limitformer.designing.objective import Objective, Values
 from limitformer.designing.report import Design, Outcome, Risk
-from limitformer.designing.trials import Setting, ShapedTrials, StockTrials, Trials
+from limitformer.designing.trials import REPORTED, Setting, ShapedTrials, StockTrials, Trials
 from limitformer.reports.verdict import titled
 from limitformer.results.datasets import stamp
 from limitformer.subjects.checkpoints import holds_weights
@@ -83,7 +84,7 @@ def design(
     """
     risk = require_real("risk", risk)
     require(0 < risk < 1, f"risk must lie in (0, 1); got {risk}.")
-    least = int(np.ceil(log(UNSAFE) / log(1 - risk)))
+    least = math.ceil(math.log(UNSAFE) / math.log(1 - risk))
     if samples is not None:  # before any network is built
         require_enough(require_count("samples", samples), least, risk)
     trials, asked = trials_of(what, text, knobs, objective, settings, require_count("tokens", tokens, least=2), loss)
@@ -111,18 +112,24 @@ def design(
         "tokens": tokens,
         "judged_by": count,
     }
+    cells, each = scan * math.prod(map(len, axes.values())), count + REPORTED
+    bar = progress_bar("networks", cells + 2 * each, 0.0) if progress else None
+    parts = [PartOfBar(bar, cells + k * each, each, count) for k in range(2)]
     try:
-        distances = distances_on(axes, trials, asked, scan, seed, place, progress)
+        advance(bar, 0)
+        distances = distances_on(axes, trials, asked, scan, seed, place, bar)
         region = region_of(axes, distances, trials, risk, about)
         best = choose(region, present)
-        before = evaluate(trials, present, asked, count, seed + 1)
+        before = evaluate(trials, present, asked, count, seed + 1, parts[0])
         stays = before.risk.interval[1] <= risk or best == present
-        after = before if stays else evaluate(trials, best, asked, count, seed + 1)
+        after = before if stays else evaluate(trials, best, asked, count, seed + 1, parts[1])
     except KeyboardInterrupt as interrupt:
         if place is None:
             raise
         done = place.status() == DONE
         raise SweepInterrupted(place.path, int(done.sum()), done.size) from interrupt
+    finally:
+        advance(bar, -1)
     return Design(
         name=titled(trials.name, settings),
         objective=asked,
@@ -141,9 +148,11 @@ def require_enough(count: int, least: int, risk: float) -> None:
     require(count >= least, f"samples must be at least {least} to be sure of a risk of {risk:g}; got {count}.")
 
 
-def evaluate(trials: Trials, setting: Setting, objective: Objective, samples: int, seed: int) -> Outcome:
+def evaluate(
+    trials: Trials, setting: Setting, objective: Objective, samples: int, seed: int, bar: PartOfBar
+) -> Outcome:
     """Evaluate a setting by networks of a fresh seed, with the report of eight more."""
-    values = trials.values(setting, seed, samples)
+    values = trials.values(setting, seed, samples, bar)
     misses = int((objective.distance(values) > 0).sum())
     parts = {name: int(each.sum()) for name, each in objective.missed(values).items()}
     report = trials.report(setting, seed + 1)

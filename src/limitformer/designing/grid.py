@@ -21,7 +21,7 @@ from scipy import stats
 from scipy.ndimage import distance_transform_edt
 
 from limitformer.base.errors import InputError
-from limitformer.base.progress import track
+from limitformer.base.progress import Bar, PartOfBar
 from limitformer.designing.objective import Array, Objective, Values
 from limitformer.designing.report import clopper_pearson
 from limitformer.designing.trials import Setting, Trials
@@ -45,30 +45,32 @@ def distances_on(
     samples: int,
     seed: int,
     store: Store | None,
-    progress: bool,
+    bar: Bar | None,
 ) -> Array:
     """Return how far each network is from meeting the objective, (knobs…, sample); the store keeps finished cells."""
     settings = settings_on(axes)
     names = [""] * len(settings) if store is None else [name for _, name in store.names()]
     distances = []
     with nullcontext() if store is None else store.locked():
-        cells = list(zip(settings, names, strict=True))
-        for setting, name in track(cells, "settings") if progress else cells:
-            distances.append(objective.distance(values_at(setting, trials, samples, seed, store, name)))
+        for k, (setting, name) in enumerate(zip(settings, names, strict=True)):
+            part = PartOfBar(bar, k * samples, samples, samples)
+            distances.append(objective.distance(values_at(setting, trials, samples, seed, store, name, part)))
     return np.reshape(distances, (*map(len, axes.values()), samples))
 
 
-def values_at(setting: Setting, trials: Trials, samples: int, seed: int, store: Store | None, name: str) -> Values:
+def values_at(
+    setting: Setting, trials: Trials, samples: int, seed: int, store: Store | None, name: str, bar: PartOfBar
+) -> Values:
     """Return the values of the networks of a cell, from its file or by running them."""
     if store is None:
-        return trials.values(setting, seed, samples)
+        return trials.values(setting, seed, samples, bar)
     try:
         stored = store.load(name, set())
         known = [each.removesuffix("_low") for each in stored if each.endswith("_low")]
         return {each: (stored[f"{each}_low"].values, stored[f"{each}_high"].values) for each in known}
     except (InputError, LookupError, TypeError, UserWarning):  # there is no such file, or it is damaged
         began = time.perf_counter()
-        values = trials.values(setting, seed, samples)
+        values = trials.values(setting, seed, samples, bar)
         ends = {f"{each}_{end}": both[k] for each, both in values.items() for k, end in enumerate(ENDS)}
         store.save(name, {each: Reduced(end, ("sample",)) for each, end in ends.items()}, time.perf_counter() - began)
         return values

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from limitformer.base.errors import NoLimitError, require, require_count
+from limitformer.base.progress import PartOfBar, advance
 from limitformer.checking.check import check, loss_of, weightless_of
 from limitformer.checking.curves import curves
 from limitformer.checking.report import Report
@@ -89,8 +90,8 @@ class StockTrials:
         scale_laws(network, factors_at(self.knobs, setting))
         return network
 
-    def values(self, setting: Setting, seed: int, samples: int) -> Values:
-        """Return the values of `samples` networks, each (sample,)."""
+    def values(self, setting: Setting, seed: int, samples: int, bar: PartOfBar | None = None) -> Values:
+        """Return the values of `samples` networks, each (sample,), which are the steps of the bar."""
         network = self.network(setting)
         loss = loss_of(network.subject, network, self.loss, seed, self.batch_dim) if self.gradients else None
         tokens = self.inputs.rows * token_count(self.inputs)
@@ -103,6 +104,7 @@ class StockTrials:
             require_same_blocks(first, arrays)
             data = dataset([arrays], network.trained, network.read_where, network.stacks, self.inputs, {})
             every.append(values_of_stacks(data))
+            advance(bar, sample + 1)
         low, high = ({name: np.concatenate([each[name][k] for each in every]) for name in every[0]} for k in (0, 1))
         return {name: (low[name], high[name]) for name in low}
 
@@ -173,9 +175,10 @@ class ShapedTrials:
             model = replace(model, attention=replace(model.attention, tau0=setting["tau0"]))
         return replace(model, gamma=setting.get("gamma", model.gamma))
 
-    def values(self, setting: Setting, seed: int, samples: int) -> Values:
+    def values(self, setting: Setting, seed: int, samples: int, bar: PartOfBar | None = None) -> Values:
         record = [0, self.model.depth]
         data = simulate_chain(self.at(setting), self.start, samples=samples, seed=seed, record=record, progress=False)
+        advance(bar, samples)
         return values_of(curves(data), data)
 
     def report(self, setting: Setting, seed: int) -> Report:
