@@ -13,6 +13,7 @@ import pytest
 import torch
 from scipy import stats
 
+import limitformer as lf
 from limitformer.base.errors import InputError
 from limitformer_papers.beyond import foretells
 from limitformer_papers.beyond import study_analysis as analysis
@@ -234,3 +235,19 @@ def test_folder_without_runs_is_refused(tmp_path):
     (tmp_path / "runs.jsonl").write_bytes((tmp_path / "runs.jsonl").read_bytes()[:1000])  # the rest is not trained yet
     with pytest.raises(InputError, match="no network of study 1 has its prediction and all its runs"):
         analysis.load(tmp_path)
+
+
+def test_sentence_of_rate_on_its_range_is_that_of_the_packaged_runs():
+    data = analysis.load(foretells.STORED)
+    cases = data.isel(case=np.flatnonzero(data["warmup"] == 0))
+    inside = ((cases["low"] < cases["best"]) & (cases["best"] < cases["high"])).values
+    bare = (cases["case_family"] == "none").values
+    above = (cases["best"] / cases["high"]).values[bare]
+    found = (
+        f"that of {inside[~bare].sum()} of {(~bare).sum()} other networks with norms, and of none of five without "
+        f"norms, whose best rates were {above.min():.0f} to {above.max():.0f} times above the range."
+    )
+    assert (inside[bare].sum(), bare.sum()) == (0, 5)
+    small = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 20}
+    report = lf.rate(small, 8, optimizer="adamw", seed=0, networks=4, witness=False, progress=False)
+    assert found in report.source

@@ -114,5 +114,5 @@ def draw_ranges(axes: Axes, data: xr.Dataset) -> None:
         xlabel="learning rate",
         yticks=[],
         ylabel="networks",
-        title="best rates in foretold ranges",
+        title="foretold ranges, and best rates",
     )

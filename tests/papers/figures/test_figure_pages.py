@@ -194,6 +194,7 @@ SENTENCES = {
         ("H2: loss of fix minus placebo", "minus the placebo is {:.2f} nats (−0.19"),
         ("study 2: loss of fix minus unchanged", "the fix changed the loss by {:.2f} nats (−0.17"),
         ("study 2: loss of placebo minus unchanged", "the placebo changed it by +{:.2f} and lowered"),
+        ("H3, warm-up 0: share", "held 12 of 20 ({:.2f}, 0.36"),
         ("study 1, held-out: networks", "networks fail** ({:.0f} of 24)"),
         ("held-out: AUROC of distance (", "AUROC of {:.2f} (0.56"),
         ("held-out: AUROC of angle", "Cowsik et al. {:.2f} (0.62"),
