@@ -244,8 +244,8 @@ def test_sentence_of_rate_on_its_range_is_that_of_the_packaged_runs():
     bare = (cases["case_family"] == "none").values
     above = (cases["best"] / cases["high"]).values[bare]
     found = (
-        f"that of {inside[~bare].sum()} of {(~bare).sum()} other networks with norms, and of none of five without "
-        f"norms, whose best rates were {above.min():.0f} to {above.max():.0f} times above the range."
+        f"that of {inside.sum()} of {inside.size} other networks, and of none of the five without norms, whose best "
+        f"rates were {above.min():.0f} to {above.max():.0f} times above it."
     )
     assert (inside[bare].sum(), bare.sum()) == (0, 5)
     small = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 20}

@@ -182,9 +182,9 @@ class RateReport(AnyReport):
         return (
             f" The range to tune in is that of the ratio of critical to best rate in a pilot of {count} small language "
             f"models (bytes, widths 48 to 128, 150 steps without warm-up): it held the best rate of {within} of them, "
-            "each left out of its own range. In a later study it held that of 12 of 15 other networks with norms, and "
-            "of none of five without norms, whose best rates were 7 to 18 times above the range. Other sizes, lengths "
-            "of training and data were not tried."
+            "each left out of its own range. In a later study it held that of 12 of 20 other networks, and of none of "
+            "the five without norms, whose best rates were 7 to 18 times above it. Other sizes, lengths of training "
+            "and data were not tried."
         )
 
     @property
