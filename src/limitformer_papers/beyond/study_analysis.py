@@ -304,7 +304,8 @@ def rates_study(data: xr.Dataset) -> list[Claim]:
             if known.sum() > 2:
                 logs, rest = np.log2(rate / borne)[known], (borne[known], rate[known], families[known])
                 about = (
-                    f"{known.sum()} networks; scatter {logs.std(ddof=1):.2f}; ρ within families {within(*rest):.2f}, p {p_value(*rest, 3):.4f}"
+                    f"{known.sum()} networks; scatter {logs.std(ddof=1):.2f}; ρ within families {within(*rest):.2f}, "
+                    f"p {p_value(*rest, 3):.4f}"
                 )
                 what_rate = {"best": "best", "over": "diverging"}[name]
                 what_it_is = f"log₂ of the {what_rate} rate over the one that nine of ten bear, median ({about})"
