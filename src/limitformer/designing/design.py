@@ -113,10 +113,9 @@ def design(
         "judged_by": count,
     }
     cells, each = scan * math.prod(map(len, axes.values())), count + REPORTED
-    bar = progress_bar("networks", cells + 2 * each, 0.0) if progress else None
+    bar = progress_bar("networks", cells + 2 * each) if progress else None
     parts = [PartOfBar(bar, cells + k * each, each, count) for k in range(2)]
     try:
-        advance(bar, 0)
         distances = distances_on(axes, trials, asked, scan, seed, place, bar)
         region = region_of(axes, distances, trials, risk, about)
         best = choose(region, present)

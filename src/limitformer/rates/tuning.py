@@ -9,9 +9,9 @@ deviation s of ln(c/b) over n networks, the range of a further network is
 
 in which its best rate lies with a probability of `COVERAGE`, if its ratio is one more of the same normal law.
 
-The four networks leave a standard error of ln c in each ratio of the pilot. Where the critical rates at hand leave one
-above `KNOWN`, what it has more, e² − KNOWN², is added to s² (1 + 1/n), and t has the degrees of freedom of
-Satterthwaite. So the range of few networks with very different critical rates is wider.
+The range is wider for few networks whose critical rates differ much. Let e be the standard error of their ln c. If it
+is above `KNOWN`, e² − KNOWN² is added to s² (1 + 1/n), and t has Satterthwaite's degrees of freedom; below, the pilot's
+scatter covers it, as its own critical rates come from four networks.
 """
 
 import csv
