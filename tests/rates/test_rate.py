@@ -135,6 +135,17 @@ def test_range_to_tune_in_is_known_before_the_rate_that_nine_of_ten_bear(report)
     assert few.tune[0] < apart.tune[0] < apart.tune[1] < few.tune[1]
 
 
+def test_critical_rates_that_differ_too_much_are_not_answered_by_more_networks(report):
+    """The next rate is one that every network bears, also where the middle of the range is not."""
+    critical = np.array([0.3, 0.0004, 2.0, 0.03])
+    data = report.data.isel(network=slice(4)).assign(critical=("network", critical))
+    apart = replace(report, borne=borne_rate(critical), data=data)
+    assert "bear: 500 networks would not tell, as critical rates differ too much. So far" in apart.answer
+    assert apart.next_rate == 0.0002 < np.sqrt(np.prod(apart.tune))
+    assert report.next_rate == pytest.approx(np.sqrt(np.prod(report.tune)))
+    assert not report.hopeless
+
+
 def test_too_few_networks_do_not_decide():
     report = searched(networks=3)
     assert not report.decided

@@ -139,7 +139,7 @@ def rate(
         save_and_print(report, place, as_json, full)
         print_longer(context, report, largest, minutes)
         if report.tunable:
-            middle, width = f"{math.sqrt(math.prod(report.tune)):.2g}", width_of(what, changes)
+            middle, width = f"{report.next_rate:.2g}", width_of(what, changes)
             if width is None:
                 print_next(context, "steps", rates=middle)
             else:
@@ -148,7 +148,7 @@ def rate(
 
 def print_longer(context: typer.Context, report: Any, networks: int, minutes: float) -> None:
     """Print the command that would decide, unless the report does, or critical rates are not numbers."""
-    if not report.decided and not report.unusual():
+    if not report.decided and not report.unusual() and not report.hopeless:
         more, seconds = report.missing
         longer = (float(report.data["seconds"].sum()) + 1.3 * seconds) / 60
         enough = max(networks, report.networks + more), math.ceil(max(minutes, longer))

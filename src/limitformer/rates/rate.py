@@ -1,5 +1,6 @@
 """`rate`: the learning rate that nine of ten networks bear, by a search in each of them."""
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ import xarray as xr
 from limitformer.base.errors import require, require_count, require_real
 from limitformer.base.progress import advance, duration, progress_bar
 from limitformer.rates.critical import (
+    ENOUGH,
     HIGHEST,
     RESOLUTION,
     STRIDE,
@@ -125,6 +127,8 @@ class RateReport(AnyReport):
         if not self.decided:
             needed, seconds = self.missing
             more = f"{needed} more network{'' if needed == 1 else 's'}, {duration(seconds)}"
+            if self.hopeless:
+                more = f"{ENOUGH} networks would not tell, as critical rates differ too much"
             if self.tunable:
                 return (
                     f"Tune between {ends}{self.wide}. Not decided is which rate nine of ten networks bear: {more}. So "
@@ -142,6 +146,16 @@ class RateReport(AnyReport):
         enough = FEWEST if np.isnan(spread) else networks_needed(spread, NARROW)
         needed = max(enough, FEWEST, self.networks + 1) - self.networks
         return needed, needed * float(self.data["seconds"].mean())
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether more networks than anybody would wait for would not decide."""
+        return self.borne is not None and self.tunable and networks_needed(self.borne.spread, NARROW) >= ENOUGH
+
+    @property
+    def next_rate(self) -> float:
+        """The middle of the range to tune in; half the smallest critical rate if that is lower."""
+        return min(math.sqrt(math.prod(self.tune)), float(self.data["critical"].min()) / 2)
 
     def unusual(self) -> str:
         """Return why critical rates are not numbers; empty if all are."""

@@ -11,7 +11,8 @@ in which its best rate lies with a probability of `COVERAGE`, if its ratio is on
 
 The range is wider for few networks whose critical rates differ much. Let e be the standard error of their ln c. If it
 is above `KNOWN`, e² − KNOWN² is added to s² (1 + 1/n), and t has Satterthwaite's degrees of freedom; below, the pilot's
-scatter covers it, as its own critical rates come from four networks.
+scatter covers it, as its own critical rates come from four networks. The range has its coverage on average over
+networks: four that happen to agree, of a law that scatters much, give one that is too narrow.
 """
 
 import csv
