@@ -136,7 +136,7 @@ def test_range_to_tune_in_is_known_before_the_rate_that_nine_of_ten_bear(report)
 
 
 def test_critical_rates_that_differ_too_much_are_not_answered_by_more_networks(report):
-    """The next rate is one that every network bears, also where the middle of the range is not."""
+    """The next rate is below every critical rate, also where the middle of the range is not."""
     critical = np.array([0.3, 0.0004, 2.0, 0.03])
     data = report.data.isel(network=slice(4)).assign(critical=("network", critical))
     apart = replace(report, borne=borne_rate(critical), data=data)
