@@ -22,6 +22,7 @@ from limitformer.nn.drawn.network import Layer as Layer
 from limitformer.nn.drawn.network import Network as Network
 from limitformer.nn.drawn.simulate import simulate as simulate
 from limitformer.nn.gains import Gain as Gain
+from limitformer.nn.gains import Keep as Keep
 from limitformer.nn.gains import Learn as Learn
 from limitformer.nn.gains import Recover as Recover
 from limitformer.nn.gains import TrainableShapedReLU as TrainableShapedReLU

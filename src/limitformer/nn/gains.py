@@ -1,14 +1,15 @@
-r"""Learn and Recover: the shaping parameters in training [ST, App. D].
+r"""Learn, Recover and Keep: the shaping parameters in training [ST, App. D].
 
 The shaping parameters are γ₁, γ₂ of each attention [ST, eq. 33] and the negative slope s₋ of each ReLU. They start at
 their shaped values, γ₁ = γ₂ = 1 and s₋ = 1 − 1/√n, and then
 
 * **Learn**: all of them are trained;
 * **Recover**: all of them fall linearly to zero over the first 4,000 steps and stay there. The result has softmax
-  attention and an ordinary ReLU: a Transformer without LayerNorm.
+  attention and an ordinary ReLU: a Transformer without LayerNorm;
+* **Keep**: all of them stay, which the paper reports to train much more slowly.
 
 Recover depends only on the step and on the start, never on the current values, so a resumed run equals an unbroken one.
-λ and γ of the residuals are trained in both.
+λ and γ of the residuals are trained in all three.
 
 The shaped ReLU σ(x) = s₊ max(x, 0) + s₋ min(x, 0) [ST, after eq. 4], with a negative slope that trains.
 
@@ -93,6 +94,19 @@ class Recover:
         fraction = self.fraction(step)
         for gain in gains(model):
             gain.value.fill_(gain.start * fraction)
+
+
+@dataclass(frozen=True)
+class Keep:
+    """All shaping parameters keep their values: no gradient, no schedule."""
+
+    def prepare(self, model: nn.Module) -> None:
+        """Freeze every gain of `model`. Call it before the optimiser is made."""
+        for gain in gains(model):
+            gain.value.requires_grad_(False)
+
+    def apply(self, model: nn.Module, step: int) -> None:
+        """Do nothing."""
 
 
 def gains(model: nn.Module) -> list[Gain]:

@@ -42,10 +42,13 @@ Summary = Mapping[str, Any]
 
 @train.command()
 def mlm(
-    preset: Annotated[str, typer.Option(help="tiny (CPU, minutes), small (one GPU, hours) or paper.")] = "tiny",
+    preset: Annotated[str, typer.Option(help="tiny or deep (CPU, minutes), small (one GPU, hours) or paper.")] = "tiny",
     variant: Annotated[
         str,
-        typer.Option(help="shaped-learn, shaped-recover, pre-ln or post-ln; several with commas.", show_default="all"),
+        typer.Option(
+            help="shaped-learn, shaped-recover, shaped-fixed, pre-ln or post-ln; several with commas.",
+            show_default="all but shaped-fixed",
+        ),
     ] = "",
     learning_rate: Annotated[
         str, typer.Option(help="Learning rates, separated by commas.", show_default="1e-3; the grid's with --grid")
@@ -105,10 +108,10 @@ def chosen_runs(
     config: "MlmConfig", source: str, grid: bool, variant: str, rate: str, gamma: str, seed: str
 ) -> "list[MlmRun]":
     """Return the runs of the options; with `grid`, options that are not given take the preset's values."""
-    from limitformer_papers.training.tasks.mlm import VARIANTS
+    from limitformer_papers.training.tasks.mlm import COMPARED, VARIANTS
     from limitformer_papers.training.tasks.mlm import grid as grid_of
 
-    variants: Any = tuple(names_of("variant", variant, VARIANTS)) if variant else VARIANTS
+    variants: Any = tuple(names_of("variant", variant, VARIANTS)) if variant else COMPARED
     shaped = any(name.startswith("shaped") for name in variants)
     require(shaped or not gamma, f"--gamma would change nothing: {' and '.join(variants)} have none.")
     rates = tuple(parse_grid("learning-rate", rate)) if rate else (config.learning_rates if grid else (1e-3,))

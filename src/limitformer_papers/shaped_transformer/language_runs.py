@@ -32,6 +32,7 @@ from limitformer_papers.training.plan import FREE, FinishedRun, flat, read_runs
 VARIANTS = {
     "shaped-recover": "shaped, Recover",
     "shaped-learn": "shaped, Learn",
+    "shaped-fixed": "shaped, fixed",
     "pre-ln": "Pre-LN",
     "post-ln": "Post-LN",
 }

@@ -22,7 +22,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from limitformer.plot import BLUE, GREEN, ORANGE, RED, panels
+from limitformer.plot import BLUE, GREEN, ORANGE, PURPLE, RED, panels
 from limitformer_papers.common.claims import Claim, FigureRun, NoConfig
 from limitformer_papers.shaped_transformer.language_runs import (
     VARIANTS,
@@ -36,7 +36,7 @@ from limitformer_papers.shaped_transformer.language_runs import (
 )
 from limitformer_papers.training.plan import FinishedRun
 
-COLOURS = {"shaped-recover": BLUE, "shaped-learn": GREEN, "pre-ln": RED, "post-ln": ORANGE}
+COLOURS = {"shaped-recover": BLUE, "shaped-learn": GREEN, "shaped-fixed": PURPLE, "pre-ln": RED, "post-ln": ORANGE}
 LOSSES = ("train_loss", "eval_loss")
 COMPARABLE = 0.05  # nats: exp(0.05), 5 % of the perplexity
 SEEDS = 3  # with two, Student's interval is 13 standard errors wide

@@ -6,7 +6,7 @@ r"""Callbacks for any Trainer that write quantities inside a model into a `Log` 
   on the same batch; 1 is rank collapse. Layer 0 is the input of the first block.
 * `GradientNorms`: |∂loss/∂W| by layer, of values, queries and whole blocks, after clipping (`max_grad_norm`).
 * `Gains`: γ₁, γ₂ (by head), the slope s₋, and λ, γ of the residuals.
-* `ShapingSchedule`: Learn or Recover [ST, App. D]; the gains are a function of the step.
+* `ShapingSchedule`: Learn, Recover or Keep [ST, App. D]; the gains are a function of the step.
 
 Layers count from 1, as in the papers. Each callback writes at every `every`-th step, all but the gradients at step 0
 too.
@@ -25,7 +25,7 @@ from transformers import TrainerCallback
 from limitformer.base.errors import InputError, require_count
 from limitformer.hf.attention import AttentionShaping
 from limitformer.hf.families import FAMILIES
-from limitformer.nn import Block, Gain, Learn, Recover, Residual, ShapedSelfAttention, entropy
+from limitformer.nn import Block, Gain, Keep, Learn, Recover, Residual, ShapedSelfAttention, entropy
 from limitformer_papers.training.log import Log
 
 Batch = Mapping[str, Tensor]
@@ -195,12 +195,12 @@ def gains_of(block: nn.Module) -> Iterator[tuple[str, int, float]]:
 
 
 class ShapingSchedule(TrainerCallback):
-    """Set the gains of Learn or Recover at each step; call `prepare` on the model before its optimiser is made.
+    """Set the gains of a schedule at each step; call `prepare` on the model before its optimiser is made.
 
     It goes first among the callbacks, so that others, checkpoints and evaluations at step k see the gains of step k.
     """
 
-    def __init__(self, schedule: Learn | Recover) -> None:
+    def __init__(self, schedule: Learn | Recover | Keep) -> None:
         self.schedule = schedule
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:

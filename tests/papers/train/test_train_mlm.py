@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from limitformer.base.errors import InputError
 from limitformer.cli.app import app
-from limitformer.nn import gains
+from limitformer.nn import Residual, gains
 from limitformer_papers import make
 from limitformer_papers.commands.train import mlm_place, table_over_seeds
 from limitformer_papers.training.architecture import ShapedTransformerForMaskedLM
@@ -21,7 +21,7 @@ from limitformer_papers.training.data.masking import MaskedCollator
 from limitformer_papers.training.data.text_data import text_data
 from limitformer_papers.training.interrupts import Budget, TrainingInterrupted, within
 from limitformer_papers.training.log import curve, read_log
-from limitformer_papers.training.tasks.mlm import PRESETS, VARIANTS, MlmRun, grid, preset, run_mlm
+from limitformer_papers.training.tasks.mlm import COMPARED, PRESETS, MlmRun, grid, preset, run_mlm
 from train_states import assert_same_run
 
 pytestmark = [pytest.mark.xdist_group("training"), pytest.mark.usefixtures("one_thread")]
@@ -61,6 +61,7 @@ def test_paper_grid_has_the_papers_settings():
     runs = list(grid(PRESETS["paper"], "x"))
     assert len(runs) == 4 * 4 * (3 + 3 + 1 + 1)  # seeds × rates × (γ of Learn and Recover, Pre-LN, Post-LN)
     assert {run.learning_rate for run in runs} == {1e-4, 5e-4, 1e-3, 5e-3}
+    assert PRESETS["deep"].learning_rates == PRESETS["paper"].learning_rates
     assert len({run.name for run in runs}) == len(runs)
     paper = PRESETS["paper"]
     assert (paper.width, paper.depth, paper.heads, paper.hidden, paper.length) == (768, 18, 8, 3072, 128)
@@ -70,7 +71,7 @@ def test_paper_grid_has_the_papers_settings():
 def test_every_variant_learns(finished):
     """Losses fall from about that of guessing by frequency, and the log has all its rows."""
     out, results = finished
-    assert [run.variant for run, _ in results] == list(VARIANTS)
+    assert [run.variant for run, _ in results] == list(COMPARED)
     for run, summary in results:
         assert not summary["diverged"]
         assert np.isfinite(summary["eval_loss"])
@@ -95,6 +96,15 @@ def test_recover_ends_without_shaping(finished):
             assert gamma1[0] == 1.0
             if run.variant == "shaped-learn":
                 assert 0 < abs(gamma1[-1] - 1) < 0.3
+
+
+def test_fixed_shaping_stays_and_the_strengths_of_residuals_train(corpus, tmp_path):
+    run = one(corpus, "shaped-fixed")
+    run_mlm(run, tmp_path, threads=1)
+    model = ShapedTransformerForMaskedLM.from_pretrained(tmp_path / run.name / "model")
+    assert all(bool((gain.value == gain.start).all()) for gain in gains(model))
+    gammas = torch.cat([module.gamma.flatten() for module in model.modules() if isinstance(module, Residual)])
+    assert not bool((gammas == torch.tensor(run.gamma)).any())
 
 
 def held_out_loss(run, out, chosen, seed):
@@ -217,9 +227,9 @@ def limitformer(*arguments: object) -> Result:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--variant", "shaped"], "--variant must be of shaped-learn, shaped-recover, pre-ln, post-ln; got 'shaped'"),
+        (["--variant", "shaped"], "--variant must be of shaped-learn, shaped-recover, shaped-fixed, pre-ln, post-ln"),
         (["--variant", "pre-ln,pre-ln"], "--variant lists a name twice; got 'pre-ln,pre-ln'"),
-        (["--preset", "huge", "--variant", "pre-ln"], "Unknown preset 'huge'; there are tiny, small, paper"),
+        (["--preset", "huge", "--variant", "pre-ln"], "Unknown preset 'huge'; there are tiny, deep, small, paper"),
         (["--variant", "pre-ln", "--heads", "3"], "heads must divide width; got width=128, heads=3"),
         (["--variant", "pre-ln", "--gamma", "0.1"], "--gamma would change nothing: pre-ln have none"),
         (["--variant", "shaped-learn", "--gamma", "1.5"], "gamma must lie in [0, 1]; got 1.5"),

@@ -4,10 +4,11 @@ Variants:
 
 * shaped-learn: shaped attention, shaped ReLU, no normalisation; γ₁, γ₂ and s₋ are trained;
 * shaped-recover: the same start; γ₁, γ₂ and s₋ fall linearly to 0 during the warm-up;
+* shaped-fixed: the same start; γ₁, γ₂ and s₋ stay, "still trainable but at much slower rates" [ST, App. D];
 * pre-ln, post-ln: softmax attention, ReLU, LayerNorm.
 
 All of them use Adam (0.9, 0.999), no weight decay, a linear warm-up and then a constant rate (the paper mentions no
-decay), and no clipping. The seed decides initial weights, masks and the order of the data. λ and γ are trained in both
+decay), and no clipping. The seed decides initial weights, masks and the order of the data. λ and γ are trained in all
 shaped variants.
 """
 
@@ -19,7 +20,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from limitformer.base.errors import require, require_count, require_real
-from limitformer.nn import Learn, Recover
+from limitformer.nn import Keep, Learn, Recover
 from limitformer_papers.training.architecture import Kind, ShapedTransformerConfig, ShapedTransformerForMaskedLM
 from limitformer_papers.training.callbacks import Correlation, Entropy, Gains, GradientNorms, ShapingSchedule
 from limitformer_papers.training.data.masking import MaskedCollator
@@ -29,11 +30,13 @@ from limitformer_papers.training.harness import train
 from limitformer_papers.training.log import Log
 from limitformer_papers.training.plan import Plan
 
-Variant = Literal["shaped-learn", "shaped-recover", "pre-ln", "post-ln"]
+Variant = Literal["shaped-learn", "shaped-recover", "shaped-fixed", "pre-ln", "post-ln"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
+COMPARED: tuple[Variant, ...] = ("shaped-learn", "shaped-recover", "pre-ln", "post-ln")  # [ST, Table 1]
 KINDS: Mapping[Variant, Kind] = {
     "shaped-learn": "shaped",
     "shaped-recover": "shaped",
+    "shaped-fixed": "shaped",
     "pre-ln": "pre_ln",
     "post-ln": "post_ln",
 }
@@ -81,6 +84,11 @@ PRESETS = {
     "tiny": MlmConfig(
         width=128, depth=8, heads=4, hidden=512, length=64, batch=16, vocabulary=2048, steps=800, warmup=80,
         learning_rates=(1e-3, 3e-3, 1e-2), gammas=(0.2,), seeds=2, look_every=50, save_every=200, evaluate_every=200,
+    ),
+    "deep": MlmConfig(
+        width=128, depth=18, heads=8, hidden=512, length=64, batch=16, vocabulary=2048, steps=800, warmup=80,
+        initial="paper", learning_rates=(1e-4, 5e-4, 1e-3, 5e-3), gammas=(0.05, 0.1, 0.2), seeds=2, look_every=50,
+        save_every=200, evaluate_every=200,
     ),
     "small": MlmConfig(
         width=512, depth=18, heads=8, hidden=2048, length=128, batch=32, vocabulary=16_000, steps=20_000, warmup=800,
@@ -150,7 +158,7 @@ def preset(name: str, **changes: Any) -> MlmConfig:
 
 
 def grid(
-    config: MlmConfig, source: str, variants: Sequence[Variant] = VARIANTS, seeds: Iterable[int] | None = None
+    config: MlmConfig, source: str, variants: Sequence[Variant] = COMPARED, seeds: Iterable[int] | None = None
 ) -> Iterator[MlmRun]:
     """Yield all runs of a configuration's grid, seeds outermost, so that a grid that stops early has complete seeds."""
     for seed in range(config.seeds) if seeds is None else seeds:
@@ -237,9 +245,11 @@ def model_of(run: MlmRun, vocabulary: int) -> ShapedTransformerForMaskedLM:
     return model
 
 
-def schedule_of(run: MlmRun) -> Learn | Recover:
+def schedule_of(run: MlmRun) -> Learn | Recover | Keep:
     """Return the gains' schedule; variants without gains have nothing to learn."""
-    return Recover(steps=run.config.warmup) if run.variant == "shaped-recover" else Learn()
+    if run.variant == "shaped-recover":
+        return Recover(steps=run.config.warmup)
+    return Keep() if run.variant == "shaped-fixed" else Learn()
 
 
 def spread(data: Any, number: int) -> Any:
