@@ -35,6 +35,8 @@ RUN_FIGURES = {
     "st-lr": "[ST v1, Fig. 5] training loss by learning rate, shaped (Recover) against Pre-LN",
     "st-fig6": "[ST, Fig. 6] entropy of attention while training, by learning rate, shaped (Recover) against Pre-LN",
     "st-table1": "[ST, Table 1] training and held-out loss at the best learning rate, by variant and residual strength",
+    "st-gains": "[ST, App. D] shaping that stays against Learn and Recover, and losses by the start of γ",
+    "st-sizes": "[ST, Sec. 5] does a learning rate hold where width and depth grow together?",
     "st-table2": "[ST, Table 2] scores on CoLA, MRPC and RTE after fine-tuning, shaped against Pre-LN",
     "foretells": "do verdicts, fixes, rates and transfer foretell training? Four studies, rules written first",
     "ct-fig2": "[CT, Fig. 2] validation accuracy, independent random values against one identity",

@@ -203,10 +203,15 @@ def test_study_4_finds_a_shift_that_is_foretold_and_no_reversed_one(monkeypatch,
         rows = runs.rows_in(file)
         assert runs.best_place(transfer.runs_of(rows, transfer.SETTINGS[2], 64)) == 1
         data = analysis.settings(rows)
-        shift, regret = analysis.transfer_study(data)[:2]
+        shift, regret, distance, refused, others = analysis.transfer_study(data)[:5]
         assert (shift.value, shift.holds, "H4" in shift.name) == (pytest.approx(sign), sign == 1, True)
         assert regret.value == pytest.approx(1)
         assert sum(data["regret"][:, -1].values == 4) == 5  # shifts of two places
+        changes = [2 * power for power in powers.values()]
+        assert distance.value == pytest.approx(0 if sign == 1 else 2 * np.mean(changes))
+        assert f"no change has {np.mean(changes):.2f}" in distance.name
+        assert (refused.value, others.value) == (pytest.approx(2.5), 0)  # regrets of 1 and 4, five of each
+        assert "10 settings said not to transfer, 0 without change" in refused.name
         assert data["losses"].notnull().sum() == sum("place" in row for row in rows)
 
 

@@ -61,7 +61,9 @@ def draw_sweep(axes: Axes, data: xr.Dataset, rule: str) -> None:
         known = np.isfinite(losses)
         axes.plot(rates[known], losses[known], f"{MARKERS[k]}-", color=colour, markersize=4, label=f"width {width}")
         ends = data["range_low"][k], data["range_high"][k]
-        axes.plot(ends, 2 * [0.04 + 0.035 * k], color=colour, linewidth=4, transform=axes.get_xaxis_transform())
+        axes.plot(ends, 2 * [0.04 + 0.045 * k], color=colour, linewidth=4, transform=axes.get_xaxis_transform())
+    low, high = axes.dataLim.intervaly
+    axes.set_ylim(low - 0.25 * (high - low), high + 0.05 * (high - low))  # room for the bars
     axes.set(xscale="log", xlabel="learning rate", ylabel="loss after training (nats)", title=f"AdamW, {rule}")
     axes.legend()
 

@@ -327,7 +327,20 @@ def transfer_study(data: xr.Dataset) -> list[Claim]:
             Claim(f"H4: ρ of foretold and found change of the best rate is above 0 {count}{one.pvalue:.4f})",
                   float(one.statistic), bool(one.pvalue < 0.05) if len(shifts) == len(transfer.SETTINGS) else None),
             Claim(f"study 4: ρ of the change's size and the regret {count}{other.pvalue:.4f})", float(other.statistic)),
+            Claim(f"study 4: mean of |found − foretold change|, where no change has {abs(shifts).mean():.2f}",
+                  float(abs(shifts - foretold).mean())),
         ]  # fmt: skip
+        refused = part["transfers"].values == 0
+        for said, ones in (("said not to transfer", refused), ("not decided, or said to transfer", ~refused)):
+            if ones.any():
+                rest = f"{ones.sum()} settings {said}, {(shifts[ones] == 0).sum()} without change"
+                found.append(Claim(f"study 4: mean regret in nats of {rest}", float(regret[ones].mean())))
+        for axis in transfer.AXES:
+            ones = np.array([f", {axis}," in name for name in part["setting"].values])
+            if ones.sum() > 3:
+                one = stats.spearmanr(foretold[ones], shifts[ones], alternative="greater")
+                said = f"study 4: ρ over the {axis} alone ({ones.sum()} settings, one-sided p = {one.pvalue:.4f})"
+                found.append(Claim(said, float(one.statistic)))
     for k, name in enumerate(part["setting"].values):
         said = f"foretold {foretold[k]:+.1f}" + ", transfers" * (part["transfers"][k] == 1).item()
         found.append(Claim(f"{name}: change of the best rate in powers of two ({said})", float(shifts[k])))

@@ -40,8 +40,12 @@ CROSS: Any = {"marker": "x", "markersize": 8, "markeredgewidth": 2, "linestyle":
 PLACE = ("variant", "gamma", "depth", "learning_rate", "seed")  # runs of a figure may differ in these only
 
 
-def language_runs(run: FigureRun, variants: Collection[str] = tuple(VARIANTS)) -> list[FinishedRun]:
+def language_runs(
+    run: FigureRun, variants: Collection[str] = tuple(VARIANTS), place: Sequence[str] = PLACE
+) -> list[FinishedRun]:
     """Return the finished runs of `limitformer train mlm` of these variants in the figure's folder, by path.
+
+    They differ in `place` only.
 
     Raises:
         InputError: there are none, or runs that cannot be compared.
@@ -54,7 +58,7 @@ def language_runs(run: FigureRun, variants: Collection[str] = tuple(VARIANTS)) -
         f"The figure is of {' and '.join(variants)}; the finished runs in {run.runs} are of {there}. "
         f"Nearest: limitformer train mlm --variant {next(iter(variants))}.",
     )
-    check_alike(chosen, run.runs, PLACE)
+    check_alike(chosen, run.runs, place)
     return chosen
 
 
@@ -124,11 +128,11 @@ def with_all_seeds(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
 def scale_of(runs: Sequence[FinishedRun], found: Sequence[FinishedRun] = ()) -> str:
     """Return one line on the scale of the runs and the number of seeds used."""
     about, plan = runs[0].about, runs[0].plan
-    depths = "/".join(str(depth) for depth in along(runs, "depth"))
+    widths, depths, heads = ("/".join(map(str, along(runs, name))) for name in ("width", "depth", "heads"))
     used, there = len(along(runs, "seed")), len(along([*runs, *found], "seed"))
     seeds = f"{used} seed{'s' * (used > 1)}" if used == there else f"{used} of {there} seeds"
     return (
-        f"n = {about['width']}, d = {depths}, {about['heads']} heads, length {about['length']}, batch {plan['batch']}, "
+        f"n = {widths}, d = {depths}, {heads} heads, length {about['length']}, batch {plan['batch']}, "
         f"{plan['steps']:,} steps, {about['data']['source']}, {seeds}"
     )
 

@@ -26,7 +26,7 @@ from limitformer_papers.training.log import FILE, Log
 from limitformer_papers.training.plan import RUN, SUMMARY, write_json
 
 STEPS, LOOK, HEADS, LENGTH = 20, 5, 2, 16
-SHAPED, LEARN, PRE, POST = "shaped-recover", "shaped-learn", "pre-ln", "post-ln"
+SHAPED, LEARN, FIXED, PRE, POST = "shaped-recover", "shaped-learn", "shaped-fixed", "pre-ln", "post-ln"
 LANGUAGE = ["st-lr", "st-fig6", "st-table1"]  # of `train mlm` alone
 TASKS = {"CoLA": ("matthews",), "MRPC": ("accuracy", "f1"), "RTE": ("accuracy",)}
 
@@ -187,8 +187,11 @@ def runs(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def made(runs, folder):
-    return {name: make(name, out=folder, runs=None if name in STORED else runs) for name in RUN_FIGURES}
+def made(runs, folder, tmp_path_factory):
+    own = {"st-gains": (gains_runs, ENDS), "st-sizes": (sizes_runs, SIZES)}
+    folders = dict.fromkeys(RUN_FIGURES, runs) | dict.fromkeys(STORED)
+    folders |= {name: write(tmp_path_factory.mktemp(name), losses) for name, (write, losses) in own.items()}
+    return {name: make(name, out=folder, runs=folders[name]) for name in RUN_FIGURES}
 
 
 @pytest.mark.parametrize("name", RUN_FIGURES)
@@ -571,6 +574,89 @@ def test_vision_claim_is_against_each_variant(tmp_path):
     assert "random minus untied" in untied.name
 
 
+# st-gains
+
+ENDS = {FIXED: [2.6, 2.7, 2.9], LEARN: [2.0, 2.2, 2.1], SHAPED: [1.9, 2.1, 2.2]}
+
+
+def gains_runs(out, ends):
+    """Write three variants with γ = 0.2 at two rates, and two of them with γ = 0.5 at one, where a seed diverges."""
+    grid(out, {(variant, rate): values for variant, values in ends.items() for rate in (1e-3, 3e-3)})
+    return grid(out, {(LEARN, 3e-3): [2.2, 2.3, 2.7], (SHAPED, 3e-3): [2.5, None, 2.2]}, gamma=0.5)
+
+
+def test_gains_numbers_are_those_of_the_runs(tmp_path):
+    claims = {claim.name: claim for claim in claims_of("st-gains", gains_runs(tmp_path, ENDS))}
+    assert claims["rate 0.001, γ = 0.2: held-out loss, shaped, fixed"].value == pytest.approx(0.3 + 8.2 / 3)
+    gaps = [claim for name, claim in claims.items() if "fixed minus shaped, Learn" in name]
+    assert [(round(gap.value, 12), gap.holds) for gap in gaps] == [(round(1.9 / 3, 12), True)] * 2
+    (share,) = [
+        claim.value for name, claim in claims.items() if name.startswith("rate 0.003: share") and "Learn" in name
+    ]
+    fixed, learn = (np.mean([losses_of(v, s) for s, v in enumerate(ENDS[name])], 0) for name in (FIXED, LEARN))
+    assert share == next(k + 1 for k in range(STEPS) if learn[k] <= fixed[-1]) / STEPS
+    assert claims["γ = 0.5, shaped, Recover, rate 0.003: seeds that diverged, of 3"].value == 1
+    assert claims["γ = 0.5, shaped, Recover, rate 0.003: held-out loss"].value == INF
+    assert claims["γ = 0.5, shaped, Learn, rate 0.003: held-out loss"].value == pytest.approx(0.3 + 7.2 / 3)
+    assert claims["γ = 0.2, shaped, Learn, rate 0.003: held-out loss"].value == pytest.approx(0.3 + 6.3 / 3)
+    assert "1" in texts(drawn("st-gains", tmp_path))  # the number of seeds at its cross
+
+
+def test_gains_that_the_paper_does_not_expect(tmp_path):
+    """A fixed variant that is better fails the claim; one that differs by less than its interval is not judged."""
+    gains_runs(tmp_path / "better", ENDS | {FIXED: [1.5, 1.6, 1.8]})
+    gains_runs(tmp_path / "equal", ENDS | {FIXED: [1.9, 2.3, 2.1]})
+    found = [
+        claim_of("st-gains", tmp_path / name, "rate 0.001: shaped, fixed minus shaped, L")
+        for name in ("better", "equal")
+    ]
+    assert [claim.holds for claim in found] == [False, None]
+
+
+# st-sizes
+
+RATES = (1e-3, 2e-3, 4e-3, 8e-3)
+
+
+def sizes_runs(out, losses):
+    """Write runs of {variant: held-out losses by (width, depth) and rate, None if a seed diverged}."""
+    for variant, rows in losses.items():
+        for (width, depth), row in rows.items():
+            for rate, value in zip(RATES, row, strict=True):
+                for seed in range(2):
+                    ended = {"died": 12} if value is None and seed else {"held_out": (value or 2.0) + 0.1 * seed}
+                    name = f"{variant}-{width}-{rate}-{seed}"
+                    mlm(out, variant, rate, seed, width=width, heads=width // 16, depth=depth, name=name, **ended)
+    return out
+
+
+SIZES = {
+    SHAPED: {(32, 2): [2.4, 2.0, 2.1, 2.6], (64, 4): [2.3, 1.8, 1.9, 2.2]},
+    PRE: {(32, 2): [2.4, 2.2, 2.0, 2.1], (64, 4): [2.3, 1.9, 2.2, None]},
+}
+
+
+def test_sizes_say_which_best_rate_moves(tmp_path):
+    claims = {claim.name: claim for claim in claims_of("st-sizes", sizes_runs(tmp_path, SIZES))}
+    assert claims["shaped, Recover, n = 64, d = 4: best rate"].value == 2e-3
+    change = "change of the best rate over the sizes, in powers of two (the paper: 0)"
+    regret = "regret at the last size of the first one's best rate, in nats"
+    assert (claims[f"shaped, Recover: {change}"].value, claims[f"shaped, Recover: {change}"].holds) == (0, True)
+    assert (claims[f"Pre-LN: {change}"].value, claims[f"Pre-LN: {change}"].holds) == (-1, False)
+    assert claims[f"shaped, Recover: {regret}"].value == pytest.approx(0)
+    assert claims[f"Pre-LN: {regret}"].value == pytest.approx(0.3)
+    figure = drawn("st-sizes", tmp_path)
+    assert [axes.get_title() for axes in figure.axes] == ["shaped, Recover", "Pre-LN"]
+    assert "n = 32/64, d = 2/4, 2/4 heads" in figure.get_suptitle()
+
+
+def test_sizes_best_at_the_end_of_the_grid_is_not_judged(tmp_path):
+    """Also where a diverging rate is next to it."""
+    sizes_runs(tmp_path, {SHAPED: {(32, 2): [2.0, 2.1, 2.2, 2.6], (64, 4): [2.3, 1.8, None, None]}})
+    change = claim_of("st-sizes", tmp_path, "change of the best rate")
+    assert (change.value, change.holds) == (1, None)
+
+
 # Bad folders
 
 
@@ -593,6 +679,16 @@ REFUSED = {
         "st-table2",
         lambda out: same_twice(glue(out, mlm(out, PRE), name="one")),
         r"one and .*two are the same run twice",
+    ),
+    "no fixed variant": (
+        "st-gains",
+        lambda out: [mlm(out, LEARN), mlm(out, SHAPED, depth=4)],
+        r"depths \[2, 4\], γ \[\] and 2 others. Nearest",
+    ),
+    "two depths at one width": (
+        "st-sizes",
+        lambda out: [mlm(out, PRE), mlm(out, PRE, depth=4)],
+        r"\(width, depth\) = \[\(32, 2\), \(32, 4\)\]",
     ),
     "other variants": (
         "st-lr",

@@ -1,0 +1,105 @@
+r"""[ST, Sec. 5]: does a learning rate hold where width and depth grow together?
+
+"We believe it's possible to extract optimal hyperparameters from networks with not only a much smaller width, but
+smaller depth as well", since the forward pass has a limit at constant d/n. The paper has no experiment on it.
+
+Drawn from finished runs of `limitformer train mlm` at several widths, each at one depth, and several rates. A panel is
+a variant, a curve a size: the held-out loss at the end over the rate, its mean over seeds with a bar from the least to
+the largest; a cross is a rate at which a seed diverged. The best rate has the least mean.
+"""
+
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from limitformer.base.errors import require
+from limitformer.plot import MARKERS, panels, sequence
+from limitformer_papers.common.claims import Claim, FigureRun, NoConfig
+from limitformer_papers.shaped_transformer.language_runs import (
+    CROSS,
+    PLACE,
+    VARIANTS,
+    diverged,
+    final,
+    grid_of_runs,
+    language_runs,
+    scale_of,
+    setting,
+)
+
+AXES = ("variant", "width", "rate", "seed")
+GROWING = ("width", "hidden", "heads")  # with the depth
+paper = quick = NoConfig
+
+
+def compute(config: NoConfig, run: FigureRun) -> xr.Dataset:
+    """Return the held-out `loss` at the end and `diverged` (variant, width, rate, seed), and `depth` (width).
+
+    The loss is ∞ of a run that diverged, NaN without a run.
+    """
+    runs = language_runs(run, place=(*PLACE, *GROWING))
+    sizes = sorted({(setting(one, "width"), setting(one, "depth")) for one in runs})
+    widths = [width for width, _ in sizes]
+    require(
+        len(sizes) > 1 and len(set(widths)) == len(sizes),
+        f"The figure needs several widths, each at one depth; the finished runs have (width, depth) = {sizes}. "
+        "Nearest: limitformer train mlm --width 128 --depth 12.",
+    )
+    parts = {
+        "loss": grid_of_runs(runs, AXES, [final(one, "eval_loss") for one in runs]),
+        "diverged": diverged(runs, AXES),
+        "depth": xr.DataArray([depth for _, depth in sizes], dims="width"),
+    }
+    return xr.Dataset(parts, attrs={"runs": scale_of(runs)})
+
+
+def means(data: xr.Dataset) -> xr.DataArray:
+    """Return the loss (variant, width, rate), its mean over the seeds that ran."""
+    known = data["loss"].notnull()
+    return data["loss"].where(known, 0).sum("seed").where(known.any("seed")) / known.sum("seed").clip(1)
+
+
+def claims(data: xr.Dataset) -> list[Claim]:
+    """Return each size's best rate, its change, and what the first size's best rate costs at the last one."""
+    found, loss = [], means(data)
+    for name in data["variant"].values:
+        part = loss.sel(variant=name)
+        best = part.fillna(np.inf).idxmin("rate")
+        for width, depth, rate in zip(data["width"].values, data["depth"].values, best.values, strict=True):
+            found.append(Claim(f"{VARIANTS[name]}, n = {width}, d = {depth}: best rate", float(rate)))
+        known = part["rate"].values[part.notnull().all("width").values]
+        inside = all(known.min() < rate < known.max() for rate in best.values)
+        change = float(np.log2(best[-1] / best[0]))
+        said = f"{VARIANTS[name]}: change of the best rate over the sizes, in powers of two (the paper: 0)"
+        found.append(Claim(said, change, change == 0 if inside else None))
+        regret = float(part.isel(width=-1).sel(rate=best.values[0]) - part.isel(width=-1).min())
+        found.append(Claim(f"{VARIANTS[name]}: regret at the last size of the first one's best rate, in nats", regret))
+    return found
+
+
+def draw(data: xr.Dataset) -> Figure:
+    """Draw a panel for each variant."""
+    figure, axes = panels(data.sizes["variant"], height=3.8)
+    for panel, name in zip(axes, data["variant"].values, strict=True):
+        draw_variant(panel, data.sel(variant=name), means(data).sel(variant=name))
+        panel.set(xscale="log", xlabel="learning rate", title=VARIANTS[name])
+    axes[0].set_ylabel("held-out loss (nats)")
+    axes[-1].legend()
+    figure.suptitle(data.attrs["runs"])
+    return figure
+
+
+def draw_variant(axes: Axes, data: xr.Dataset, mean: xr.DataArray) -> None:
+    top = float(data["loss"].where(np.isfinite(data["loss"])).max())
+    for k, colour in enumerate(sequence(data.sizes["width"])):
+        one, middle = data.isel(width=k), mean.isel(width=k)
+        ended = middle[np.isfinite(middle.values)]
+        seeds = one["loss"].sel(rate=ended["rate"])
+        bars = [ended - seeds.min("seed"), seeds.max("seed") - ended]
+        style: Any = {"color": colour, "marker": MARKERS[k], "markersize": 4, "capsize": 2}
+        axes.errorbar(ended["rate"], ended, bars, label=f"n = {int(one['width'])}, d = {int(one['depth'])}", **style)
+        lost = middle["rate"][np.isinf(middle.values)]
+        axes.plot(lost, [top] * len(lost), color=colour, **CROSS)
