@@ -40,7 +40,7 @@ from limitformer_papers.shaped_transformer.language_runs import (
 
 FIXED = "shaped-fixed"
 COLOURS = {"shaped-recover": BLUE, "shaped-learn": GREEN, FIXED: PURPLE}
-LINES = ("-", "--", ":", "-.")  # of the rates
+LINES: Any = ("-", "--", ":", "-.")  # of the rates
 SEEDS = 3  # with two, Student's interval is 13 standard errors wide
 
 
