@@ -25,7 +25,8 @@ settings, command, data and differences from the paper. *Holds: 6 of 6* means th
 
 [ST, Table 2] has no picture: it needs data and pretraining that we do not have. Nor have two statements of [ST] that
 we have not yet trained: [shaping that stays](figures/st-gains.md), and [rates where width and depth
-grow](figures/st-sizes.md). Each page, as that of [Table 2](figures/st-table2.md), shows how to draw it from your own runs.
+grow](figures/st-sizes.md). Each page, as that of [Table 2](figures/st-table2.md), shows how to draw it from your own
+runs.
 
 `make gallery` makes all figures again, except those of [trained networks](training.md); it resumes after an
 interruption. For your paper, `limitformer figure st-fig1 --format pdf --width 6.75 --letters --serif` writes a picture
