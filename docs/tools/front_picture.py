@@ -1,21 +1,24 @@
-"""The picture of the first page: the left panel of [ST, Fig. 1], large enough for a phone.
+"""The pictures of the first pages: panels of [ST, Fig. 1] and of the studies, large enough for a phone.
 
 limitformer figure st-fig1 --out out
-python docs/tools/front_picture.py out/st-fig1.nc     # writes docs/assets/rank-collapse.png
+limitformer figure foretells --out out
+python docs/tools/front_picture.py out    # writes docs/assets/rank-collapse.png and docs/assets/rates.png
 """
 
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import xarray as xr
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from limitformer.plot import BLACK, panels, style
+from limitformer_papers.beyond.foretells import SWEEPS, draw_sweep
 from limitformer_papers.shaped_transformer.st_fig1 import LOOKS, SHAPED, UNSHAPED, VANILLA
 
-PICTURE = Path(__file__).resolve().parents[1] / "assets/rank-collapse.png"
+ASSETS = Path(__file__).resolve().parents[1] / "assets"
 SHOWN, PHONE = 560, 358  # pixels of CSS: the picture's width on a page, and on a phone of 390
 WIDTH, HEIGHT = 5.0, 3.3  # inches
 SIZES = ("font.size", "axes.labelsize", "xtick.labelsize", "ytick.labelsize")
@@ -40,10 +43,27 @@ def draw(data: xr.Dataset) -> Figure:
     return figure
 
 
-def main(path: str) -> None:
-    """Write the picture with two dots for each pixel of a page."""
-    with xr.open_dataset(path) as data:
-        draw(data).savefig(PICTURE, dpi=2 * SHOWN / WIDTH)
+def draw_rates(data: xr.Dataset) -> Figure:
+    """Draw the loss by learning rate at three widths, standard and with muP, from the data of `foretells`."""
+    with style(), rc_context(TYPE | {"axes.titlesize": 11.5, "legend.fontsize": 11.5}):
+        figure, axes = panels(2, width=WIDTH / 2, height=HEIGHT)
+        low, high = np.inf, -np.inf
+        for panel, (name, rule) in zip(axes, SWEEPS.items(), strict=True):
+            draw_sweep(panel, data.sel(setting=name), rule)
+            panel.minorticks_off()
+            low, high = min(low, panel.get_ylim()[0]), max(high, panel.get_ylim()[1])
+        for panel in axes:
+            panel.set_ylim(low - 0.1 * (high - low), high)  # also here the bars are below the curves
+        axes[0].get_legend().remove()
+        axes[1].set(ylabel="", yticklabels=[])
+    return figure
+
+
+def main(folder: str) -> None:
+    """Write the pictures with two dots for each pixel of a page."""
+    for name, drawing, picture in (("st-fig1", draw, "rank-collapse"), ("foretells", draw_rates, "rates")):
+        with xr.open_dataset(Path(folder) / f"{name}.nc") as data:
+            drawing(data).savefig(ASSETS / f"{picture}.png", dpi=2 * SHOWN / WIDTH)
 
 
 if __name__ == "__main__":

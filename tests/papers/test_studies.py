@@ -15,6 +15,7 @@ from scipy import stats
 
 import limitformer as lf
 from limitformer.base.errors import InputError
+from limitformer.scaling import page
 from limitformer_papers.beyond import foretells
 from limitformer_papers.beyond import study_analysis as analysis
 from limitformer_papers.beyond import study_networks as nets
@@ -256,3 +257,12 @@ def test_sentence_of_rate_on_its_range_is_that_of_the_packaged_runs():
     small = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 20}
     report = lf.rate(small, 8, optimizer="adamw", seed=0, networks=4, witness=False, progress=False)
     assert found in report.source
+
+
+def test_sentence_of_transfer_on_best_rates_is_that_of_the_packaged_runs():
+    one = analysis.load(foretells.STORED)
+    moved, refused = (one["place"][:, -1] != one["place"][:, 0]).values, (one["transfers"] == 0).values
+    assert (len(moved), refused.sum()) == (16, 10)
+    words = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+    assert f"in {words[(moved & refused).sum()]} of the ten that were said not to transfer" in page.LIMITS[0]
+    assert f"in {words[(moved & ~refused).sum()]} of the six that were not decided" in page.LIMITS[0]

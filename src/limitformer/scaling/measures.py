@@ -197,7 +197,8 @@ class MeasuredSizes:
         if others:
             several = f"{len(others)} other measures" if len(others) > 1 else "one other measure"
             more = f", and {several} of the verdict depend{'s' * (len(others) == 1)} on the {self.over}"
-        return f"{sentence}{more}. The learning rate does not transfer.{HINTS.get(self.nearest_rule, '')}"
+        against = "This speaks against the transfer of the learning rate."
+        return f"{sentence}{more}. {against}{HINTS.get(self.nearest_rule, '')}"
 
     @property
     def nearest_rule(self) -> str:

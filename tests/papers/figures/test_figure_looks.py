@@ -14,7 +14,8 @@ from PIL import Image
 
 from limitformer.plot import ALONE, BLUE, RED, STYLE, WIDTH, style
 from limitformer_papers import FIGURES
-from limitformer_papers.beyond import stock_models
+from limitformer_papers.beyond import foretells, stock_models
+from limitformer_papers.beyond import study_analysis as analysis
 from limitformer_papers.making import module_of
 from limitformer_papers.shaped_transformer.st_fig4 import CASES, COVARIANCE_ONLY
 from quick_figures import in_tiers
@@ -108,11 +109,14 @@ def front(figures):
 
 
 def test_front_picture_is_legible_on_a_phone(front):
-    assert pixels(front, front_picture.PHONE) > LEAST_PIXELS
-    with Image.open(front_picture.PICTURE) as picture:
-        assert picture.width == 2 * front_picture.SHOWN
-    for page in ("README.md", "docs/index.md"):
-        text = (front_picture.PICTURE.parents[2] / page).read_text(encoding="utf-8")
+    rates = front_picture.draw_rates(analysis.load(foretells.STORED))
+    FigureCanvasAgg(rates).draw()
+    for drawing, name, page in ((front, "rank-collapse", "docs/index.md"), (rates, "rates", "README.md")):
+        assert pixels(drawing, front_picture.PHONE) > LEAST_PIXELS
+        with Image.open(front_picture.ASSETS / f"{name}.png") as picture:
+            assert picture.width == 2 * front_picture.SHOWN
+        text = (front_picture.ASSETS.parents[1] / page).read_text(encoding="utf-8")
+        assert f"{name}.png" in text
         assert f'width="{front_picture.SHOWN}"' in text
 
 
