@@ -47,11 +47,11 @@ def draw_rates(data: xr.Dataset) -> Figure:
     """Draw the loss by learning rate at three widths, standard and with muP, from the data of `foretells`."""
     with style(), rc_context(TYPE | {"axes.titlesize": 11.5, "legend.fontsize": 11.5}):
         figure, axes = panels(2, width=WIDTH / 2, height=HEIGHT)
-        low, high = np.inf, -np.inf
         for panel, (name, rule) in zip(axes, SWEEPS.items(), strict=True):
             draw_sweep(panel, data.sel(setting=name), rule)
             panel.minorticks_off()
-            low, high = min(low, panel.get_ylim()[0]), max(high, panel.get_ylim()[1])
+        limits = [panel.get_ylim() for panel in axes]
+        low, high = np.min(limits), np.max(limits)
         for panel in axes:
             panel.set_ylim(low - 0.1 * (high - low), high)  # also here the bars are below the curves
         axes[0].get_legend().remove()

@@ -126,7 +126,7 @@ def test_covariances_equal_a_new_sweep():
     two, correlations = pairs[::2], pairs[1:8:2]  # of two tokens, and of four
     assert of_the_same_paths(two)
     assert not of_the_same_paths([*two[1:], (two[0][0], two[1][1])])
-    # On processors without AVX-512 four tokens have other paths of the same law: quantiles of 512.
+    # The paths of four tokens differ between processors, and have the same law; these are quantiles of 512 paths.
     other_gammas = [
         (one, found) for (one, _), (_, found) in zip(correlations, correlations[2:] + correlations[:2], strict=True)
     ]

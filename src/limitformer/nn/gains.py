@@ -58,8 +58,7 @@ class Learn:
 
     def prepare(self, model: nn.Module) -> None:
         """Give every gain of `model` a gradient. Call it before the optimiser is made."""
-        for gain in gains(model):
-            gain.value.requires_grad_(True)
+        set_trained(model, True)
 
     def apply(self, model: nn.Module, step: int) -> None:
         """Do nothing: the optimiser changes the gains."""
@@ -85,8 +84,7 @@ class Recover:
 
     def prepare(self, model: nn.Module) -> None:
         """Freeze every gain of `model`. Call it before the optimiser is made."""
-        for gain in gains(model):
-            gain.value.requires_grad_(False)
+        set_trained(model, False)
 
     @torch.no_grad()
     def apply(self, model: nn.Module, step: int) -> None:
@@ -102,8 +100,7 @@ class Keep:
 
     def prepare(self, model: nn.Module) -> None:
         """Freeze every gain of `model`. Call it before the optimiser is made."""
-        for gain in gains(model):
-            gain.value.requires_grad_(False)
+        set_trained(model, False)
 
     def apply(self, model: nn.Module, step: int) -> None:
         """Do nothing."""
@@ -112,6 +109,11 @@ class Keep:
 def gains(model: nn.Module) -> list[Gain]:
     """List all shaping parameters of a model, without repetition."""
     return [module for module in model.modules() if isinstance(module, Gain)]
+
+
+def set_trained(model: nn.Module, trained: bool) -> None:
+    for gain in gains(model):
+        gain.value.requires_grad_(trained)
 
 
 class TrainableShapedReLU(nn.Module):

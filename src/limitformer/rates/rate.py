@@ -149,7 +149,7 @@ class RateReport(AnyReport):
 
     @property
     def hopeless(self) -> bool:
-        """Whether more networks than anybody would wait for would not decide."""
+        """Whether critical rates differ so much that `ENOUGH` networks would probably not decide."""
         return self.borne is not None and self.tunable and networks_needed(self.borne.spread, NARROW) >= ENOUGH
 
     @property

@@ -21,7 +21,7 @@ LAW = (
     "parametrisation draw them, and steps by the optimiser's own formulas."
 )
 LIMITS = (
-    "These are exponents of the first steps, not of the best rate of a training. In a study of sixteen settings (200 "
+    "These are exponents of the first steps, not of the best rate for training. In a study of sixteen settings (200 "
     "steps, four times the width or depth) the best rate moved in eight of the ten that were said not to transfer, and "
     "in two of the six that were not decided. How far it moved, and which way, was not foretold.",
     "Some measures depend on the size even in correct code: under muP the output at initialisation falls like "

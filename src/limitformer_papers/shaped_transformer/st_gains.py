@@ -27,6 +27,7 @@ from limitformer_papers.shaped_transformer.language_runs import (
     along,
     curves,
     diverged,
+    draw_curve,
     final,
     grid_of_runs,
     language_runs,
@@ -37,6 +38,7 @@ from limitformer_papers.shaped_transformer.language_runs import (
     student,
     with_all_seeds,
 )
+from limitformer_papers.shaped_transformer.st_lr import limits
 
 FIXED = "shaped-fixed"
 COLOURS = {"shaped-recover": BLUE, "shaped-learn": GREEN, FIXED: PURPLE}
@@ -129,20 +131,20 @@ def draw(data: xr.Dataset) -> Figure:
     """Draw the losses by step, and the last ones by γ."""
     figure, (left, right) = panels(2, height=4.4)
     mean = data["loss"].mean("seed", skipna=False)
+    bottom, top = limits(mean)
     for name in mean["variant"].values:
         for line, rate in zip(LINES, mean["rate"].values, strict=False):
-            one = data["loss"].sel(variant=name, rate=rate)
-            left.plot(one["step"], one.mean("seed", skipna=False), line, color=COLOURS[name])
+            place = {"variant": name, "rate": rate}
+            one, gone = data["loss"].sel(place), data["diverged"].sel(place | {"gamma": data.attrs["gamma"]})
+            draw_curve(left, mean.sel(place), gone, top, color=COLOURS[name], linestyle=line)
             left.fill_between(one["step"], one.min("seed"), one.max("seed"), color=COLOURS[name], alpha=0.15, lw=0)
-    last = mean.isel(step=-1)
-    span = float(mean.isel(step=0).max() - last.min())
     left.set(xlabel="step", ylabel="training loss (nats)", title=f"γ = {data.attrs['gamma']:g}")
-    left.set_ylim(float(last.min()) - 0.05 * span, float(mean.isel(step=0).max()) + 0.05 * span)
+    left.set_ylim(bottom, top)
     draw_gammas(right, by_gamma(data))
     handles = [Line2D([], [], color=COLOURS[name], label=VARIANTS[name]) for name in mean["variant"].values]
     rates = zip(LINES, mean["rate"].values, strict=False)
     handles += [Line2D([], [], color="gray", linestyle=line, label=f"rate {rate:g}") for line, rate in rates]
-    handles += [Line2D([], [], color="gray", label="seeds that diverged", **CROSS)]
+    handles += [Line2D([], [], color="gray", label="a seed diverged", **CROSS)]
     legend_below(figure, 3, handles=handles)
     figure.suptitle(data.attrs["runs"])
     return figure
@@ -151,7 +153,8 @@ def draw(data: xr.Dataset) -> Figure:
 def draw_gammas(axes: Axes, parts: list[tuple[str, xr.Dataset]]) -> None:
     """Draw losses by γ, a point for each seed, and above them a cross with the number of seeds that diverged."""
     ended = np.concatenate([part["final"].values.ravel() for _, part in parts])
-    low, high = np.nanmin(ended), np.max(ended[np.isfinite(ended)])
+    ended = ended[np.isfinite(ended)]
+    low, high = (ended.min(), ended.max()) if ended.size else (0.0, 1.0)
     for k, (name, part) in enumerate(parts):
         style: Any = {"color": COLOURS[name]}
         shift = 1.03 ** (2 * k - 1)  # so that neither variant hides the other

@@ -28,6 +28,7 @@ from limitformer_papers.shaped_transformer.language_runs import (
     language_runs,
     scale_of,
     setting,
+    with_all_seeds,
 )
 
 AXES = ("variant", "width", "rate", "seed")
@@ -40,7 +41,10 @@ def compute(config: NoConfig, run: FigureRun) -> xr.Dataset:
 
     The loss is ∞ of a run that diverged, NaN without a run.
     """
-    runs = language_runs(run, place=(*PLACE, *GROWING))
+    found = language_runs(run, place=(*PLACE, *GROWING))
+    runs = with_all_seeds(found)
+    gammas = sorted({setting(one, "gamma") for one in runs if setting(one, "gamma")})
+    require(len(gammas) <= 1, f"The figure is of one γ; the finished runs have {gammas}. Nearest: a folder for each.")
     sizes = sorted({(setting(one, "width"), setting(one, "depth")) for one in runs})
     widths = [width for width, _ in sizes]
     require(
@@ -53,21 +57,18 @@ def compute(config: NoConfig, run: FigureRun) -> xr.Dataset:
         "diverged": diverged(runs, AXES),
         "depth": xr.DataArray([depth for _, depth in sizes], dims="width"),
     }
-    return xr.Dataset(parts, attrs={"runs": scale_of(runs)})
-
-
-def means(data: xr.Dataset) -> xr.DataArray:
-    """Return the loss (variant, width, rate), its mean over the seeds that ran."""
-    known = data["loss"].notnull()
-    return data["loss"].where(known, 0).sum("seed").where(known.any("seed")) / known.sum("seed").clip(1)
+    return xr.Dataset(parts, attrs={"runs": scale_of(runs, found)})
 
 
 def claims(data: xr.Dataset) -> list[Claim]:
-    """Return each size's best rate, its change, and what the first size's best rate costs at the last one."""
-    found, loss = [], means(data)
+    """Return each size's best rate, its change, and what the first size's best rate costs at the last one.
+
+    The best rate is NaN where a seed diverged at each.
+    """
+    found, loss = [], data["loss"].mean("seed", skipna=False)
     for name in data["variant"].values:
         part = loss.sel(variant=name)
-        best = part.fillna(np.inf).idxmin("rate")
+        best = part.where(np.isfinite(part)).idxmin("rate")
         for width, depth, rate in zip(data["width"].values, data["depth"].values, best.values, strict=True):
             found.append(Claim(f"{VARIANTS[name]}, n = {width}, d = {depth}: best rate", float(rate)))
         known = part["rate"].values[part.notnull().all("width").values]
@@ -75,7 +76,8 @@ def claims(data: xr.Dataset) -> list[Claim]:
         change = float(np.log2(best[-1] / best[0]))
         said = f"{VARIANTS[name]}: change of the best rate over the sizes, in powers of two (the paper: 0)"
         found.append(Claim(said, change, change == 0 if inside else None))
-        regret = float(part.isel(width=-1).sel(rate=best.values[0]) - part.isel(width=-1).min())
+        last = part.isel(width=-1)
+        regret = float(last.where(last["rate"] == best.values[0]).min() - last.min())
         found.append(Claim(f"{VARIANTS[name]}: regret at the last size of the first one's best rate, in nats", regret))
     return found
 
@@ -84,7 +86,7 @@ def draw(data: xr.Dataset) -> Figure:
     """Draw a panel for each variant."""
     figure, axes = panels(data.sizes["variant"], height=3.8)
     for panel, name in zip(axes, data["variant"].values, strict=True):
-        draw_variant(panel, data.sel(variant=name), means(data).sel(variant=name))
+        draw_variant(panel, data.sel(variant=name))
         panel.set(xscale="log", xlabel="learning rate", title=VARIANTS[name])
     axes[0].set_ylabel("held-out loss (nats)")
     axes[-1].legend()
@@ -92,7 +94,8 @@ def draw(data: xr.Dataset) -> Figure:
     return figure
 
 
-def draw_variant(axes: Axes, data: xr.Dataset, mean: xr.DataArray) -> None:
+def draw_variant(axes: Axes, data: xr.Dataset) -> None:
+    mean = data["loss"].mean("seed", skipna=False)
     top = float(data["loss"].where(np.isfinite(data["loss"])).max())
     for k, colour in enumerate(sequence(data.sizes["width"])):
         one, middle = data.isel(width=k), mean.isel(width=k)

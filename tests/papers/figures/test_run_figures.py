@@ -657,6 +657,18 @@ def test_sizes_best_at_the_end_of_the_grid_is_not_judged(tmp_path):
     assert (change.value, change.holds) == (1, None)
 
 
+def test_sizes_at_which_every_rate_diverges_have_no_best_one(tmp_path):
+    sizes_runs(tmp_path, {SHAPED: {(32, 2): [2.0, 1.9, 2.2, 2.6], (64, 4): [None] * 4}})
+    claims = {claim.name: claim.value for claim in claims_of("st-sizes", tmp_path)}
+    assert np.isnan(claims["shaped, Recover, n = 64, d = 4: best rate"])
+    assert claim_of("st-sizes", tmp_path, "change of the best rate").holds is None
+    drawn("st-sizes", tmp_path)
+
+
+def test_gains_are_drawn_where_every_seed_diverges(tmp_path):
+    drawn("st-gains", grid(tmp_path, {(name, 1e-2): [None, None] for name in ENDS}))
+
+
 # Bad folders
 
 
@@ -684,6 +696,11 @@ REFUSED = {
         "st-gains",
         lambda out: [mlm(out, LEARN), mlm(out, SHAPED, depth=4)],
         r"depths \[2, 4\], γ \[\] and 2 others. Nearest",
+    ),
+    "several γ": (
+        "st-sizes",
+        lambda out: [mlm(out, SHAPED, gamma=gamma) for gamma in (0.1, 0.2)],
+        r"one γ; the finished runs have \[0\.1, 0\.2\]",
     ),
     "two depths at one width": (
         "st-sizes",
