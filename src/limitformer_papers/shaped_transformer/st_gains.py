@@ -71,6 +71,8 @@ def compute(config: Config, run: FigureRun) -> xr.Dataset:
         f"{depths}, γ {fixed} and {len(others)} others. Nearest: limitformer train mlm --variant {FIXED},shaped-learn.",
     )
     (gamma,) = fixed
+    rates = along(runs, "rate")
+    require(len(rates) <= len(LINES), f"The figure shows {len(LINES)} rates at most; the finished runs have {rates}.")
     alike = [one for one in runs if setting(one, "gamma") == gamma]
     steps, values = curves(logs(alike), "loss")
     window = max(1, alike[0].plan["steps"] // config.smoothing)
@@ -93,12 +95,15 @@ def claims(data: xr.Dataset) -> list[Claim]:
             continue
         found.append(Claim(f"rate {rate:g}, γ = {gamma:g}: held-out loss, {VARIANTS[FIXED]}", float(fixed.mean())))
         for name in (each for each in at["variant"].values if each != FIXED):
+            if np.isnan(at.sel(variant=name)).any():
+                continue
             gap, half = student(fixed, at.sel(variant=name).values)
             said = f"rate {rate:g}: {VARIANTS[FIXED]} minus {VARIANTS[name]}, held-out loss"
             said += f" (95 %: ± {half:.3f}; paper: above 0)"
             decided = len(fixed) >= SEEDS and abs(gap) > half
             found.append(Claim(said, gap, gap > 0 if decided else None))
-            found.append(Claim(f"rate {rate:g}: {caught_up(name)}", steps_to(data["loss"].sel(rate=rate), name)))
+            if np.isfinite(gap):  # no seed diverged
+                found.append(Claim(f"rate {rate:g}: {caught_up(name)}", steps_to(data["loss"].sel(rate=rate), name)))
     for name, part in by_gamma(data):
         for g in part["gamma"].values:
             here = part.sel(gamma=g)
@@ -144,7 +149,8 @@ def draw(data: xr.Dataset) -> Figure:
     handles = [Line2D([], [], color=COLOURS[name], label=VARIANTS[name]) for name in mean["variant"].values]
     rates = zip(LINES, mean["rate"].values, strict=False)
     handles += [Line2D([], [], color="gray", linestyle=line, label=f"rate {rate:g}") for line, rate in rates]
-    handles += [Line2D([], [], color="gray", label="a seed diverged", **CROSS)]
+    if bool((data["diverged"] == 1).any()):
+        handles += [Line2D([], [], color="gray", label="a seed diverged", **CROSS)]
     legend_below(figure, 3, handles=handles)
     figure.suptitle(data.attrs["runs"])
     return figure
@@ -167,8 +173,8 @@ def draw_gammas(axes: Axes, parts: list[tuple[str, xr.Dataset]]) -> None:
                 height = high + (0.15 + 0.15 * k) * (high - low)
                 axes.plot(g * shift, height, **style, **CROSS)
                 axes.annotate(f"{number:.0f}", (g * shift, height), (7, -4), textcoords="offset points", **style)
-    axes.set_xscale("log")
     ticks = np.unique(np.concatenate([part["gamma"].values for _, part in parts]))
+    axes.set_xscale("log" if ticks[0] > 0 else "linear")
     axes.set_xticks(ticks, [f"{g:g}" for g in ticks])
     axes.set_xticks([], minor=True)
     axes.set(xlabel="γ at the start", ylabel="held-out loss (nats)", title=f"rate {float(parts[0][1]['rate']):g}")

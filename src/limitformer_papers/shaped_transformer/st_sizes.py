@@ -28,7 +28,6 @@ from limitformer_papers.shaped_transformer.language_runs import (
     language_runs,
     scale_of,
     setting,
-    with_all_seeds,
 )
 
 AXES = ("variant", "width", "rate", "seed")
@@ -39,12 +38,9 @@ paper = quick = NoConfig
 def compute(config: NoConfig, run: FigureRun) -> xr.Dataset:
     """Return the held-out `loss` at the end and `diverged` (variant, width, rate, seed), and `depth` (width).
 
-    The loss is ∞ of a run that diverged, NaN without a run.
+    The loss of a run that diverged is ∞.
     """
-    found = language_runs(run, place=(*PLACE, *GROWING))
-    runs = with_all_seeds(found)
-    gammas = sorted({setting(one, "gamma") for one in runs if setting(one, "gamma")})
-    require(len(gammas) <= 1, f"The figure is of one γ; the finished runs have {gammas}. Nearest: a folder for each.")
+    runs = language_runs(run, place=(*PLACE, *GROWING))
     sizes = sorted({(setting(one, "width"), setting(one, "depth")) for one in runs})
     widths = [width for width, _ in sizes]
     require(
@@ -52,12 +48,16 @@ def compute(config: NoConfig, run: FigureRun) -> xr.Dataset:
         f"The figure needs several widths, each at one depth; the finished runs have (width, depth) = {sizes}. "
         "Nearest: limitformer train mlm --width 128 --depth 12.",
     )
-    parts = {
-        "loss": grid_of_runs(runs, AXES, [final(one, "eval_loss") for one in runs]),
-        "diverged": diverged(runs, AXES),
-        "depth": xr.DataArray([depth for _, depth in sizes], dims="width"),
-    }
-    return xr.Dataset(parts, attrs={"runs": scale_of(runs, found)})
+    loss = grid_of_runs(runs, AXES, [final(one, "eval_loss") for one in runs])
+    grid = " × ".join(f"{count} {name}" for name, count in loss.sizes.items())
+    require(
+        len(runs) == loss.size and bool(loss.notnull().all()),
+        f"The figure needs one run of each variant at each width, rate and seed, {grid} = {loss.size}; there are "
+        f"{len(runs)}. Nearest: finish the grid, and a folder for each γ and number of heads.",
+    )
+    depths = xr.DataArray([depth for _, depth in sizes], dims="width")
+    parts = {"loss": loss, "diverged": diverged(runs, AXES), "depth": depths}
+    return xr.Dataset(parts, attrs={"runs": scale_of(runs)})
 
 
 def claims(data: xr.Dataset) -> list[Claim]:
@@ -65,14 +65,14 @@ def claims(data: xr.Dataset) -> list[Claim]:
 
     The best rate is NaN where a seed diverged at each.
     """
-    found, loss = [], data["loss"].mean("seed", skipna=False)
+    found, loss = [], data["loss"].mean("seed")
     for name in data["variant"].values:
         part = loss.sel(variant=name)
         best = part.where(np.isfinite(part)).idxmin("rate")
         for width, depth, rate in zip(data["width"].values, data["depth"].values, best.values, strict=True):
             found.append(Claim(f"{VARIANTS[name]}, n = {width}, d = {depth}: best rate", float(rate)))
-        known = part["rate"].values[part.notnull().all("width").values]
-        inside = all(known.min() < rate < known.max() for rate in best.values)
+        rates = part["rate"].values
+        inside = all(rates.min() < rate < rates.max() for rate in best.values[[0, -1]])
         change = float(np.log2(best[-1] / best[0]))
         said = f"{VARIANTS[name]}: change of the best rate over the sizes, in powers of two (the paper: 0)"
         found.append(Claim(said, change, change == 0 if inside else None))
@@ -89,20 +89,21 @@ def draw(data: xr.Dataset) -> Figure:
         draw_variant(panel, data.sel(variant=name))
         panel.set(xscale="log", xlabel="learning rate", title=VARIANTS[name])
     axes[0].set_ylabel("held-out loss (nats)")
+    if bool(data["diverged"].any()):
+        axes[-1].plot([], [], color="gray", label="a seed diverged", **CROSS)
     axes[-1].legend()
     figure.suptitle(data.attrs["runs"])
     return figure
 
 
 def draw_variant(axes: Axes, data: xr.Dataset) -> None:
-    mean = data["loss"].mean("seed", skipna=False)
-    top = float(data["loss"].where(np.isfinite(data["loss"])).max())
+    loss = data["loss"].mean("seed")
+    means = loss.where(np.isfinite(loss))  # a gap where a seed diverged
+    low, high = (float(means.min()), float(means.max())) if bool(means.notnull().any()) else (0.0, 1.0)
     for k, colour in enumerate(sequence(data.sizes["width"])):
-        one, middle = data.isel(width=k), mean.isel(width=k)
-        ended = middle[np.isfinite(middle.values)]
-        seeds = one["loss"].sel(rate=ended["rate"])
-        bars = [ended - seeds.min("seed"), seeds.max("seed") - ended]
-        style: Any = {"color": colour, "marker": MARKERS[k], "markersize": 4, "capsize": 2}
-        axes.errorbar(ended["rate"], ended, bars, label=f"n = {int(one['width'])}, d = {int(one['depth'])}", **style)
-        lost = middle["rate"][np.isinf(middle.values)]
-        axes.plot(lost, [top] * len(lost), color=colour, **CROSS)
+        one, mean = data.isel(width=k), means.isel(width=k)
+        bars = [mean - one["loss"].min("seed"), one["loss"].max("seed") - mean]
+        style: Any = {"color": colour, "marker": MARKERS[k % len(MARKERS)], "markersize": 4, "capsize": 2}
+        axes.errorbar(mean["rate"], mean, bars, label=f"n = {int(one['width'])}, d = {int(one['depth'])}", **style)
+        lost = mean["rate"][mean.isnull().values]
+        axes.plot(lost, [high + (0.1 + 0.07 * k) * (high - low)] * len(lost), color=colour, **CROSS)

@@ -630,6 +630,11 @@ def sizes_runs(out, losses):
     return out
 
 
+def sizes_with_other_gamma(out):
+    mlm(out, SHAPED, RATES[0], width=32, heads=2, depth=2, gamma=0.0, name="other")
+    return out
+
+
 SIZES = {
     SHAPED: {(32, 2): [2.4, 2.0, 2.1, 2.6], (64, 4): [2.3, 1.8, 1.9, 2.2]},
     PRE: {(32, 2): [2.4, 2.2, 2.0, 2.1], (64, 4): [2.3, 1.9, 2.2, None]},
@@ -667,6 +672,7 @@ def test_sizes_at_which_every_rate_diverges_have_no_best_one(tmp_path):
 
 def test_gains_are_drawn_where_every_seed_diverges(tmp_path):
     drawn("st-gains", grid(tmp_path, {(name, 1e-2): [None, None] for name in ENDS}))
+    assert not [claim for claim in claims_of("st-gains", tmp_path) if "share" in claim.name]
 
 
 # Bad folders
@@ -699,8 +705,18 @@ REFUSED = {
     ),
     "several γ": (
         "st-sizes",
-        lambda out: [mlm(out, SHAPED, gamma=gamma) for gamma in (0.1, 0.2)],
-        r"one γ; the finished runs have \[0\.1, 0\.2\]",
+        lambda out: sizes_runs(sizes_with_other_gamma(out), SIZES),
+        "4 rate × 2 seed = 32; there are 33",
+    ),
+    "a rate that one size lacks": (
+        "st-sizes",
+        lambda out: shutil.rmtree(next(sizes_runs(out, SIZES).glob("*-64-0.002-0"))),
+        "= 32; there are 31",
+    ),
+    "more rates than lines": (
+        "st-gains",
+        lambda out: grid(out, {(name, rate): [2.0] for name in (FIXED, LEARN) for rate in (*RATES, 1.6e-2)}),
+        "shows 4 rates at most",
     ),
     "two depths at one width": (
         "st-sizes",
