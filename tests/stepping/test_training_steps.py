@@ -156,9 +156,34 @@ def test_ctrl_c_keeps_finished_networks(monkeypatch):
 class Seeded(Stack):
     """A network that is the same each time."""
 
-    def __init__(self):
+    def __init__(self, depth=2):
         torch.manual_seed(3)
-        super().__init__(depth=2)
+        super().__init__(depth=depth)
+
+
+class SeededInPart(Stack):
+    """A network whose table alone is the same each time."""
+
+    def __init__(self, depth=2):
+        super().__init__(depth=depth)
+        nn.init.normal_(self.e.weight, generator=torch.Generator().manual_seed(3))
+
+
+OPTIONS = {"optimizer": "sgd", "seed": 0, "loss": mean_square}
+RUNS = {
+    "steps": lambda kind, ids: lf.steps(kind, ids, samples=2, **OPTIONS),
+    "rate": lambda kind, ids: lf.rate(kind, ids, networks=4, **OPTIONS),
+    "equivalent_rates": lambda kind, ids: lf.equivalent_rates(kind, ids, other="adam", networks=2, **OPTIONS),
+    "transfer": lambda kind, ids: lf.transfer(kind, {"depth": (1, 2)}, ids, samples=2, **OPTIONS),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_code_that_makes_the_same_network_each_time_has_no_law(name):
+    ids = torch.tensor([[3, 1, 4, 1, 5]])
+    with pytest.raises(InputError, match="Seeded makes the same network each time, as it sets a seed"):
+        RUNS[name](Seeded, ids)
+    RUNS[name](SeededInPart, ids)
 
 
 def test_correlation_is_that_of_tokens_of_one_sequence_in_a_real_training():

@@ -100,11 +100,12 @@ class SphereStack(nn.Module):
 
     def attention(self, x: Tokens, form: Annotated[Tensor, "h d d"]) -> PerHead:
         """Compute A of every head for the forms βQᵀK."""
-        x, causal, number = x[..., None, :, :], self.model.is_causal, x.shape[-2]
+        causal, number = self.model.is_causal, x.shape[-2]
+        query, x = torch.einsum("...nd,hde->...hne", x, form), x[..., None, :, :]  # one product for the whole batch
         if self.model.attention == "softmax":
-            tokens = x.expand(*x.shape[:-3], len(form), -1, -1)
-            return functional.scaled_dot_product_attention(x @ form, tokens, tokens, is_causal=causal, scale=1.0)
-        weights = (x @ form @ x.mT).exp() / number
+            tokens = x.expand_as(query)
+            return functional.scaled_dot_product_attention(query, tokens, tokens, is_causal=causal, scale=1.0)
+        weights = (query @ x.mT).exp() / number
         return (weights.tril() if causal else weights) @ x
 
 
@@ -143,7 +144,7 @@ FIRST_VALUES: Mapping[type, Callable[[Any, int, torch.Generator | None], Tensor]
 # The step before the normalisation, from the attention (*, h, n, d) and the values of a layer.
 MOVES: Mapping[type, Callable[[Any, Tensor, Tensor], Tensor]] = {
     StochasticTransformer: lambda model, mixed, values: (
-        (mixed @ values.mT).sum(-3) / sqrt(model.heads * model.layers_per_unit_time)
+        torch.einsum("...hnd,hed->...ne", mixed, values) / sqrt(model.heads * model.layers_per_unit_time)
     ),
     HybridTransformer: lambda model, mixed, v: (
         (1 / model.layers_per_unit_time + model.epsilon * v / sqrt(model.layers_per_unit_time)) * mixed

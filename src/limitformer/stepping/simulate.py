@@ -125,6 +125,8 @@ def simulate_steps(
         draw=draw, dtype=dtype, batch_dim=batch_dim, blocks=blocks, drawn=drawn,
     )  # fmt: skip
     network, first, every, forms = training.network, training.first, training.rules, training.forms
+    if samples > 1:
+        network.require_different_draws()
     began = time.perf_counter()
     parts: list[list[Arrays]] = []
 

@@ -53,6 +53,7 @@ from limitformer.weightless.run import (
 from limitformer.weightless.structure import Structure
 from limitformer.weightless.tensors import tensors_in
 from limitformer.weightless.threads import one_thread
+from limitformer.weightless.watching import OWN_GENERATOR, OWN_STATE
 
 BLOCKS_BETWEEN_TRIMS = 4
 NO_GRADIENT_WANTED = "modified by an inplace operation", "requires grad"  # in errors of torch about a change in place
@@ -189,6 +190,22 @@ class Weightless(Structure):
             raise
         except Exception as error:  # the user's own code, which may raise anything
             raise build_error(self.subject, error) from error
+
+    @property
+    def seeds_itself(self) -> bool:
+        """Whether the code that makes the network sets a seed, of all its random numbers or of some."""
+        return any(sign in reason for reason in self.drawn.values() for sign in (OWN_STATE, OWN_GENERATOR))
+
+    def require_different_draws(self) -> None:
+        """Raise `InputError` if the model's own code makes the same network each time, as it sets a seed."""
+        if self.seeds_itself:
+            one, two = (self.drawn_network(torch_seed(k, "draws")).parameters() for k in range(2))
+            equal = all(torch.equal(*pair) for pair in zip(one, two, strict=True))
+            require(
+                not equal,
+                f"{self.subject.name} makes the same network each time, as it sets a seed; a law needs networks that "
+                "differ. Nearest: no torch.manual_seed in it.",
+            )
 
     def take(self, run: WeightlessRun) -> None:
         """Draw or build the network of the run's sample, unless it is there."""

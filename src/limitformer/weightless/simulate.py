@@ -30,7 +30,6 @@ from limitformer.weightless.layout import Chosen, Recorder, needs_search
 from limitformer.weightless.network import FirstPass, Weightless
 from limitformer.weightless.observers.stream import PLACES
 from limitformer.weightless.run import ALWAYS, AUTO, NEVER, POSITIONS, row_error
-from limitformer.weightless.watching import OWN_GENERATOR, OWN_STATE
 
 RECOMPUTE_BYTES = 2**30  # of activations, above which blocks run again in the backward pass
 NAMED_ARGUMENTS = 6  # in an error
@@ -181,8 +180,7 @@ def run_passes(
         about |= ({"inputs": str(inputs)} if inputs.fixed else {}) | ({"loss": loss.name} if loss is not None else {})
         pairs = ((parts[0][key][0], each) for key in parts[0] for part in parts for each in part[key])
         if done > 1 and all(np.array_equal(a, b, equal_nan=True) for a, b in pairs):
-            seeds = any(sign in reason for reason in network.drawn.values() for sign in (OWN_STATE, OWN_GENERATOR))
-            about["equal_samples"] = SEEDED if seeds else CONSTANT_FACTORY
+            about["equal_samples"] = SEEDED if network.seeds_itself else CONSTANT_FACTORY
         about["wall_seconds"] = time.perf_counter() - began
         return dataset(parts, network.trained, network.read_where, network.stacks, inputs, about)
 
