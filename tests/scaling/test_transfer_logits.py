@@ -99,10 +99,13 @@ def test_change_of_logits_is_that_of_torch(kind, steps):
 def test_measured_networks_are_freed(kind):
     """A hook that held its stack, and so the graph whose node holds the hook, would never be freed."""
 
+    def build():
+        model = Model(kind)
+        nn.init.normal_(model.head.weight)
+        return model
+
     def alive(samples):
-        simulate_steps(
-            lambda: Model(kind), IDS, optimizer="sgd", steps=1, samples=samples, seed=0, loss=next_token, progress=False
-        )
+        simulate_steps(build, IDS, optimizer="sgd", steps=1, samples=samples, seed=0, loss=next_token, progress=False)
         gc.collect()
         return sum(type(each) is MeasuredStack for each in gc.get_objects())
 

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 import limitformer as lf
-from cases.networks import Stack, mean_square
+from cases.networks import IDS, Stack, mean_square
 from limitformer.base.errors import InputError
 from limitformer.stepping import trajectory
 from training_networks import (
@@ -180,10 +180,22 @@ RUNS = {
 
 @pytest.mark.parametrize("name", RUNS)
 def test_code_that_makes_the_same_network_each_time_has_no_law(name):
-    ids = torch.tensor([[3, 1, 4, 1, 5]])
     with pytest.raises(InputError, match="Seeded makes the same network each time, as it sets a seed"):
-        RUNS[name](Seeded, ids)
-    RUNS[name](SeededInPart, ids)
+        RUNS[name](Seeded, IDS)
+    RUNS[name](SeededInPart, IDS)
+
+
+def test_steps_take_one_network_of_loaded_weights():
+    weights = Stack().state_dict()
+
+    def load():
+        network = Stack()
+        network.load_state_dict(weights)
+        return network
+
+    lf.steps(load, IDS, samples=1, **OPTIONS)
+    with pytest.raises(InputError, match="load makes the same network each time, as it draws no number"):
+        lf.steps(load, IDS, samples=2, **OPTIONS)
 
 
 def test_correlation_is_that_of_tokens_of_one_sequence_in_a_real_training():

@@ -197,14 +197,15 @@ class Weightless(Structure):
         return any(sign in reason for reason in self.drawn.values() for sign in (OWN_STATE, OWN_GENERATOR))
 
     def require_different_draws(self) -> None:
-        """Raise `InputError` if the model's own code makes the same network each time, as it sets a seed."""
-        if self.seeds_itself:
+        """Raise `InputError` if the model's own code makes the same network each time."""
+        if self.seeds_itself or not any(law.random or law.kind == UNKNOWN for law in self.laws.values()):
             one, two = (self.drawn_network(torch_seed(k, "draws")).parameters() for k in range(2))
             equal = all(torch.equal(*pair) for pair in zip(one, two, strict=True))
+            why = "sets a seed" if self.seeds_itself else "draws no number"
             require(
                 not equal,
-                f"{self.subject.name} makes the same network each time, as it sets a seed; a law needs networks that "
-                "differ. Nearest: no torch.manual_seed in it.",
+                f"{self.subject.name} makes the same network each time, as it {why}; a law needs networks that differ. "
+                "Nearest: torch's random numbers without a seed, or one network (limitformer.steps, samples=1).",
             )
 
     def take(self, run: WeightlessRun) -> None:
