@@ -3,10 +3,10 @@ r"""[ST, App. D]: two statements on the training of shaped networks that the pap
 1. "Without either adjustment" (Learn or Recover) "shaped attention is still trainable but at much slower rates".
 2. "Training instabilities (loss divergence) for larger values of γ" than 0.2.
 
-Drawn from finished runs of `limitformer train mlm`, at their scale. On the left the training loss of the three variants
-at the γ of the fixed one, means over seeds of the last steps, with a band from the least seed to the largest. On the
-right the held-out loss at the end by γ, at the rate that has most γ, a point for each seed; a cross counts the seeds
-that diverged.
+Drawn from finished runs of `limitformer train mlm`, at their scale. On the left the training loss minus that of the
+fixed variant, at its γ and with the same seed: means over the last steps and over seeds, with a band from the least to
+the largest seed. On the right the held-out loss at the end by γ, at the rate that has most γ, a point for each seed; a
+cross counts the seeds that diverged.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,6 @@ from limitformer_papers.shaped_transformer.language_runs import (
     student,
     with_all_seeds,
 )
-from limitformer_papers.shaped_transformer.st_lr import limits
 
 FIXED = "shaped-fixed"
 COLOURS = {"shaped-recover": BLUE, "shaped-learn": GREEN, FIXED: PURPLE}
@@ -133,21 +132,23 @@ def by_gamma(data: xr.Dataset) -> list[tuple[str, xr.Dataset]]:
 
 
 def draw(data: xr.Dataset) -> Figure:
-    """Draw the losses by step, and the last ones by γ."""
+    """Draw the differences of losses by step, and the last losses by γ."""
     figure, (left, right) = panels(2, height=4.4)
-    mean = data["loss"].mean("seed", skipna=False)
-    bottom, top = limits(mean)
-    for name in mean["variant"].values:
-        for line, rate in zip(LINES, mean["rate"].values, strict=False):
-            place = {"variant": name, "rate": rate}
-            one, gone = data["loss"].sel(place), data["diverged"].sel(place | {"gamma": data.attrs["gamma"]})
-            draw_curve(left, mean.sel(place), gone, top, color=COLOURS[name], linestyle=line)
+    gap = data["loss"] - data["loss"].sel(variant=FIXED)
+    bottom, top = np.quantile([0, *gap.values[np.isfinite(gap)]], [0.01, 0.99])  # not the ends of runs that diverge
+    for name in (each for each in gap["variant"].values if each != FIXED):
+        for line, rate in zip(LINES, gap["rate"].values, strict=False):
+            one = gap.sel(variant=name, rate=rate)
+            gone = data["diverged"].sel(variant=[name, FIXED], rate=rate, gamma=data.attrs["gamma"]).max("variant")
+            draw_curve(left, one.mean("seed", skipna=False), gone, top, color=COLOURS[name], linestyle=line)
             left.fill_between(one["step"], one.min("seed"), one.max("seed"), color=COLOURS[name], alpha=0.15, lw=0)
-    left.set(xlabel="step", ylabel="training loss (nats)", title=f"γ = {data.attrs['gamma']:g}")
-    left.set_ylim(bottom, top)
+    left.axhline(0, color=COLOURS[FIXED], zorder=1)
+    left.set(xlabel="step", ylabel=f"training loss minus that of\n{VARIANTS[FIXED]} (nats)")
+    room = 0.1 * (top - bottom or 1.0)
+    left.set(title=f"γ = {data.attrs['gamma']:g}", ylim=(bottom - room, top + room))
     draw_gammas(right, by_gamma(data))
-    handles = [Line2D([], [], color=COLOURS[name], label=VARIANTS[name]) for name in mean["variant"].values]
-    rates = zip(LINES, mean["rate"].values, strict=False)
+    handles = [Line2D([], [], color=COLOURS[name], label=VARIANTS[name]) for name in gap["variant"].values]
+    rates = zip(LINES, gap["rate"].values, strict=False)
     handles += [Line2D([], [], color="gray", linestyle=line, label=f"rate {rate:g}") for line, rate in rates]
     if bool((data["diverged"] == 1).any()):
         handles += [Line2D([], [], color="gray", label="a seed diverged", **CROSS)]

@@ -599,7 +599,11 @@ def test_gains_numbers_are_those_of_the_runs(tmp_path):
     assert claims["γ = 0.5, shaped, Recover, rate 0.003: held-out loss"].value == INF
     assert claims["γ = 0.5, shaped, Learn, rate 0.003: held-out loss"].value == pytest.approx(0.3 + 7.2 / 3)
     assert claims["γ = 0.2, shaped, Learn, rate 0.003: held-out loss"].value == pytest.approx(0.3 + 6.3 / 3)
-    assert "1" in texts(drawn("st-gains", tmp_path))  # the number of seeds at its cross
+    figure = drawn("st-gains", tmp_path)
+    assert "1" in texts(figure)  # the number of seeds at its cross
+    ends = [line.get_ydata()[-1] for line in figure.axes[0].lines]
+    assert np.isclose(ends, learn[-1] - fixed[-1]).sum() == 2  # one for each rate
+    assert not np.isclose(ends, fixed[-1] - learn[-1]).any()
 
 
 def test_gains_that_the_paper_does_not_expect(tmp_path):
