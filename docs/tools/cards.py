@@ -23,10 +23,9 @@ OPENING = """# Gallery
 **Which figures of the two papers can be made here, and which statements hold?** Each figure's page has its
 settings, command, data and differences from the paper. *Holds: 6 of 6* means that all six tested statements hold.
 
-[ST, Table 2] has no picture: it needs data and pretraining that we do not have. Nor have two statements of [ST] that
-we have not yet trained: [shaping that stays](figures/st-gains.md), and [rates where width and depth
-grow](figures/st-sizes.md). Each page, as that of [Table 2](figures/st-table2.md), shows how to draw it from your own
-runs.
+[ST, Table 2] has no picture: it needs data and pretraining that we do not have. Nor has a statement of [ST] that we
+have not yet trained: [rates where width and depth grow](figures/st-sizes.md). Each page, as that of
+[Table 2](figures/st-table2.md), shows how to draw it from your own runs.
 
 `make gallery` makes all figures again, except those of [trained networks](training.md); it resumes after an
 interruption. For your paper, `limitformer figure st-fig1 --format pdf --width 6.75 --letters --serif` writes a picture

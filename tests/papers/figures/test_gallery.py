@@ -15,7 +15,7 @@ from quick_figures import in_tiers
 pytestmark = pytest.mark.xdist_group("figures")  # they share the figures
 
 PICTURES = Path(__file__).resolve().parents[3] / "docs" / "figures"
-WITHOUT_PICTURE = ["st-table2", "st-gains", "st-sizes"]  # nobody has run them, or at a size at which tasks are learnt
+WITHOUT_PICTURE = ["st-table2", "st-sizes"]  # nobody has run them, or at a size at which tasks are learnt
 
 
 def record_of(name, folder=PICTURES):
