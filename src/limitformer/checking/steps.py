@@ -174,7 +174,7 @@ def steps(
             draws the networks, and the optimiser trains them.
 
     Raises:
-        InputError: an argument cannot be used, or the module's code cannot run.
+        InputError: an argument cannot be used, the module's code cannot run, or it makes the same network each time.
         StepsInterrupted: Ctrl-C after the first network; it holds the report of the finished networks.
 
     >>> import limitformer as lf

@@ -182,7 +182,7 @@ def equivalent_rates(
         networks: the number of networks, at least two.
 
     Raises:
-        InputError: an argument cannot be used, or the module's code cannot run.
+        InputError: an argument cannot be used, the module's code cannot run, or it makes the same network each time.
         RateInterrupted: Ctrl-C after the second network; it holds the report of the finished networks.
 
     >>> import limitformer as lf

@@ -386,7 +386,7 @@ def rate(
             `limitformer.steps`.
 
     Raises:
-        InputError: an argument cannot be used, or the module's code cannot run.
+        InputError: an argument cannot be used, the module's code cannot run, or it makes the same network each time.
         RateInterrupted: Ctrl-C after the first network; it holds the report of the finished networks.
 
     >>> import limitformer as lf

@@ -114,7 +114,7 @@ def simulate_steps(
         have two dimensions or more, and which are those of an `nn.Embedding`.
 
     Raises:
-        InputError: an argument cannot be used, or the module's code cannot run.
+        InputError: an argument cannot be used, the module's code cannot run, or it makes the same network each time.
         Interrupted: Ctrl-C was pressed; it holds the finished samples, if there are any.
     """
     require_count("samples", samples)
