@@ -185,17 +185,79 @@ def test_code_that_makes_the_same_network_each_time_has_no_law(name):
     RUNS[name](SeededInPart, IDS)
 
 
-def test_steps_take_one_network_of_loaded_weights():
-    weights = Stack().state_dict()
+WEIGHTS = Stack().state_dict()
 
-    def load():
-        network = Stack()
-        network.load_state_dict(weights)
-        return network
 
-    lf.steps(load, IDS, samples=1, **OPTIONS)
-    with pytest.raises(InputError, match="load makes the same network each time, as it draws no number"):
-        lf.steps(load, IDS, samples=2, **OPTIONS)
+def loaded():
+    network = Stack()
+    network.load_state_dict(WEIGHTS)
+    return network
+
+
+def loaded_in_place():
+    """The laws of its weights cannot be read."""
+    network = Stack()
+    for name, each in network.named_parameters():
+        each.data = WEIGHTS[name].clone()
+    return network
+
+
+def loaded_with_unused_layer():
+    network = loaded()
+    network.pooler = nn.Linear(8, 8)
+    return network
+
+
+def seeded_before_a_read():
+    network = Stack()
+    torch.manual_seed(3)
+    assert not network.e.weight.isnan().any()
+    nn.init.normal_(network.e.weight)
+    for each in network.parameters():
+        nn.init.normal_(each, std=0.1)
+    return network
+
+
+def seeded_with_uninitialised_weight():
+    network = Seeded()
+    network.unused = nn.Parameter(torch.empty(3))
+    return network
+
+
+@pytest.mark.parametrize(
+    "make", [loaded, loaded_in_place, loaded_with_unused_layer, seeded_before_a_read, seeded_with_uninitialised_weight]
+)
+def test_steps_take_one_network_of_code_that_makes_the_same(make):
+    lf.steps(make, IDS, samples=1, **OPTIONS)
+    message = "have the same loss" if make is loaded_with_unused_layer else f"{make.__name__} makes the same network"
+    with pytest.raises(InputError, match=message):
+        lf.steps(make, IDS, samples=2, **OPTIONS)
+
+
+class RandomFeatures(nn.Module):
+    """A network of which nothing that is trained is random."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("features", torch.randn(16, 32))
+        self.head = nn.Linear(32, 16)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, ids):
+        return self.head(self.features[ids].tanh()) - 1.0
+
+
+def test_steps_take_networks_that_differ_in_buffers_or_by_overrides():
+    for make, overrides in ((RandomFeatures, None), (Seeded, {"*.weight": 0.1})):
+        data = lf.steps(make, IDS, samples=2, overrides=overrides, **OPTIONS).data
+        assert len(set(data.gradient_norm.values[..., 0].ravel())) == 2
+
+
+def test_steps_refuse_a_network_of_other_depth_each_time():
+    depths = iter(range(1, 100))
+    with pytest.raises(InputError, match="has other parameters each time"):
+        lf.steps(lambda: Seeded(next(depths)), IDS, samples=2, **OPTIONS)
 
 
 def test_correlation_is_that_of_tokens_of_one_sequence_in_a_real_training():

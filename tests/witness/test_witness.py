@@ -2,6 +2,7 @@
 
 import math
 import tomllib
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -93,10 +94,11 @@ def test_steps_are_witnessed_and_small_errors_are_seen(model, draw, monkeypatch)
     built = witness_training.real_module
 
     def with_error(change):
+        @contextmanager
         def build(*arguments):
-            module = built(*arguments)
-            change(module)
-            return module
+            with built(*arguments) as module:
+                change(module)
+                yield module
 
         monkeypatch.setattr(witness_training, "real_module", build)
         found = status()
@@ -188,11 +190,12 @@ def test_wrong_law_is_drawn(monkeypatch):
     """The entries of a real build are held against the law that was read."""
     built = witness_module.real_module
 
+    @contextmanager
     def wider(*arguments):
-        module = built(*arguments)
-        with torch.no_grad():
-            module.transformer.h[0].mlp.c_fc.weight.mul_(1.1)
-        return module
+        with built(*arguments) as module:
+            with torch.no_grad():
+                module.transformer.h[0].mlp.c_fc.weight.mul_(1.1)
+            yield module
 
     assert lf.check(GPT2, tokens=12, **QUIET).witness.status == WITNESSED
     monkeypatch.setattr(witness_module, "real_module", wider)
@@ -367,3 +370,36 @@ def test_every_mutant_is_in_the_source_once():
     source = Path(lf.__file__).parents[1]
     assert len({each["name"] for each in table}) == len(table) == 40
     assert [each["name"] for each in table if (source / each["file"]).read_text().count(each["text"]) != 1] == []
+
+
+def test_numbers_that_networks_share_with_the_caller_are_put_back(monkeypatch):
+    """In float32 the module's weights are the caller's memory. The twin copies it in every network."""
+    monkeypatch.setattr(witness_training, "MOST_IN_FLOAT64", 0)
+    table = torch.randn(61, 48, generator=torch.Generator().manual_seed(0))
+    before, loss = table.clone(), lambda out, inputs: lm_loss(out, IDS)
+
+    def shared(make=lambda: table):
+        module = Looped()
+        module.embed = nn.Embedding.from_pretrained(make(), freeze=False)
+        return module
+
+    def found(function):
+        report = lf.steps(function, IDS, optimizer="sgd", rates=[0.5], seed=0, loss=loss, **QUIET)
+        assert report.witness.number_format == "float32"
+        return report.witness.status, *report.data.loss.values.ravel()
+
+    ours = found(shared)
+    assert torch.equal(table, before)
+    assert ours == found(lambda: shared(lambda: table.clone()))
+
+
+def test_parameter_that_all_networks_share_is_refused():
+    table = nn.Embedding(61, 48)
+
+    def shared():
+        module = Looped()
+        module.embed = table
+        return module
+
+    with pytest.raises(lf.InputError, match=r"share embed\.weight, .* Nearest: a copy in each \(copy.deepcopy\)"):
+        lf.steps(shared, IDS, optimizer="sgd", seed=0, loss=lm_loss, **QUIET)

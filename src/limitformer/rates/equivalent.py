@@ -205,7 +205,7 @@ def equivalent_rates(
         )
         for each, at in ((optimizer, None if rate is None else [rate]), (other, None))
     ]  # fmt: skip
-    two[0].network.require_different_draws()
+    two[0].require_different_networks()
     kinds = kinds_of(two[0])
     change, equal = (np.full((len(kinds), networks), np.nan) for _ in range(2))
 

@@ -415,7 +415,7 @@ def rate(
     except NotUnderstoodError as error:
         proof = Witness(DRAWN, error.reason)
         training = build(drawn=error.reason)
-    training.network.require_different_draws()
+    training.require_different_networks()
     own = training.rules[0].base
     others = ", ".join(f"{each:g}" for each in sorted(training.own_rates - {own}))
     require(

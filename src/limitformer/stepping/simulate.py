@@ -34,6 +34,7 @@ from limitformer.subjects.subject import resolve
 from limitformer.weightless.arrays import BY_HEAD, Arrays, require_same_blocks
 from limitformer.weightless.building import put_parameters
 from limitformer.weightless.implicit import Implicit
+from limitformer.weightless.laws import GIVEN, UNKNOWN
 from limitformer.weightless.layout import Chosen
 from limitformer.weightless.network import Weightless
 from limitformer.weightless.run import ALWAYS, AUTO, NEVER
@@ -126,7 +127,7 @@ def simulate_steps(
     )  # fmt: skip
     network, first, every, forms = training.network, training.first, training.rules, training.forms
     if samples > 1:
-        network.require_different_draws()
+        training.require_different_networks()
     began = time.perf_counter()
     parts: list[list[Arrays]] = []
 
@@ -197,6 +198,17 @@ class Training:
     def of_network(self, sample: int) -> StepBatches:
         """Return the batches of one network."""
         return self.batches if self.batches_at is None else self.batches_at(sample)
+
+    def require_different_networks(self) -> None:
+        """Raise `InputError` if all networks are the same, or if what differs has no effect, as in an unused layer."""
+        self.network.require_different_draws()
+        if any(law.kind in (GIVEN, UNKNOWN) for law in self.network.laws.values()):
+            first, second = (self.trajectory(self.rules[0], sample).gradients() for sample in range(2))
+            require(
+                first != second,
+                f"{self.network.name} draws numbers that have no effect: two networks have the same loss and the same "
+                "gradients. Nearest: one network (limitformer.steps, samples=1).",
+            )
 
     def trajectory(self, rule: StepRules, sample: int) -> Trajectory:
         """Return the training of one network at one learning rate."""

@@ -141,6 +141,11 @@ class Trajectory:
         """
         return self.repeated(self.train_unmeasured)
 
+    def gradients(self) -> dict[str, float]:
+        """Return the loss of the first batch before training, and |∂W|² by weight."""
+        now = self.repeated(lambda: self.run(self.batches.of_steps[0], gradients=True))
+        return now.squares | {"the loss": now.loss}
+
     def repeated(self, train: Callable[[], Result]) -> Result:
         """Return what `train` returns.
 

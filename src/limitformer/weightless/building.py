@@ -71,6 +71,12 @@ def build_twice(factory: Callable[[], nn.Module], dtype: torch.dtype) -> Built:
     same = "The function returns the same module at each call. Nearest: a function that builds a new one."
     require(other is not module, same)
     twins = dict(other.named_parameters())
+    shared = next((name for name, each in module.named_parameters() if twins.get(name) is each), "")
+    require(
+        not shared,
+        f"All networks that the function makes share {shared}, and a step of one would change it in all. Nearest: "
+        "a copy in each (copy.deepcopy).",
+    )
     known = {}
     has_known_law = False  # whether a parameter holds the numbers drawn from NumPy or Python
     for name, parameter in module.named_parameters():

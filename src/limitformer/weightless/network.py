@@ -42,7 +42,7 @@ from limitformer.weightless.law import build_error, table_of, with_overrides
 from limitformer.weightless.laws import CONSTANT, UNKNOWN, Law
 from limitformer.weightless.layout import Chosen
 from limitformer.weightless.observers.stream import where_parameters_are_read
-from limitformer.weightless.reachable import State, stray_tensors
+from limitformer.weightless.reachable import GENERATORS, State, stray_tensors
 from limitformer.weightless.run import (
     DrawWholeError,
     KeepWeightsError,
@@ -51,7 +51,7 @@ from limitformer.weightless.run import (
     gradient_norm,
 )
 from limitformer.weightless.structure import Structure
-from limitformer.weightless.tensors import tensors_in
+from limitformer.weightless.tensors import same_numbers, tensors_in
 from limitformer.weightless.threads import one_thread
 from limitformer.weightless.watching import OWN_GENERATOR, OWN_STATE
 
@@ -198,15 +198,15 @@ class Weightless(Structure):
 
     def require_different_draws(self) -> None:
         """Raise `InputError` if the model's own code makes the same network each time."""
-        if self.seeds_itself or not any(law.random or law.kind == UNKNOWN for law in self.laws.values()):
-            one, two = (self.drawn_network(torch_seed(k, "draws")).parameters() for k in range(2))
-            equal = all(torch.equal(*pair) for pair in zip(one, two, strict=True))
-            why = "sets a seed" if self.seeds_itself else "draws no number"
-            require(
-                not equal,
-                f"{self.subject.name} makes the same network each time, as it {why}; a law needs networks that differ. "
-                "Nearest: torch's random numbers without a seed, or one network (limitformer.steps, samples=1).",
-            )
+        if any(self.laws[name].random for name in (self.overridden if self.drawn else self.laws)):
+            return  # these are drawn here
+        one, two = (numbers_of(self.drawn_network(torch_seed(k, "draws"))) for k in range(2))
+        why = ", as it sets a seed" if self.seeds_itself else ""
+        require(
+            one.keys() != two.keys() or not all(same_numbers(each, two[name]) for name, each in one.items()),
+            f"{self.subject.name} makes the same network each time{why}; a law needs networks that differ. "
+            "Nearest: torch's random numbers without a seed, or one network (limitformer.steps, samples=1).",
+        )
 
     def take(self, run: WeightlessRun) -> None:
         """Draw or build the network of the run's sample, unless it is there."""
@@ -497,6 +497,12 @@ class Weightless(Structure):
             "loss": mean.detach().double().cpu().numpy()[None],
             "weight_gradient": np.stack([norms.get(name, none).cpu().numpy() for name in self.trained], -1),
         }
+
+
+def numbers_of(module: nn.Module) -> dict[str, Any]:
+    """Return the tensors and numbers that a module holds, by path."""
+    strays = [(name, value) for name, value in stray_tensors(module) if not isinstance(value, GENERATORS)]
+    return dict([*module.named_parameters(), *module.named_buffers(), *strays])
 
 
 def link_copies(weights: list[RandomWeight]) -> dict[str, str]:

@@ -103,8 +103,8 @@ class LawWatch(TorchDispatchMode):
         elif name.endswith("_") and isinstance(args[0], Tensor) and not args[0].is_meta:
             args, kwargs = self.with_entries(args), self.with_entries(kwargs)
         seeded = torch.Tag.nondeterministic_seeded in func.tags
-        if seeded and self.state is not None and not torch.equal(self.state, torch.get_rng_state()):
-            self.doubts.add(OWN_STATE)  # anything but a draw has changed it
+        if seeded:
+            self.check_state()
         try:
             out = self.follow(name, func, args, kwargs, seeded)
         except Exception:  # the code may catch it and make another module
@@ -140,6 +140,11 @@ class LawWatch(TorchDispatchMode):
         """Note the state of torch's generator before the first draw."""
         self.state = torch.get_rng_state()
 
+    def check_state(self) -> None:
+        """Note a doubt if anything but a draw has changed the state of torch's generator."""
+        if self.state is not None and not torch.equal(self.state, torch.get_rng_state()):
+            self.doubts.add(OWN_STATE)
+
     def check_reading(self, values: Any) -> None:
         """Note a doubt if the code reads random entries."""
         if self.is_random(values):
@@ -160,6 +165,7 @@ class LawWatch(TorchDispatchMode):
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
         """Follow no operations within the with statement."""
+        self.check_state()
         self.paused = True
         try:
             yield

@@ -127,14 +127,16 @@ def witness_at(training: Training, rule: StepRules, optimizer: Any, steps: int) 
     simulated.arrays()
     if network.drawn:
         return drawn(network)
-    module = real_module(network.subject, network.dtype, training.seed)
-    if wrong := wrong_law(module, network) or fill(module, network, simulated.completed):
-        return Witness(DRAWN, wrong, **about)
-    simulated.make_updates(module)
-    delta, disturbed = DELTA[network.dtype], real_module(network.subject, network.dtype, training.seed)
-    fill(disturbed, network, simulated.completed)  # a copy would not have the hooks of parameters
-    disturb(disturbed, delta)
-    real, other = (real_training(each, training, rule, optimizer, steps) for each in (module, disturbed))
+    delta, build = DELTA[network.dtype], partial(real_module, network.subject, network.dtype, training.seed)
+    with build() as module:
+        if wrong := wrong_law(module, network) or fill(module, network, simulated.completed):
+            return Witness(DRAWN, wrong, **about)
+        simulated.make_updates(module)
+        real = real_training(module, training, rule, optimizer, steps)
+    with build() as module:  # a copy would not have the hooks of parameters
+        fill(module, network, simulated.completed)
+        disturb(module, delta)
+        other = real_training(module, training, rule, optimizer, steps)
     if not all(math.isfinite(each.size) for key, each in real.items() if key.kind == LOSS):
         return Witness(NOT_WITNESSED, "its loss is not finite at this rate", **about)
     return compare(simulated.values, real, other, delta, steps=steps, **about)

@@ -2,8 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -140,17 +140,17 @@ def witness_in(network: Weightless, inputs: Inputs, loss: Loss | None, seed: int
     simulated, run = simulated_pass(network, inputs, loss, seed, draw)
     if network.drawn:  # the pass has shown that it must be
         return drawn(network)
-    module = real_module(network.subject, network.dtype, seed)
-    if wrong := wrong_law(module, network) or fill(module, network, weights_of_pass(run, network.weights, seed)):
-        return Witness(DRAWN, wrong, **about)
-    identity = max(map(identity_error, (run.products or {}).values()), default=0.0)
-    run.products = None
-    real, disturbed, state = Values(), Values(), State(module)
-    real_pass(module, arguments_of(inputs, seed, network.dtype), loss, real)
-    state.restore()
-    delta = DELTA[network.dtype]
-    disturb(module, delta)
-    real_pass(module, arguments_of(inputs, seed, network.dtype), loss, disturbed)
+    with real_module(network.subject, network.dtype, seed) as module:
+        if wrong := wrong_law(module, network) or fill(module, network, weights_of_pass(run, network.weights, seed)):
+            return Witness(DRAWN, wrong, **about)
+        identity = max(map(identity_error, (run.products or {}).values()), default=0.0)
+        run.products = None
+        real, disturbed, state = Values(), Values(), State(module)
+        real_pass(module, arguments_of(inputs, seed, network.dtype), loss, real)
+        state.restore()
+        delta = DELTA[network.dtype]
+        disturb(module, delta)
+        real_pass(module, arguments_of(inputs, seed, network.dtype), loss, disturbed)
     if not all(math.isfinite(each.size) for key, each in real.items() if key.kind in (OUTPUT, LOSS)):
         return Witness(NOT_WITNESSED, "its output is not finite", **about)
     return compare(simulated, real, disturbed, delta, identity=identity, **about)
@@ -186,9 +186,23 @@ def simulated_pass(
     return values, run
 
 
-def real_module(subject: Subject, dtype: torch.dtype, seed: int) -> nn.Module:
-    """Build the user's module, with the numbers that its code draws from this seed."""
-    return drawn_module(subject.factory, dtype, torch_seed(seed, "weightless build 0")).eval().to(dtype)
+@contextmanager
+def real_module(subject: Subject, dtype: torch.dtype, seed: int) -> Iterator[nn.Module]:
+    """Build the user's module, with the numbers that its code draws from this seed.
+
+    Tensors that the code shares between networks, or with the user's program, get their numbers back.
+    """
+    module = drawn_module(subject.factory, dtype, torch_seed(seed, "weightless build 0"))
+    modes = [(part, part.training) for part in module.modules()]
+    tensors = [(each, each.data, each.detach().clone()) for each in (*module.parameters(), *module.buffers())]
+    try:
+        yield module.eval().to(dtype)
+    finally:
+        for part, mode in modes:
+            part.training = mode
+        for each, data, numbers in tensors:
+            each.data = data.copy_(numbers)
+        module.zero_grad()
 
 
 def wrong_law(module: nn.Module, network: Weightless) -> str:

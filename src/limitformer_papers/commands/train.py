@@ -190,7 +190,7 @@ def vit(
             help="tiny (digits, a minute), digits (128 layers, minutes), fashion (Fashion-MNIST) or paper (CIFAR-10)."
         ),
     ] = "tiny",
-    variant: Annotated[str, typer.Option(help="constant or random.", show_default="both")] = "",
+    variant: Annotated[str, typer.Option(help="constant, untied or random.", show_default="all three")] = "",
     seed: Annotated[str, typer.Option(help="Seeds, separated by commas or as 0:4:1.")] = "0",
     data: Annotated[
         Path | None,
@@ -219,7 +219,7 @@ def vit(
     """
     with errors_in_one_line():
         budget = budget_of(minutes)
-        from limitformer_papers.training.tasks.vit import Variant
+        from limitformer_papers.training.tasks.vit import OWN_RATES, Variant
 
         begin_work()
         variants = names_of("variant", variant, get_args(Variant)) if variant else list(get_args(Variant))
@@ -227,7 +227,7 @@ def vit(
         named = {"epochs": epochs, "layers": layers, "learning_rate": learning_rate}
         sizes: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
         if learning_rate is not None:
-            sizes["random_learning_rate"] = learning_rate
+            sizes |= dict.fromkeys(OWN_RATES.values(), learning_rate)
         course: Any = {"threads": threads_of(threads, workers), "tf32": tf32, "compile": compiled}
         make = partial(one_run, preset=preset, out=out, data=data, **course, **sizes)
         finished = finish_all(runs, make, workers, vit_line, budget)

@@ -130,9 +130,10 @@ def test_each_variant_has_its_own_rate_and_the_images_of_the_preset(tmp_path):
         "training_images": 40,
         "held_out_images": 20,
         "learning_rate": 1e-3,
+        "untied_learning_rate": 2e-3,
         "random_learning_rate": 4e-3,
     }
-    rates: dict[Variant, float] = {"constant": 1e-3, "random": 4e-3}
+    rates: dict[Variant, float] = {"constant": 1e-3, "untied": 2e-3, "random": 4e-3}
     for variant, rate in rates.items():
         run_vit("fashion", variant=variant, seed=0, out=tmp_path / "out", data=tmp_path, **changes)
         about = json.loads((tmp_path / "out" / "vit-fashion" / f"{variant}-0" / "run.json").read_text())
