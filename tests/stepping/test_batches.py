@@ -180,6 +180,7 @@ class Fixed(nn.Module):
         self.table, self.head = nn.Embedding(4, 6), nn.Linear(6, 4)
         for k, each in enumerate(self.parameters()):
             each.data = torch.sin(1.7 * torch.arange(each.numel()) ** 1.5 + k).reshape(each.shape)
+        self.register_buffer("unused", torch.randn(1))  # networks that are the same each time are refused
 
     def forward(self, ids):
         x = self.table(ids)

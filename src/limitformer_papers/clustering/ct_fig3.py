@@ -4,8 +4,8 @@ Probability that two tokens, uniform at first, end antipodal, over β for d = 4,
 40,000 trajectories, L = 100, T = 500 (so 50,000 layers), σ = 1, tolerance 10⁻³; softmax attention, Q = K = I. The range
 of β is not in it: 17 values from 0 to 4. Trajectories stop early once they are certain (10⁻⁹) to stay where they are.
 
-Left: with Wilson intervals, on the exact probability of the limit and its thresholds β_c(d) = arccosh(d − 2)/2. Middle:
-simulated − exact, at L = 100 and at L = 1000. Right: its mean over some cells against L.
+Above: with Wilson intervals, on the exact probability of the limit and its thresholds β_c(d) = arccosh(d − 2)/2, and the
+same over β and d. Below: simulated − exact, at L = 100 and at L = 1000, and its mean over some cells against L.
 """
 
 from dataclasses import dataclass
@@ -28,6 +28,7 @@ from limitformer_papers.common.claims import Claim, FigureRun
 from limitformer_papers.common.grids import resumable
 
 SINGLE, ANTIPODAL, UNRESOLVED = OUTCOMES
+THRESHOLD = "threshold $β_c(d)$"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,17 +173,31 @@ def mean_bias(data: xr.Dataset) -> tuple[list[int], list[float], list[float]]:
 
 
 def draw(data: xr.Dataset) -> Figure:
-    figure, (left, middle, right) = panels(3, height=4.2)
+    figure, ((curves, cells), (bias, by_layers)) = panels(2, width=5.2, height=4.4, rows=2)
     for look, one in zip(looks(data.sizes["dim"]), data["dim"].values, strict=True):
-        draw_probability(left, data.sel(dim=one), **look)
-    left.plot([], [], color="gray", label="exact, L → ∞")
-    left.plot([], [], color="gray", linestyle="--", label="threshold $β_c(d)$")
-    left.set(xlabel="inverse temperature β", ylabel="probability of the antipodal state", ylim=(-0.01, None))
-    draw_bias(middle, data)
-    draw_by_layers(right, data)
-    for axes, columns in ((left, 2), (middle, 1), (right, 1)):
+        draw_probability(curves, data.sel(dim=one), **look)
+    curves.plot([], [], color="gray", label="exact, L → ∞")
+    curves.plot([], [], color="gray", linestyle="--", label=THRESHOLD)
+    curves.set(xlabel="inverse temperature β", ylabel="probability of the antipodal state", ylim=(-0.01, None))
+    image = draw_cells(cells, data)
+    draw_bias(bias, data)
+    draw_by_layers(by_layers, data)
+    for axes, columns in ((curves, 3), (cells, 1), (bias, 1), (by_layers, 1)):
         legend_below(axes, columns)
+    figure.colorbar(image, ax=cells, label="probability of the antipodal state")
     return figure
+
+
+def draw_cells(axes: Axes, data: xr.Dataset) -> Any:
+    """Draw the simulated probability over β and d, and the phase boundary."""
+    axes.grid(False)
+    dims = data["dim"].values
+    shares = data["probability"].sel(outcome=ANTIPODAL)
+    image = axes.pcolormesh(data["beta"], dims, shares, cmap="magma", vmin=0, shading="nearest", rasterized=True)
+    fine = np.linspace(dims[0] - 0.5, dims[-1] + 0.5, 200)
+    axes.plot(np.arccosh(fine - 2) / 2, fine, color="#56B4E9", linestyle="--", linewidth=2, label=THRESHOLD)
+    axes.set(xlabel="inverse temperature β", ylabel="dimension d", yticks=dims)
+    return image
 
 
 def looks(count: int) -> list[dict[str, str]]:
