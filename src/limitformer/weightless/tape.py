@@ -144,7 +144,10 @@ class Tape:
         for k, value in enumerate(values):
             if memory.unwritten and bool(value.isnan().any()):
                 name = names[k] if names else "a matrix"
-                raise InputError(f"nothing writes to a part of {name} while the module is built.")
+                raise InputError(
+                    f"nothing writes to a part of {name} while the module is built. Nearest: a function that makes all "
+                    "tensors anew at each call."
+                )
         return values
 
     def run(self, index: int, memory: "Memory") -> None:

@@ -4,8 +4,8 @@ Probability that two tokens, uniform at first, end antipodal, over β for d = 4,
 40,000 trajectories, L = 100, T = 500 (so 50,000 layers), σ = 1, tolerance 10⁻³; softmax attention, Q = K = I. The range
 of β is not in it: 17 values from 0 to 4. Trajectories stop early once they are certain (10⁻⁹) to stay where they are.
 
-Above: with Wilson intervals, on the exact probability of the limit and its thresholds β_c(d) = arccosh(d − 2)/2, and the
-same over β and d. Below: simulated − exact, at L = 100 and at L = 1000, and its mean over some cells against L.
+Above: with Wilson intervals, on the exact probability of the limit and its thresholds β_c(d) = arccosh(d − 2)/2, and
+the same over β and d. Below: simulated − exact, at L = 100 and at L = 1000, and its mean over some cells against L.
 """
 
 from dataclasses import dataclass
