@@ -403,3 +403,16 @@ def test_parameter_that_all_networks_share_is_refused():
 
     with pytest.raises(lf.InputError, match=r"share embed\.weight, .* Nearest: a copy in each \(copy.deepcopy\)"):
         lf.steps(shared, IDS, optimizer="sgd", seed=0, loss=lm_loss, **QUIET)
+
+
+def test_module_with_an_expanded_buffer_is_witnessed():
+    class Expanded(Looped):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("ones", torch.ones(1, 1, 48).expand(2, 24, 48))
+
+        def forward(self, ids):
+            return super().forward(ids) + self.ones.sum()
+
+    report = lf.steps(Expanded, IDS, optimizer="sgd", seed=0, loss=lambda out, _: lm_loss(out, IDS), **QUIET)
+    assert report.witness.status == WITNESSED

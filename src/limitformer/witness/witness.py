@@ -23,6 +23,7 @@ from limitformer.weightless.network import Weightless
 from limitformer.weightless.reachable import State
 from limitformer.weightless.run import AUTO, NEVER, WeightlessRun
 from limitformer.weightless.simulate import accepted_inputs
+from limitformer.weightless.tensors import same_numbers
 from limitformer.weightless.threads import one_thread
 from limitformer.witness.compare import DELTA, DRAWN, NOT_WITNESSED, Witness, compare
 from limitformer.witness.complete import identity_error, weights_of_pass
@@ -201,7 +202,9 @@ def real_module(subject: Subject, dtype: torch.dtype, seed: int) -> Iterator[nn.
         for part, mode in modes:
             part.training = mode
         for each, data, numbers in tensors:
-            each.data = data.copy_(numbers)
+            if not same_numbers(data, numbers):  # an expanded buffer cannot be written
+                data.copy_(numbers)
+            each.data = data
         module.zero_grad()
 
 
@@ -233,7 +236,8 @@ def fill(module: nn.Module, network: Weightless, weights: Mapping[str, Tensor | 
                 free = network.rebuilt or name in network.overridden or not each.is_floating_point()
                 if not free and not torch.allclose(each, other, rtol=1e-5, atol=1e-8, equal_nan=True):
                     return f"{name} has other numbers when it is built again"
-                each.copy_(other)
+                if not same_numbers(each, other):  # an expanded buffer cannot be written
+                    each.copy_(other)
             value = weights.get(name, {})
             for part, one in ({None: value} if isinstance(value, Tensor) else value).items():
                 target = each if part is None else each[part]
