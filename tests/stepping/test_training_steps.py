@@ -227,7 +227,7 @@ def seeded_with_uninitialised_weight():
 @pytest.mark.parametrize(
     "make", [loaded, loaded_in_place, loaded_with_unused_layer, seeded_before_a_read, seeded_with_uninitialised_weight]
 )
-def test_steps_take_one_network_of_code_that_makes_the_same(make):
+def test_steps_take_only_one_network_of_a_function_that_repeats_it(make):
     lf.steps(make, IDS, samples=1, **OPTIONS)
     message = "have the same loss" if make is loaded_with_unused_layer else f"{make.__name__} makes the same network"
     with pytest.raises(InputError, match=message):
@@ -235,7 +235,7 @@ def test_steps_take_one_network_of_code_that_makes_the_same(make):
 
 
 class RandomFeatures(nn.Module):
-    """A network of which nothing that is trained is random."""
+    """A network whose weights are constants and whose buffer is random; its output is not 0, so that it trains."""
 
     def __init__(self):
         super().__init__()

@@ -74,8 +74,8 @@ def build_twice(factory: Callable[[], nn.Module], dtype: torch.dtype) -> Built:
     shared = next((name for name, each in module.named_parameters() if twins.get(name) is each), "")
     require(
         not shared,
-        f"All networks that the function makes share {shared}, and a step of one would change it in all. Nearest: "
-        "a copy in each (copy.deepcopy).",
+        f"All networks that the function makes share {shared}, so that training one changes all. Nearest: a copy "
+        "in each (copy.deepcopy).",
     )
     known = {}
     has_known_law = False  # whether a parameter holds the numbers drawn from NumPy or Python

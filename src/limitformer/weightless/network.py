@@ -199,7 +199,7 @@ class Weightless(Structure):
     def require_different_draws(self) -> None:
         """Raise `InputError` if the model's own code makes the same network each time."""
         if any(self.laws[name].random for name in (self.overridden if self.drawn else self.laws)):
-            return  # these are drawn here
+            return  # this package draws them, with other numbers for each network
         one, two = (numbers_of(self.drawn_network(torch_seed(k, "draws"))) for k in range(2))
         why = ", as it sets a seed" if self.seeds_itself else ""
         require(

@@ -194,8 +194,7 @@ def draw_cells(axes: Axes, data: xr.Dataset) -> Any:
     dims = data["dim"].values
     shares = data["probability"].sel(outcome=ANTIPODAL)
     image = axes.pcolormesh(data["beta"], dims, shares, cmap="magma", vmin=0, shading="nearest", rasterized=True)
-    fine = np.linspace(dims[0] - 0.5, dims[-1] + 0.5, 200)
-    axes.plot(np.arccosh(fine - 2) / 2, fine, color="#56B4E9", linestyle="--", linewidth=2, label=THRESHOLD)
+    axes.plot(data["threshold"], dims, color="#56B4E9", linestyle="--", linewidth=2, label=THRESHOLD)
     axes.set(xlabel="inverse temperature β", ylabel="dimension d", yticks=dims)
     return image
 

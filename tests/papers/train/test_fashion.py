@@ -3,12 +3,15 @@
 import gzip
 import json
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
 from limitformer.base.errors import InputError
+from limitformer.cli.app import app
 from limitformer_papers.training.data import idx
 from limitformer_papers.training.data.autoaugment import OPERATIONS, augmented
 from limitformer_papers.training.data.images import read_images
@@ -139,6 +142,15 @@ def test_each_variant_has_its_own_rate_and_the_images_of_the_preset(tmp_path):
         about = json.loads((tmp_path / "out" / "vit-fashion" / f"{variant}-0" / "run.json").read_text())
         assert about["about"]["examples"] == {"training": 40, "held_out": 20, "epoch": 2}
         assert about["plan"]["learning_rate"] == rate
+
+
+def test_learning_rate_of_the_command_is_that_of_all_variants(tmp_path, monkeypatch):
+    own = replace(PRESETS["tiny"], untied_learning_rate=2e-3, random_learning_rate=4e-3)
+    monkeypatch.setitem(PRESETS, "tiny", own)
+    options = ["train", "vit", "--epochs", "1", "--layers", "2", "--threads", "1", "--learning-rate", "0.01"]
+    assert CliRunner().invoke(app, [*options, "--out", str(tmp_path)]).exit_code == 0
+    runs = [json.loads(each.read_text())["plan"]["learning_rate"] for each in tmp_path.glob("*/*/run.json")]
+    assert runs == [0.01] * 3
 
 
 def test_fashion_preset_has_the_papers_depth_and_width():
