@@ -40,7 +40,8 @@ def compute(config: NoConfig, run: FigureRun) -> xr.Dataset:
     check_alike(runs, run.runs, PLACE)
     whole = {(one.about["variant"], one.about["seed"]): one.path for one in runs if not one.summary["diverged"]}
     ran = {one.about["variant"] for one in runs}
-    variants = [each for each in COLOURS if each in ran | {"constant", "random"}]
+    needed = set() if "random" in ran and len(ran) > 1 else {"constant", "random"}
+    variants = [each for each in COLOURS if each in ran | needed]
     finished = {variant: sorted(seed for one, seed in whole if one == variant) for variant in variants}
     diverged = {
         name: sum(bool(one.summary["diverged"]) for one in runs if one.about["variant"] == name) for name in variants
@@ -95,11 +96,12 @@ def claims(data: xr.Dataset) -> list[Claim]:
     """Return the paper's claim, as the mean of differences seed by seed, and the numbers behind it."""
     last = data["accuracy"].isel(epoch=-1)
     whole, names = data["accuracy"].mean(("seed", "epoch")), [str(each) for each in data["variant"].values]
+    others = [name for name in names if name != "random"]
     return [
-        *[better(data, name) for name in names if name != "random"],
+        *[better(data, name) for name in others],
         *[Claim(f"mean final accuracy, {name}", float(last.sel(variant=name).mean())) for name in names],
         *[Claim(f"accuracy, mean over all epochs, {name}", float(whole.sel(variant=name))) for name in names],
-        Claim("final loss, random minus constant", difference(data, "loss", "constant")[0]),
+        *[Claim(f"final loss, random minus {name}", difference(data, "loss", name)[0]) for name in others],
         *[
             Claim(f"{name} runs that diverged and are left out", float(data["diverged"].sel(variant=name)))
             for name in names

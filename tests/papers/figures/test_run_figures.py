@@ -572,6 +572,9 @@ def test_vision_claim_is_against_each_variant(tmp_path):
     assert (tied.holds, untied.holds) == (True, False)
     assert untied.value == pytest.approx(0.11 - 0.2)
     assert "random minus untied" in untied.name
+    for tied_run in out.glob("constant-*"):
+        shutil.rmtree(tied_run)
+    assert claims_of("ct-fig2", out)[0] == untied
 
 
 # st-gains
