@@ -134,7 +134,8 @@ class TrainableShapedReLU(nn.Module):
 
     def forward(self, x: Annotated[Tensor, "*shape"]) -> Annotated[Tensor, "*shape"]:
         negative = self.negative()
-        if self.positive == 1 and x.dtype == negative.dtype:  # one kernel for five, with the same bits
+        plain = self.positive == 1 and x.dtype == negative.dtype
+        if plain and not torch.compiler.is_compiling():  # one kernel for five, with the same bits
             with without_autocast(x.device.type):  # which would round the slope to 8 bits
                 return functional.prelu(x, negative)
         return torch.where(x > 0, self.positive * x, (negative * x).to(x.dtype))
