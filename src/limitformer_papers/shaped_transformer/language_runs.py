@@ -236,6 +236,11 @@ def student(first: NDArray[np.float64], second: NDArray[np.float64]) -> tuple[fl
     return float(differences.mean()), float(t.ppf(0.975, max(1, number - 1)) * error)
 
 
+def within(half: float) -> str:
+    """Say the half-width of `student` in a claim."""
+    return f"95 %: ± {half:.3f}" if np.isfinite(half) else "no 95 % interval"
+
+
 def draw_curve(axes: Axes, line: xr.DataArray, gone: xr.DataArray, top: float, **style: Any) -> None:
     """Draw a curve (step,), with a cross where it ends or passes `top` if a seed of `gone` (seed,) diverged."""
     visible = line.dropna("step")

@@ -37,6 +37,7 @@ from limitformer_papers.shaped_transformer.language_runs import (
     smoothed,
     student,
     with_all_seeds,
+    within,
 )
 
 FIXED = "shaped-fixed"
@@ -98,7 +99,7 @@ def claims(data: xr.Dataset) -> list[Claim]:
                 continue
             gap, half = student(fixed, at.sel(variant=name).values)
             said = f"rate {rate:g}: {VARIANTS[FIXED]} minus {VARIANTS[name]}, held-out loss"
-            said += f" (95 %: ± {half:.3f}; paper: above 0)"
+            said += f" ({within(half)}; paper: above 0)"
             decided = len(fixed) >= SEEDS and abs(gap) > half
             found.append(Claim(said, gap, gap > 0 if decided else None))
             if np.isfinite(gap):  # no seed diverged

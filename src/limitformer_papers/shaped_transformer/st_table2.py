@@ -35,6 +35,7 @@ from limitformer_papers.shaped_transformer.language_runs import (
     scale_of,
     setting,
     student,
+    within,
 )
 from limitformer_papers.shaped_transformer.st_table1 import COLOURS, SEEDS, is_shaped, key_of, label, order, point
 from limitformer_papers.training.plan import FinishedRun
@@ -164,7 +165,7 @@ def difference(row: xr.Dataset, base: xr.Dataset, metric: str) -> Claim:
     first, second = (one["score"].sel(metric=metric).mean("tuning", skipna=False).values for one in (row, base))
     gap, half = student(first, second)
     name = (
-        f"{label(row)} minus Pre-LN, {metric}, mean of {len(first)} pretraining seeds in pairs (95 %: ± {half:.3f}; "
+        f"{label(row)} minus Pre-LN, {metric}, mean of {len(first)} pretraining seeds in pairs ({within(half)}; "
         "the paper: above)"
     )
     return Claim(name, gap, above(gap, half) if len(first) >= SEEDS else None)

@@ -427,6 +427,7 @@ def pairs(out, gaps, base=2.0, **shaped):
         ([0.5, 0.4, 0.6], False),
         ([0.5, -0.4, 0.1], None),  # noise does not make it comparable
         ([0.0, 0.0], None),
+        ([-0.1], None),
     ],
 )
 def test_table_claim_compares_seeds_in_pairs(gaps, holds, tmp_path):
@@ -437,6 +438,8 @@ def test_table_claim_compares_seeds_in_pairs(gaps, holds, tmp_path):
     if len(gaps) > 1:
         half = t.ppf(0.975, len(gaps) - 1) * np.std(gaps, ddof=1) / len(gaps) ** 0.5
         assert f"95 %: ± {half:.3f};" in claim.name
+    else:
+        assert "no 95 % interval;" in claim.name
 
 
 def test_table_rows_have_the_best_rates(tmp_path):
@@ -553,6 +556,8 @@ def test_vision_claim_uses_students_interval(differences, holds, tmp_path):
         error = np.std(differences, ddof=1) / len(differences) ** 0.5
         assert f"standard error {error:.4f}" in claim.name
         assert f"± {t.ppf(0.975, len(differences) - 1) * error:.4f}" in claim.name
+    else:
+        assert "one seed" in claim.name
 
 
 def test_vision_curves_are_those_of_the_pairs(runs):
