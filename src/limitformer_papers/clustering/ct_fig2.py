@@ -34,7 +34,8 @@ def compute(config: NoConfig, run: FigureRun) -> xr.Dataset:
     `diverged` (variant,) counts the runs that diverged; a seed with such a run is left out.
 
     Raises:
-        InputError: no finished runs of the experiment, one variant only, or runs of different settings.
+        InputError: no finished runs of the experiment, none of random values, none of others, or runs of different
+            settings.
     """
     runs = runs_of("vit", run)
     check_alike(runs, run.runs, PLACE)

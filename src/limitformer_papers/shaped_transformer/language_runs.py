@@ -236,8 +236,8 @@ def student(first: NDArray[np.float64], second: NDArray[np.float64]) -> tuple[fl
     return float(differences.mean()), float(t.ppf(0.975, max(1, number - 1)) * error)
 
 
-def within(half: float) -> str:
-    """Say the half-width of `student` in a claim."""
+def interval_of(half: float) -> str:
+    """Return the words of a claim for the half-width of `student`."""
     return f"95 %: ± {half:.3f}" if np.isfinite(half) else "no 95 % interval"
 
 

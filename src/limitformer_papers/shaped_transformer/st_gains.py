@@ -30,6 +30,7 @@ from limitformer_papers.shaped_transformer.language_runs import (
     draw_curve,
     final,
     grid_of_runs,
+    interval_of,
     language_runs,
     logs,
     scale_of,
@@ -37,7 +38,6 @@ from limitformer_papers.shaped_transformer.language_runs import (
     smoothed,
     student,
     with_all_seeds,
-    within,
 )
 
 FIXED = "shaped-fixed"
@@ -99,7 +99,7 @@ def claims(data: xr.Dataset) -> list[Claim]:
                 continue
             gap, half = student(fixed, at.sel(variant=name).values)
             said = f"rate {rate:g}: {VARIANTS[FIXED]} minus {VARIANTS[name]}, held-out loss"
-            said += f" ({within(half)}; paper: above 0)"
+            said += f" ({interval_of(half)}; paper: above 0)"
             decided = len(fixed) >= SEEDS and abs(gap) > half
             found.append(Claim(said, gap, gap > 0 if decided else None))
             if np.isfinite(gap):  # no seed diverged

@@ -28,12 +28,12 @@ from limitformer_papers.shaped_transformer.language_runs import (
     VARIANTS,
     along,
     final,
+    interval_of,
     language_runs,
     scale_of,
     setting,
     student,
     with_all_seeds,
-    within,
 )
 from limitformer_papers.training.plan import FinishedRun
 
@@ -106,9 +106,9 @@ def difference(rows: list[xr.Dataset]) -> list[Claim]:
     chosen = min(shaped, key=lambda one: float(one["eval_loss"].mean()))
     gap, half = student(chosen["eval_loss"].values, base[0]["eval_loss"].values)
     name = (
-        f"{label(chosen)} minus Pre-LN, held-out loss, mean of {chosen.sizes['seed']} seeds in pairs ({within(half)}; "
-        "each at the best rate, and the shaped one of the best variant and γ, chosen by this loss; the paper: "
-        f"comparable or better, here less than {COMPARABLE:g} above)"
+        f"{label(chosen)} minus Pre-LN, held-out loss, mean of {chosen.sizes['seed']} seeds in pairs "
+        f"({interval_of(half)}; each at the best rate, and the shaped one of the best variant and γ, chosen by this "
+        f"loss; the paper: comparable or better, here less than {COMPARABLE:g} above)"
     )
     return [Claim(name, gap, comparable(gap, half) if chosen.sizes["seed"] >= SEEDS else None)]
 

@@ -31,11 +31,11 @@ from limitformer_papers.shaped_transformer.language_runs import (
     along,
     check_alike,
     final,
+    interval_of,
     runs_of,
     scale_of,
     setting,
     student,
-    within,
 )
 from limitformer_papers.shaped_transformer.st_table1 import COLOURS, SEEDS, is_shaped, key_of, label, order, point
 from limitformer_papers.training.plan import FinishedRun
@@ -165,7 +165,7 @@ def difference(row: xr.Dataset, base: xr.Dataset, metric: str) -> Claim:
     first, second = (one["score"].sel(metric=metric).mean("tuning", skipna=False).values for one in (row, base))
     gap, half = student(first, second)
     name = (
-        f"{label(row)} minus Pre-LN, {metric}, mean of {len(first)} pretraining seeds in pairs ({within(half)}; "
+        f"{label(row)} minus Pre-LN, {metric}, mean of {len(first)} pretraining seeds in pairs ({interval_of(half)}; "
         "the paper: above)"
     )
     return Claim(name, gap, above(gap, half) if len(first) >= SEEDS else None)
