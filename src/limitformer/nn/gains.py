@@ -22,10 +22,8 @@ from typing import Annotated
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from limitformer.base.errors import require, require_count, require_real
-from limitformer.nn.rounding import without_autocast
 from limitformer.nn.strengths import Strengths
 
 
@@ -133,12 +131,7 @@ class TrainableShapedReLU(nn.Module):
         self.negative = Gain(require_real("negative", negative), trained=trained)
 
     def forward(self, x: Annotated[Tensor, "*shape"]) -> Annotated[Tensor, "*shape"]:
-        negative = self.negative()
-        plain = self.positive == 1 and x.dtype == negative.dtype
-        if plain and not torch.compiler.is_compiling():  # one kernel for five, with the same bits
-            with without_autocast(x.device.type):  # which would round the slope to 8 bits
-                return functional.prelu(x, negative)
-        return torch.where(x > 0, self.positive * x, (negative * x).to(x.dtype))
+        return torch.where(x > 0, self.positive * x, (self.negative() * x).to(x.dtype))
 
     def extra_repr(self) -> str:
         return f"positive={self.positive}"

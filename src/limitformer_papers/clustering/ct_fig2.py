@@ -41,8 +41,8 @@ def compute(config: NoConfig, run: FigureRun) -> xr.Dataset:
     check_alike(runs, run.runs, PLACE)
     whole = {(one.about["variant"], one.about["seed"]): one.path for one in runs if not one.summary["diverged"]}
     ran = {one.about["variant"] for one in runs}
-    needed = set() if "random" in ran and len(ran) > 1 else {"constant", "random"}
-    variants = [each for each in COLOURS if each in ran | needed]
+    needed = "constant" if ran == {"random"} else "random"
+    variants = [each for each in COLOURS if each in ran | {needed}]
     finished = {variant: sorted(seed for one, seed in whole if one == variant) for variant in variants}
     diverged = {
         name: sum(bool(one.summary["diverged"]) for one in runs if one.about["variant"] == name) for name in variants
